@@ -1,4 +1,4 @@
-// The algorithms by name. One file each; a new one is a file beside them and a line in registry.cc.
+// The algorithms by name. To add one, write a file in this directory and add a line to registry.cc.
 #pragma once
 
 #include <cstddef>
@@ -33,27 +33,27 @@ const Algorithm& dissemination_barrier();
 const Algorithm& chain_scan();
 const Algorithm& chain_exscan();
 
-// All algorithms, the default of each collective first.
+// Returns all algorithms; the default of each collective comes before its other algorithms.
 std::span<const Algorithm* const> all_algorithms();
 
 const Algorithm& default_algorithm(Collective collective);
-// The algorithm that the direct path (executor/direct.h) carries out without messages; of the
-// collectives that have none, the default.
+// Returns the algorithm that the direct path (executor/direct.h) executes without messages, or the
+// default for a collective without such an algorithm.
 const Algorithm& direct_algorithm(Collective collective);
 
-// What algorithm="auto" means: of a collective of so many bytes (nccl-tests' count: of the whole
-// array), in a group whose Group::transport() is this.
+// Returns the algorithm that algorithm="auto" selects in a group with this Group::transport().
+// `bytes` is nccl-tests' count: the size of the whole array.
 const Algorithm& select(Collective collective, std::size_t bytes, int ranks,
                         std::string_view transport);
 
-// A row that is asked before those: one of a table measured on this machine.
+// A row of a table measured on this machine. It takes precedence over the built-in rows.
 struct Choice {
   Collective collective;
   std::size_t most_bytes;
   const Algorithm* algorithm;
 };
 
-// nullptr when there is none of that name.
+// Returns nullptr for an unknown name.
 const Algorithm* find_algorithm(Collective collective, std::string_view name);
 
 }  // namespace pycollective

@@ -1,9 +1,9 @@
-// Pipelined chain broadcast (also called fragmented chain; Hoefler and Moor, "Energy, memory, and
-// runtime tradeoffs for implementing collective communication operations", 2014): the buffer has 16
-// chunks, and rank r passes each on to rank r + 1 as soon as it has it.
+// Pipelined chain broadcast (also called fragmented chain; Hoefler and Moor, 2014, "Energy, memory,
+// and runtime tradeoffs for implementing collective communication operations"). The buffer has 16
+// chunks. Each rank r forwards a chunk to rank r + 1 as soon as it has received the chunk.
 //
-// Cost: 15 + size - 1 rounds of a sixteenth of the buffer; every rank sends the buffer once at
-// most, where the root of a tree sends it log2 size times.
+// Cost: size + 14 rounds of a sixteenth of the buffer. Every rank sends the buffer at most once;
+// the root of a tree sends it log2 size times.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

@@ -1,9 +1,9 @@
-// Prefix reductions along a chain: rank r receives the reduction of the ranks before it from its
-// predecessor, combines it with its own contribution, and passes it on to rank r + 1.
+// Prefix reductions along a chain: rank r receives the reduction of the ranks before it from rank r
+// - 1, combines it with its own contribution, and sends the result to rank r + 1.
 //
-// Every element is combined in the order of the ranks, as the textbook's loop does, so that the
-// bits of a result depend on the contributions alone. Cost: size - 1 rounds of the whole buffer; a
-// long buffer is gone through in blocks, which follow each other along the chain.
+// Every element is combined in rank order, so that the bits of a result depend on the contributions
+// alone. Cost: size - 1 rounds of the whole buffer. A long buffer is split into blocks, which
+// follow each other along the chain.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 
@@ -19,8 +19,8 @@ Steps scan(int rank, int size) {
   if (rank + 1 < size) co_yield send(rank + 1, output(0));
 }
 
-// The received prefix waits in scratch until this rank's input was read: in a call in place, the
-// output is the input.
+// The received prefix waits in scratch until this rank has read its input. In place, the output is
+// the input.
 Steps exscan(int rank, int size) {
   const bool is_last = rank + 1 == size;
   if (rank == 0) {

@@ -1,12 +1,12 @@
-// Direct (all-to-all) all-reduce: every rank talks to every other at once.
+// Direct (all-to-all) all-reduce: every rank exchanges messages with every other rank at once.
 //
 // The buffer has as many chunks as there are ranks, and rank i owns chunk i.
-//   scatter: every rank sends chunk i to its owner, beginning with its neighbour's;
-//   reduce:  the owner combines all contributions in the order of the ranks, its own among them:
-//            the bits of a result depend on nothing but the contributions;
-//   gather:  the owner sends the sum to everyone.
-// Cost: two rounds, whatever the size, of size - 1 messages each; each rank sends
-// 2 (size - 1) / size of the buffer, the least possible.
+//   Scatter: Every rank sends chunk i to its owner, beginning with the next rank's chunk.
+//   Reduce:  The owner combines all contributions, its own included, in rank order, so that the
+//            bits of a result depend on the contributions alone.
+//   Gather:  The owner sends the sum to every rank.
+// Cost: two rounds of size - 1 messages each. Each rank sends 2 (size - 1) / size of the buffer,
+// the minimum.
 //
 // Ranks that share a board do the same without messages: executor/direct.h.
 #include "algorithms/algorithms.h"
@@ -21,11 +21,11 @@ Steps direct(int rank, int size) {
     int to = (rank + turn) % size;
     co_yield send(to, input(to));
   }
-  // In place, the output is still the input: what is combined so far is in scratch.
+  // In place, the output still is the input, so the partial sum is in scratch.
   Chunks so_far = scratch(rank);
   for (int from = 0; from < size; ++from) {
     bool last = from == size - 1;
-    if (from == rank) {  // rank 0 has nothing yet to add its own part to
+    if (from == rank) {  // rank 0 has no partial sum yet to add its own part to
       if (rank > 0) co_yield reduce(input(rank), so_far, /*completes=*/last);
     } else if (from == 0) {
       co_yield recv(0, so_far);

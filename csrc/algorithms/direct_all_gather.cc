@@ -1,6 +1,6 @@
-// Direct all-gather: every rank sends its part to all others, beginning with its neighbour.
+// Direct all-gather: every rank sends its part to all other ranks, beginning with the next rank.
 //
-// Cost: one round of size - 1 messages; each rank sends size - 1 parts, the least possible.
+// Cost: one round of size - 1 messages; each rank sends size - 1 parts, the minimum.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

@@ -1,8 +1,7 @@
-// Direct (pairwise) all-to-all: in turn t = 1 … size-1, rank r sends to rank r + t and receives
-// from rank r - t, so that nobody is sent to by two ranks in one turn (Thakur, Rabenseifner and
-// Gropp, 2005).
+// Direct (pairwise) all-to-all (Thakur, Rabenseifner and Gropp, 2005). In turn t = 1 … size-1, rank
+// r sends to rank r + t and receives from rank r - t. Each rank receives from one rank per turn.
 //
-// Cost: size - 1 turns; each rank sends size - 1 parts, the least possible.
+// Cost: size - 1 turns; each rank sends size - 1 parts, the minimum.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

@@ -1,4 +1,4 @@
-// Direct gather: every rank sends its part to the root, which takes them in rank order.
+// Direct gather: every rank sends its part to the root, which receives the parts in rank order.
 //
 // Cost: size - 1 messages at the root; each part moves once.
 #include "algorithms/algorithms.h"

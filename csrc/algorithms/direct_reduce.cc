@@ -1,7 +1,7 @@
-// Direct reduce: every rank sends its buffer to the root, which combines them in rank order,
+// Direct reduce: every rank sends its buffer to the root, which combines the buffers in rank order,
 // beginning with its own.
 //
-// Cost: size - 1 messages at the root; one round, whatever the size.
+// Cost: size - 1 messages at the root, in one round.
 //
 // Ranks that share a board do the same without messages: executor/direct.h.
 #include "algorithms/algorithms.h"

@@ -1,7 +1,7 @@
-// Direct reduce-scatter: every rank sends part i to rank i, beginning with its neighbour's; rank i
-// adds what arrives to its own part, in rank order.
+// Direct reduce-scatter: every rank sends part i to rank i, beginning with the next rank's part.
+// Rank i adds the received parts to its own part, in rank order.
 //
-// Cost: one round of size - 1 messages; each rank sends size - 1 parts, the least possible.
+// Cost: one round of size - 1 messages; each rank sends size - 1 parts, the minimum.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

@@ -1,13 +1,14 @@
 // Double binary tree all-reduce (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
 // broadcast, reduction and scan", 2009).
 //
-// The buffer has two chunks. Chunk 0 is added up the first tree and sent down it again, chunk 1 the
-// second. In the first tree rank 0 stands above the in-order binary tree of ranks 1 … size-1: a
-// rank's lowest set bit is its height, so that odd ranks are leaves. The second tree is the first
-// with all ranks moved on by one; a rank that passes data on in one tree is a leaf of the other,
-// and both directions of every rank's link are in use.
-// Cost: 2 ceil(log2 size) rounds, as many as one tree takes; a rank sends at most twice the buffer
-// and receives at most twice the buffer.
+// The buffer has two chunks. Chunk 0 is reduced up the first tree and broadcast down again; chunk 1
+// uses the second tree. In the first tree, rank 0 is the parent of the root of an in-order binary
+// tree of ranks 1 … size-1. The lowest set bit of a rank is its height, so odd ranks are leaves.
+// The second tree is the first with all ranks shifted by one. An inner node of one tree is thus a
+// leaf of the other, and both directions of every rank's link are busy.
+//
+// Cost: 2 ceil(log2 size) rounds, as many as one tree takes. A rank sends and receives at most
+// twice the buffer.
 #include <array>
 #include <bit>
 
@@ -59,12 +60,13 @@ Steps down(Place place, int chunk) {
   for (int i = 0; i < place.count; ++i) co_yield send(place.child(i), output(chunk));
 }
 
-// A rank is a leaf in one of the trees and passes data on in the other. What the leaf sends can
-// go at once, and what it gets in the end nobody waits for: they come first and last, and between
-// them the other tree's way up and down. So each tree is under way while the other is.
+// A rank is a leaf in one tree and an inner node in the other. The leaf's send comes first, because
+// its data is ready. The leaf's receive comes last, because no other rank waits for it. Both phases
+// of the other tree run between them, so that the two trees work at the same time.
 Steps double_tree(int rank, int size) {
   if (size == 1) co_yield copy(input(0, 2), output(0, 2));
-  // The last rank of an odd number is no leaf: it passes on in the first and is the second's root.
+  // If size is odd, the last rank is no leaf: it is an inner node in the first tree and the root of
+  // the second.
   int leaf = rank % 2 == 1 || rank == size - 1 ? 0 : 1, passes = 1 - leaf;
   Place outer(rank, size, leaf), inner(rank, size, passes);
   for (const Step& step : up(outer, leaf)) co_yield step;

@@ -1,9 +1,10 @@
 // Recursive doubling all-gather for any number of ranks (Bruck, Ho, Kipnis, Upfal and Weathersby,
-// "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997):
-// before round j = 0 … ceil(log2 size) - 1, rank r has the 2^j parts from r on; it sends all of
-// them, or as many as are wanting, to rank r - 2^j, and gets those from r + 2^j on.
+// 1997, "Efficient algorithms for all-to-all communications in multiport message-passing systems").
+// Before round j = 0 … ceil(log2 size) - 1, rank r has the parts of the 2^j ranks from r on. It
+// sends them (in the last round, only the missing ones) to rank r - 2^j, and receives the parts
+// from r + 2^j on.
 //
-// Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the least possible.
+// Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the minimum.
 #include <algorithm>
 
 #include "algorithms/algorithms.h"

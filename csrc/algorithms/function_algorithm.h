@@ -1,4 +1,4 @@
-// An algorithm given as a function that yields one rank's steps, as Python's @algorithm makes one.
+// An algorithm defined by a function that yields one rank's steps, like Python's @algorithm.
 #pragma once
 
 #include <string_view>
@@ -33,7 +33,7 @@ inline int one_chunk(int) { return 1; }
 inline int chunk_for_each_rank(int size) { return size; }
 inline int no_scratch(int) { return 0; }
 
-// The one algorithm of a function. It is never destroyed, as support/lasting.h explains.
+// Returns the only algorithm object of a function. It is never destroyed: see support/lasting.h.
 template <FunctionAlgorithm::Function steps>
 const Algorithm& algorithm(std::string_view name, Collective collective,
                            FunctionAlgorithm::Count chunks,

@@ -1,16 +1,16 @@
-// Recursive halving-doubling all-reduce (Rabenseifner, "Optimization of collective reduction
-// operations", 2004; Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-// operations in MPICH", 2005).
+// Recursive halving-doubling all-reduce (Rabenseifner, 2004, "Optimization of collective reduction
+// operations"; Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective communication
+// operations in MPICH").
 //
-// Let p be the largest power of two up to size; the buffer has p chunks.
-//   fold in:  rank p + i sends its whole buffer to rank i, which adds it, and waits.
-//   halving,  round j = 0 … log2 p - 1: ranks r and r XOR p / 2^(j+1) hold the same p / 2^j chunks;
-//             each sends the half that the other keeps and adds what arrives to its own half.
-//             After it, rank r holds the whole sum of chunk r.
-//   doubling: the same pairs in reverse order exchange all that they hold.
-//   fold out: rank i sends the sum to rank p + i.
-// Cost: 2 log2 p rounds, in which each rank sends 2 (p - 1) / p of the buffer, the least possible;
-// when size is not a power of two, two rounds more that move the whole buffer.
+// Let p be the largest power of two up to size. The buffer has p chunks.
+//   Fold in:  Rank p + i sends its whole buffer to rank i, which adds it. Rank p + i then waits.
+//   Halving,  round j = 0 … log2 p - 1: Ranks r and r XOR p / 2^(j+1) hold the same p / 2^j chunks.
+//             Each sends the half that the other keeps, and adds the received half to its own.
+//             Afterwards rank r holds the whole sum of chunk r.
+//   Doubling: The same pairs, in reverse order, exchange all chunks that they hold.
+//   Fold out: Rank i sends the sum to rank p + i.
+// Cost: 2 log2 p rounds, in which each rank sends 2 (p - 1) / p of the buffer, the minimum. If size
+// is not a power of two, two more rounds move the whole buffer.
 #include <bit>
 
 #include "algorithms/algorithms.h"
@@ -31,7 +31,7 @@ Steps halving_doubling(int rank, int size) {
   }
   bool folds = rank + p < size;
   if (folds) co_yield recv_reduce(rank + p, input(0, p), output(0, p), /*completes=*/false);
-  auto* sums = folds ? output : input;  // so far
+  auto* sums = folds ? output : input;  // the partial sums
   for (int half = p / 2; half > 0; half /= 2) {
     int partner = rank ^ half, kept = rank / half * half, given = partner / half * half;
     co_yield send(partner, sums(given, half));

@@ -1,9 +1,9 @@
 // Recursive halving reduce-scatter for any number of ranks: the recursive doubling all-gather
-// (doubling_all_gather.cc) backwards. In round j = ceil(log2 size) - 1 … 0, rank r sends its sums
-// so far for the 2^j ranks from r + 2^j on, or as many as there are, to rank r + 2^j; to what comes
-// from r - 2^j, for the ranks from r on, it adds its own.
+// (doubling_all_gather.cc) in reverse. In round j = ceil(log2 size) - 1 … 0, rank r sends its
+// partial sums for (at most) the 2^j ranks from r + 2^j on to rank r + 2^j. From rank r - 2^j it
+// receives partial sums for the ranks from r on, and adds its own.
 //
-// Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the least possible.
+// Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the minimum.
 #include <bit>
 
 #include "algorithms/algorithms.h"
@@ -12,10 +12,10 @@
 namespace pycollective {
 namespace {
 
-// A message of the first round goes as far as the highest power of two below size.
+// The distance between sender and receiver in the first round: the highest power of two below size.
 int farthest(int size) { return static_cast<int>(std::bit_ceil(static_cast<unsigned>(size)) / 2); }
 
-// Chunk i of scratch is the sum so far for rank + i.
+// Chunk i of scratch is the partial sum for rank r + i.
 int num_scratch(int size) { return size > 2 ? farthest(size) : 0; }
 
 Steps halving(int rank, int size) {
@@ -28,7 +28,7 @@ Steps halving(int rank, int size) {
   Chunks received = size == 2 ? output(0) : scratch(0, sums);
   co_yield send(after(far), input(after(far), sums));
   co_yield recv_reduce(after(sums), input(rank, sums), received, /*completes=*/size == 2);
-  if (untouched > 0) {  // nothing came for these: they begin with this rank's own
+  if (untouched > 0) {  // no sums arrived for these chunks: they begin with this rank's input
     co_yield copy(input(after(sums), untouched), scratch(sums, untouched));
   }
   for (int distance = far / 2; distance > 0; distance /= 2) {

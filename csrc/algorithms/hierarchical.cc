@@ -1,13 +1,15 @@
-// Hierarchical all-reduce for hosts of several ranks: what crosses between hosts is as much as if
-// each host were one rank, and every rank of a host sends its share of it.
+// Hierarchical all-reduce for hosts with several ranks. The traffic between hosts is as small as
+// with one rank per host, and all ranks of a host share it equally.
 //
-// The buffer has as many lanes as the largest host has ranks; on each host, lane l has one root,
+// The buffer has as many lanes as the largest host has ranks. Lane l has one root on each host:
 // member l mod (ranks of the host). A lane has as many chunks as there are hosts.
-//   up:    every member sends each lane to its root, which adds them in rank order;
-//   cross: the lane's roots on all hosts reduce its chunks round a ring, and gather them;
-//   down:  each root sends the whole sum of its lanes to the other members.
-// Each phase goes through the lanes in order. Cost: 2 (hosts - 1) turns between hosts; of the
-// buffer, each host sends 2 (hosts - 1) / hosts to the next one.
+//   Up:    Every member sends each lane to the lane's root, which adds them in rank order.
+//   Cross: The lane's roots on all hosts run a ring all-reduce of the lane's chunks.
+//   Down:  Each root sends the whole sum of its lanes to the other members.
+// Each phase processes the lanes in order.
+//
+// Cost: 2 (hosts - 1) turns between hosts; each host sends 2 (hosts - 1) / hosts of the buffer to
+// the next host.
 #include "algorithms/hierarchical.h"
 
 #include <algorithm>
@@ -56,7 +58,7 @@ Steps Hierarchical::steps(int rank, int size) const {
       co_yield send(to, so_far);
       continue;
     }
-    int left = members - 1;  // to hear from
+    int left = members - 1;  // messages still to receive
     for (int other : here) {
       if (other == rank) continue;
       --left;
@@ -64,12 +66,12 @@ Steps Hierarchical::steps(int rank, int size) const {
       so_far = sum;
     }
   }
-  // The ring of each lane, as ring.cc has it for a whole buffer.
+  // The ring of each lane, like ring.cc for a whole buffer.
   for (int lane = member_of_[r]; lane < lanes_; lane += members) {
     int next = root(lane, (host_of_[r] + 1) % ring);
     int previous = root(lane, (host_of_[r] + ring - 1) % ring);
     int first = lane * ring, c = host_of_[r];
-    auto* sums = members == 1 ? input : output;  // of the host
+    auto* sums = members == 1 ? input : output;  // the sums of the host
     for (int turn = 0; turn < ring - 1; ++turn) {
       co_yield send(next, turn == 0 ? sums(first + c, 1) : output(first + c));
       c = (c + ring - 1) % ring;

@@ -1,4 +1,4 @@
-// The hierarchical all-reduce, for ranks of which several share a host.
+// The hierarchical all-reduce, for groups in which several ranks share a host.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace pycollective {
 
 class Hierarchical final : public Algorithm {
  public:
-  // hosts[r] is the number of rank r's host, from 0, each of which has a rank. Throws
+  // hosts[r] is the number of rank r's host. The numbers are consecutive from 0. Throws
   // std::invalid_argument.
   explicit Hierarchical(std::vector<int> hosts);
 
@@ -24,7 +24,7 @@ class Hierarchical final : public Algorithm {
   int hosts() const { return static_cast<int>(ranks_.size()); }
 
   std::vector<int> host_of_, member_of_;
-  std::vector<std::vector<int>> ranks_;  // of each host
+  std::vector<std::vector<int>> ranks_;  // by host
   int lanes_ = 0;
   std::uint64_t fingerprint_ = 0;
 };

@@ -1,17 +1,16 @@
 // Hierarchical copy all-reduce, after TensorFlow's HierarchicalCopyAllReduce for two cliques of
-// devices that are joined by slower links; here it is right for every number of ranks, odd ones
-// too.
+// devices with slower links between them. This version works for every number of ranks.
 //
 // The ranks form two halves, 0 … h-1 and h … size-1 with h = ceil(size / 2). The buffer has as many
-// chunks as there are ranks, and chunk i has one root in each half: member i mod (size of the
-// half). The roots rotate, so that every rank does the same share of the work.
-//   up:    every member sends its chunk to the half's root, which adds them in rank order;
-//   cross: the second half's root sends its sum to the first's for even i (the other way round for
-//   odd
-//          i), gets the whole sum back;
-//   down:  each root sends the whole sum to its half.
-// Each phase goes through the chunks in order. Cost: each chunk crosses between the halves twice,
-// however many ranks there are; each rank sends about twice the buffer.
+// chunks as there are ranks. Chunk i has one root in each half: member i mod (size of the half).
+// The roots rotate, so that all ranks share the work equally.
+//   Up:    Every member sends its chunk to the half's root, which adds them in rank order.
+//   Cross: For even i the second half's root sends its sum to the first half's root, which
+//          returns the whole sum. For odd i the roles are swapped.
+//   Down:  Each root sends the whole sum to its half.
+// Each phase processes the chunks in order.
+//
+// Cost: each chunk crosses between the halves twice; each rank sends about twice the buffer.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 
@@ -42,7 +41,7 @@ Steps hierarchical_copy(int rank, int size) {
   }
   for (int chunk = rank - first; chunk < size; chunk += members) {
     int partner = in_first ? h + chunk % (size - h) : chunk % h;
-    // A half of one rank has no up phase: its sum is its input.
+    // A half with one rank has no up phase: its sum is its input.
     Chunks sum = members == 1 ? input(chunk) : output(chunk);
     if (in_first == (chunk % 2 == 0)) {
       co_yield recv_reduce(partner, sum, output(chunk), /*completes=*/true);

@@ -1,9 +1,8 @@
-// Reduce-to-one-device all-reduce: the root adds everyone's buffer to its own in rank order, then
-// sends the sum to everyone.
+// Reduce-to-one-device all-reduce: the root adds every rank's buffer to its own in rank order, then
+// sends the sum to every rank. For few ranks and small buffers.
 //
-// Cost: 2 (size - 1) messages at the root, one after the other; the root moves 2 (size - 1) times
-// the buffer, everyone else twice. Few ranks and small buffers; the order of the sum is plain: 0,
-// 1, 2, ….
+// Cost: 2 (size - 1) consecutive messages at the root; the root moves 2 (size - 1) times the
+// buffer, every other rank twice the buffer.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

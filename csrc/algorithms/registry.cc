@@ -14,7 +14,7 @@ std::span<const Algorithm* const> all_algorithms() {
       &halving_doubling_all_reduce(),
       &double_tree_all_reduce(),
       &direct_all_reduce(),
-      // the others
+      // other collectives
       &tree_reduce(),
       &direct_reduce(),
       &ring_reduce_scatter(),

@@ -1,13 +1,12 @@
 // Ring all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009).
 //
-// Rank r talks to its neighbours only: it receives from r - 1 and sends to r + 1. The buffer has as
-// many chunks as there are ranks.
-//   reduce-scatter, turn t = 0 … size-2: send chunk r - t, add what arrives to chunk r - t - 1;
-//                                        after it, rank r holds the whole sum of chunk r + 1.
-//   all-gather,     turn t = 0 … size-2: send chunk r + 1 - t, receive chunk r - t.
-// Cost: 2 (size - 1) turns; each rank sends 2 (size - 1) / size of the buffer, which is the least
-// possible.
+// Rank r receives from rank r - 1 and sends to rank r + 1. The buffer has as many chunks as there
+// are ranks.
+//   Reduce-scatter, turn t = 0 … size-2: Send chunk r - t. Add the received data to chunk
+//                   r - t - 1. Afterwards rank r holds the whole sum of chunk r + 1.
+//   All-gather,     turn t = 0 … size-2: Send chunk r + 1 - t, receive chunk r - t.
+// Cost: 2 (size - 1) turns; each rank sends 2 (size - 1) / size of the buffer, the minimum.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

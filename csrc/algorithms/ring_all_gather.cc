@@ -1,7 +1,7 @@
-// Ring all-gather: in turn t = 0 … size-2, rank r passes part r - t on to rank r + 1 and receives
-// part r - t - 1 from rank r - 1 (the second half of the ring all-reduce).
+// Ring all-gather, the second half of the ring all-reduce. In turn t = 0 … size-2, rank r sends
+// part r - t to rank r + 1 and receives part r - t - 1 from rank r - 1.
 //
-// Cost: size - 1 turns; each rank sends size - 1 parts, the least possible.
+// Cost: size - 1 turns; each rank sends size - 1 parts, the minimum.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

@@ -1,9 +1,9 @@
-// Ring reduce-scatter: in turn t = 0 … size-2, rank r sends the sum so far of part r - t - 1 to
-// rank r + 1, and adds its own contribution to what arrives of part r - t - 2 (the first half of
-// the ring all-reduce). The last sum is that of part r.
+// Ring reduce-scatter, the first half of the ring all-reduce. In turn t = 0 … size-2, rank r sends
+// the partial sum of part r - t - 1 to rank r + 1. To the received partial sum of part r - t - 2 it
+// adds its own contribution. The last sum is that of part r.
 //
-// Cost: size - 1 turns; each rank sends size - 1 parts, the least possible. The sums on their way
-// stand in size - 2 chunks of scratch: nothing tells a rank early that its neighbour has read one.
+// Cost: size - 1 turns; each rank sends size - 1 parts, the minimum. Partial sums are in size - 2
+// chunks of scratch: no message tells a rank early that the next rank has read one of them.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

@@ -1,8 +1,6 @@
-// Which algorithm algorithm="auto" means: one table, the first row that fits. A collective without
-// a row has its default. `pycollective bench --tune` measures rows for a machine, which come first.
+// The choice of algorithm="auto": the first row of the table that fits. A collective without a row
+// has its default. Rows that `pycollective bench --tune` measured for a machine take precedence.
 //
-// Ranks that share a board have a direct path for every collective but scan and exscan, which no
-// schedule overtakes.
 // The other rows were measured or simulated: benchmarks/results/tuning.md.
 #include <climits>
 #include <cstdint>
@@ -14,7 +12,7 @@ namespace pycollective {
 namespace {
 
 struct Row {
-  std::string_view transport;  // "": any
+  std::string_view transport;  // "": every transport
   Collective collective;
   std::size_t most_bytes;
   int most_ranks;
@@ -56,7 +54,7 @@ constexpr Row kRows[] = {
 
 const Algorithm& select(Collective collective, std::size_t bytes, int ranks,
                         std::string_view transport) {
-  // Ranks that share a board have a direct path, which no schedule overtakes.
+  // Ranks that share a board have a direct path, which is faster than every schedule.
   if (transport == kThreads || transport == kProcesses) return direct_algorithm(collective);
   for (const Row& row : kRows) {
     if (row.collective == collective && bytes <= row.most_bytes && ranks <= row.most_ranks &&

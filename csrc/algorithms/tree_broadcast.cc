@@ -1,7 +1,7 @@
-// Binomial tree broadcast: in round j the ranks below 2^j, which have the buffer, send it 2^j
-// further.
+// Binomial tree broadcast: in round j the ranks below 2^j, which have the buffer, send it to the
+// rank 2^j above them.
 //
-// Cost: ceil(log2 size) rounds; the root sends the buffer once in each.
+// Cost: ceil(log2 size) rounds; the root sends the buffer once in each round.
 #include <bit>
 
 #include "algorithms/algorithms.h"

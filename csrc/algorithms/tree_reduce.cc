@@ -1,8 +1,8 @@
-// Binomial tree reduce: the binomial broadcast turned round. In round j, rank r whose lowest set
-// bit is j sends the sum that it has, of ranks r … r + 2^j - 1, to rank r - 2^j.
+// Binomial tree reduce, the binomial broadcast in reverse. In round j, rank r whose lowest set bit
+// is j sends its sum, of ranks r … r + 2^j - 1, to rank r - 2^j.
 //
-// Cost: ceil(log2 size) rounds; every rank but the root sends the buffer once. A rank that adds and
-// is not the root has no output, and adds in one chunk of scratch.
+// Cost: ceil(log2 size) rounds; every rank but the root sends the buffer once. Only the root has an
+// output: other ranks add in one chunk of scratch.
 #include "algorithms/algorithms.h"
 #include "algorithms/function_algorithm.h"
 

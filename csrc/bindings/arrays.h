@@ -1,4 +1,4 @@
-// NumPy arrays that the bindings make.
+// NumPy arrays created by the bindings.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -10,8 +10,9 @@
 
 namespace pycollective {
 
-// Returns a new array, which owns its memory: in the arena if it takes at least `from` bytes, the
-// arena is there and has room, else where NumPy makes arrays. Throws what Python raises.
+// Returns a new array that owns its memory. It lies in the arena if it has at least `from` bytes
+// and the arena exists and has enough free memory; otherwise NumPy allocates it. Throws Python's
+// error.
 pybind11::object new_array(const std::shared_ptr<Arena>& arena, PyObject* descr, int dims,
                            const Py_intptr_t* shape, std::size_t from);
 

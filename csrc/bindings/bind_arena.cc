@@ -1,4 +1,4 @@
-// NumPy's arrays in the arena (transport/arena.h): handlers of data memory, NEP 49.
+// NumPy arrays in the arena (transport/arena.h), through NumPy's data memory handlers (NEP 49).
 #include <pybind11/numpy.h>
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace py = pybind11;
 namespace pycollective {
 namespace {
 
-// The arena in which NumPy's arrays are made; that of the group that was joined last.
+// The arena for NumPy's arrays: the arena of the group that was joined last.
 struct Current {
   std::mutex mutex;
   std::weak_ptr<Arena> arena;
@@ -30,7 +30,7 @@ struct Current {
   }
 };
 
-// The arena of the array that new_array() makes at this moment.
+// The arena for the array that new_array() is creating.
 thread_local const std::shared_ptr<Arena>* chosen = nullptr;
 
 std::byte* allocate(std::size_t bytes, bool* is_zero) noexcept {
@@ -94,7 +94,7 @@ Handler handler = {
     {nullptr, handle_malloc, handle_calloc, handle_realloc, handle_free},
 };
 
-// NumPy's PyDataMem_SetHandler, which pybind11 does not know: its place in the table of the C API.
+// NumPy's PyDataMem_SetHandler: its index in the table of the C API. pybind11 has no name for it.
 using SetHandler = PyObject* (*)(PyObject*);
 constexpr std::size_t kSetHandler = 304;
 
@@ -111,7 +111,7 @@ SetHandler find_set_handler() {
   return reinterpret_cast<SetHandler>(functions[kSetHandler]);
 }
 
-// `capsule`: nullptr for NumPy's own handler.
+// Returns the previous handler. nullptr sets NumPy's own handler.
 py::object set_handler(PyObject* capsule) {
   static const SetHandler set = find_set_handler();
   PyObject* before = set(capsule);
@@ -119,7 +119,7 @@ py::object set_handler(PyObject* capsule) {
   return py::reinterpret_steal<py::object>(before);
 }
 
-// The capsule of our handler, which stays for ever.
+// Returns the capsule of this module's handler. It is never freed.
 PyObject* arena_handler() {
   static PyObject* const capsule = py::capsule(&handler, "mem_handler").release().ptr();
   return capsule;
@@ -145,7 +145,7 @@ py::object new_array(const std::shared_ptr<Arena>& arena, PyObject* descr, int d
     chosen = &arena;
     array = make();
     chosen = nullptr;
-    const py::error_scope kept;  // the error that there is no memory
+    const py::error_scope kept;  // keeps NumPy's MemoryError
     set_handler(before.ptr());
   }
   if (!array) throw py::error_already_set();
@@ -156,15 +156,15 @@ void bind_arena(py::module_& m) {
   m.attr("ARENA_BYTES") = kArenaBytes;
   m.def(
       "share_arrays", [] { return set_handler(arena_handler()); },
-      "NumPy's arrays of this thread are made in the arena from now on. Returns what made them "
-      "before, for set_handler().");
+      "Make NumPy allocate this thread's arrays in the arena. Return the previous handler, for "
+      "set_handler().");
   m.def(
       "set_handler",
       [](const py::object& handler) {
         return set_handler(handler.is_none() ? nullptr : handler.ptr());
       },
       py::arg("handler"),
-      "Set what makes NumPy's arrays of this thread; return what made them before.");
+      "Set the handler that allocates NumPy's arrays of this thread; return the previous one.");
   m.def(
       "use_arena",
       [](Group& group) {
@@ -175,7 +175,8 @@ void bind_arena(py::module_& m) {
         current.arena = arena;
         return true;
       },
-      py::arg("group"), "Make NumPy's shared arrays in this group's arena, if it has one.");
+      py::arg("group"),
+      "Use this group's arena for shared arrays. Return False if the group has none.");
   m.def(
       "is_shared",
       [](const py::array& array) {
@@ -183,7 +184,7 @@ void bind_arena(py::module_& m) {
         return arena &&
                arena->place_of(array.data(), static_cast<std::size_t>(array.nbytes())) != 0;
       },
-      py::arg("array"), "Whether an array lies in an arena, where other ranks may reach it.");
+      py::arg("array"), "Return True if an array lies in an arena, which other ranks can map.");
 }
 
 }  // namespace pycollective

@@ -7,9 +7,9 @@ namespace py = pybind11;
 namespace pycollective {
 
 void bind_arrivals(py::module_& m) {
-  py::class_<Arrivals>(m, "Arrivals", "Counts what threads hand to each other.")
+  py::class_<Arrivals>(m, "Arrivals", "A counter with which threads signal each other.")
       .def(py::init<>())
-      .def("add", &Arrivals::add, "Count one more.")
+      .def("add", &Arrivals::add, "Increment the count.")
       .def(
           "spin_until",
           [](const Arrivals& self, std::uint64_t count) {
@@ -18,7 +18,8 @@ void bind_arrivals(py::module_& m) {
             return self.spin_until(count);
           },
           py::arg("count"),
-          "Spin until this number has arrived, for about 1 ms at most. Return True if it has.");
+          "Spin until the count is reached, for about 1 ms at most. Return True if it was "
+          "reached.");
 }
 
 }  // namespace pycollective

@@ -31,9 +31,10 @@ namespace py = pybind11;
 namespace pycollective {
 namespace {
 
-// Arrays that Python has made fit; what would crash is still refused here.
+// The arrays of a call. Python has prepared them; arrays that would crash the core are still
+// rejected.
 struct Ends {
-  std::optional<py::array> input, output;  // not there where the rank has none
+  std::optional<py::array> input, output;  // empty where the rank has none
 };
 
 void check_items(const std::optional<py::array>& array, std::size_t items, std::size_t item) {
@@ -42,7 +43,7 @@ void check_items(const std::optional<py::array>& array, std::size_t items, std::
     return;
   }
   if (!(array->flags() & py::array::c_style)) {
-    throw std::invalid_argument("the core takes C-contiguous arrays");
+    throw std::invalid_argument("arrays must be C-contiguous");
   }
   auto held = static_cast<std::size_t>(array->size());
   if (held < items || static_cast<std::size_t>(array->itemsize()) != item) {
@@ -50,7 +51,7 @@ void check_items(const std::optional<py::array>& array, std::size_t items, std::
   }
 }
 
-// `inputs` and `outputs`: items that will be read and written.
+// Returns the arrays of a call. `inputs` and `outputs`: the items that will be read and written.
 Array array_of(Ends& ends, std::size_t inputs, std::size_t outputs) {
   const py::array& typed = ends.input ? *ends.input : ends.output.value();
   Array array;
@@ -74,7 +75,7 @@ Array array_of(const py::array& input, const py::array& output) {
   return array_of(ends, items, items);
 }
 
-// Of a collective whose chunks are ranks' parts of `count` items.
+// Returns the arrays of a collective whose chunks are ranks' parts of `count` items.
 Array array_of_parts(Ends ends, Collective collective, std::size_t count, int played, int size) {
   auto items = [&](int chunks) { return static_cast<std::size_t>(chunks) * count; };
   Array array = array_of(ends, items(input_chunks(collective, size, played, size)),
@@ -124,7 +125,7 @@ const Algorithm& algorithm_of(Communicator& self, Collective collective, const N
 void exchange(Communicator& self, Message& message, double timeout) {
   Messages& messages = self.messages();
   messages.collect();
-  // While the interpreter is kept, peers that are threads cannot come.
+  // While this thread holds the GIL, peers that are threads cannot enter the call.
   const bool threads = self.group().transport() == "threads";
   const bool brief = message.bytes() <= (threads ? kOneShotBytes : kHeldBytes);
   std::optional<bool> done;
@@ -148,7 +149,7 @@ void check_root(int root, int size) {
 
 namespace {
 
-// A message to or from another rank.
+// Sends or receives a message.
 std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* data, int peer,
                            int tag, double timeout, bool later, bool sends,
                            const std::string& label) {
@@ -172,28 +173,28 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
   return nullptr;
 }
 
-// Communicators whose last reference went with a call of Python's, on threads of their own.
-// A thread cannot join itself: the end of the next communicator joins these.
+// Communicators whose last reference was dropped on one of their own threads. A thread cannot join
+// itself, so the end of the next communicator joins their threads.
 struct Unjoined {
   std::mutex mutex;
   std::vector<std::unique_ptr<Communicator>> communicators;
 };
 
-// Ends a communicator: its calls that are still under way fail, since nobody can wait for them.
+// Ends a communicator. Its running calls fail, because no thread can wait for them.
 void end(Communicator* communicator) {
   std::vector<std::unique_ptr<Communicator>> ended;
   const bool is_inside = communicator->is_on_own_thread();
-  if (communicator->outstanding() > (is_inside ? 1 : 0)) {  // the call that lets go is over
+  if (communicator->outstanding() > (is_inside ? 1 : 0)) {  // the call on this thread is over
     communicator->group().fail({FailureKind::aborted,
                                 "rank " + std::to_string(communicator->rank()) +
                                     " let go of its communicator while calls were under way",
                                 {communicator->rank()}});
   }
   {
-    InterpreterRelease release;  // such a call may need it to end
+    InterpreterRelease release;  // a running call may need the GIL to end
     communicator->stop();
-    // Nobody is to wait for a rank that nobody has any more. A forked child does not speak for the
-    // rank, and a thread that it does not have may hold the group's mutexes.
+    // Peers must not wait for this rank any more. A forked child does not act for the rank;
+    // besides, threads that exist only in the parent may hold the group's mutexes.
     if (!communicator->is_of_parent()) communicator->group().leave(communicator->rank());
   }
   auto& unjoined = lasting<Unjoined>();
@@ -206,22 +207,22 @@ void end(Communicator* communicator) {
   for (const auto& each : ended) each->stop();
 }
 
-// Makes a call: at once, after those that are under way, or `later`, which needs no interpreter.
-// Its time counts from when it begins.
+// Makes a call: after the running calls, or asynchronously if `later`, without the GIL. The timeout
+// counts from the begin of the call.
 std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, bool later,
                                 PreparedCall call) {
   if (later) {
     return self.submit(std::move(call), duration_of(timeout),
                        std::make_shared<Ends>(std::move(ends)));
   }
-  Interrupt interrupt = look_at_signals;
+  Interrupt interrupt = check_signals;
   InterpreterRelease release;
   self.settle(interrupt);
   self.run(call, waiting_for(timeout, std::move(interrupt)));
   return nullptr;
 }
 
-// Warnings may come from threads that Python does not know; when it goes, none may ask for it.
+// Lets threads that Python does not know give warnings, until the interpreter ends.
 class Gate {
  public:
   void pass(const std::function<void()>& call) {
@@ -230,7 +231,7 @@ class Gate {
     call();
   }
   void close() {
-    // A forked child may find it locked by a thread that it does not have.
+    // In a forked child, a thread of the parent may hold the lock for ever.
     std::unique_lock lock(mutex_, std::defer_lock);
     if (lock.try_lock_for(std::chrono::seconds(1))) closed_ = true;
   }
@@ -243,7 +244,7 @@ class Gate {
 Gate& gate() { return lasting<Gate>(); }
 
 std::function<void(const std::string&)> speaking_to(const py::function& warn) {
-  // Let go of where the interpreter is held, wherever that is.
+  // The function is released with the GIL, on whatever thread.
   std::shared_ptr<py::function> kept(new py::function(warn), [](py::function* function) {
     py::gil_scoped_acquire acquire;
     delete function;
@@ -266,30 +267,31 @@ void bind_communicator(py::module_& m) {
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { gate().close(); }, py::call_guard<InterpreterRelease>()));
 
-  py::class_<Task, std::shared_ptr<Task>>(m, "Task", "A call that is under way, or was.")
+  py::class_<Task, std::shared_ptr<Task>>(m, "Task", "An asynchronous call.")
       .def_property_readonly("done", &Task::done)
       .def(
           "wait",
           [](Task& self, double timeout) {
             if (self.done()) return true;
-            std::shared_ptr<void> driver = self.driver();  // let go of with the interpreter
+            std::shared_ptr<void> driver = self.driver();  // released with the GIL
             InterpreterRelease release;
-            return self.wait(deadline_in(timeout), look_at_signals);
+            return self.wait(deadline_in(timeout), check_signals);
           },
-          py::arg("timeout"), "Whether it is done within so many seconds.")
+          py::arg("timeout"),
+          "Wait for at most `timeout` seconds. Return True if the call is done.")
       .def_property_readonly(
           "times",
           [](const Task& self) {
-            if (!self.done()) throw std::logic_error("the call is still under way");
+            if (!self.done()) throw std::logic_error("the call is still running");
             return std::pair(seconds_at(self.began()), seconds_at(self.ended()));
           },
-          "When it began and ended, as time.monotonic; once it is done.")
-      .def("check", &Task::check, "Raise what the call has raised, if anything.");
+          "The begin and the end of a call that is done, as of time.monotonic().")
+      .def("check", &Task::check, "Raise the call's error, if it has raised one.");
 
-  py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
-                                                          "One rank's end of a group.")
+  py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator", "One rank of a group.")
       .def(py::init([](std::shared_ptr<Group> group, int rank) {
-             if (rank < 0 || rank >= group->size()) throw std::out_of_range("no such rank");
+             if (rank < 0 || rank >= group->size())
+               throw std::out_of_range("the rank is not in the group");
              return std::shared_ptr<Communicator>(new Communicator(std::move(group), rank), end);
            }),
            py::arg("group"), py::arg("rank"))
@@ -306,33 +308,34 @@ void bind_communicator(py::module_& m) {
             self.prefer(std::move(choices));
           },
           py::arg("rows"),
-          "What algorithm=\"auto\" means before the built-in table: (collective, most bytes, "
-          "algorithm), the first row that fits. The same on all ranks, before the first call.")
+          "Add rows (collective, maximum of bytes, algorithm) before the built-in table of "
+          "algorithm=\"auto\", whose first row that fits counts. All ranks must add the same rows "
+          "before the first call.")
       .def(
           "warn_after",
           [](Communicator& self, double seconds, const py::function& warn) {
             self.warn_after({duration_of(seconds), speaking_to(warn)});
           },
           py::arg("seconds"), py::arg("warn"),
-          "`warn` gets a text about a call that has waited so long, or for half of its time.")
+          "Call `warn` with a text when a call has waited for this time, or half of its timeout.")
       .def(
           "select",
           [](const Communicator& self, Collective collective, std::size_t bytes) {
             return std::string(self.select(collective, bytes).name());
           },
-          py::arg("collective"), py::arg("bytes"), "What algorithm=\"auto\" means here.")
+          py::arg("collective"), py::arg("bytes"), "Return the algorithm that \"auto\" selects.")
       .def(
           "run_later",
           [](Communicator& self, const py::function& call) {
             auto kept = std::make_shared<py::function>(call);
             auto begin = [given = kept.get()] {
               InterpreterLock lock;
-              // The function and the frames of its error refer to the communicator, which keeps
-              // this task: neither may stay in it, or nobody could free the communicator.
+              // The function, and the frames in its error, refer to the communicator, which keeps
+              // this task. If either stayed in the task, the communicator could never be freed.
               const py::function function = std::move(*given);
               try {
                 function();
-              } catch (const py::error_already_set& error) {  // without memory for its own handlers
+              } catch (const py::error_already_set& error) {  // no memory for the error
                 if (error.matches(PyExc_MemoryError)) throw std::bad_alloc();
                 throw std::runtime_error(error.what());
               }
@@ -340,22 +343,22 @@ void bind_communicator(py::module_& m) {
             return self.submit(begin, kept);
           },
           py::arg("call"),
-          "A call of Python's own, which raises nothing, on a thread of the communicator's: what "
-          "it calls of "
-          "this is at once.")
-      .def("note_told", &Communicator::note_told,
-           "The program gets the error of a submitted call: close() need not raise it again.")
+          "Run a Python function, which must raise nothing, on a thread of the communicator. The "
+          "communicator's calls in the function run at once.")
+      .def(
+          "note_told", &Communicator::note_told,
+          "Declare that the program gets the error of a submitted call: close() need not raise it.")
       .def("collect", &Communicator::collect,
-           "Let go of what the calls that are done have kept: of this communicator, if they are "
-           "Python's own.")
+           "Release the objects that finished calls keep. Python functions keep the communicator.")
       .def(
           "settle",
           [](Communicator& self) {
             InterpreterRelease release;
-            self.settle_all(look_at_signals);
+            self.settle_all(check_signals);
           },
-          "Wait until all calls that are under way are done.")
-      .def_property_readonly("outstanding", &Communicator::outstanding, "Calls that are under way.")
+          "Wait until all running calls are done.")
+      .def_property_readonly("outstanding", &Communicator::outstanding,
+                             "The number of running calls.")
       .def(
           "send",
           [](Communicator& self, const py::array& input, int dest, int tag, double timeout,
@@ -392,8 +395,8 @@ void bind_communicator(py::module_& m) {
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
           py::arg("reproducible"), py::arg("timeout"), py::arg("async_op") = false,
           py::arg("shape") = py::none(),
-          "`shape`: what the ranks must agree on, if not the input's; -2 between several arrays' "
-          "shapes.")
+          "`shape`: the shape on which the ranks must agree, if not the input's; -2 separates the "
+          "shapes of several arrays.")
       .def(
           "reduce",
           [](Communicator& self, const py::array& input, std::optional<py::array> output,
@@ -441,7 +444,7 @@ void bind_communicator(py::module_& m) {
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("exclusive"),
           py::arg("algorithm"), py::arg("timeout"), py::arg("async_op") = false,
-          "The sums of a mean: the caller divides them.")
+          "For a mean, return sums, which the caller divides.")
       .def(
           "broadcast",
           [](Communicator& self, const py::array& input, py::array output, int root,
@@ -485,10 +488,10 @@ void bind_communicator(py::module_& m) {
              bool async_op) {
             check_root(root, self.size());
             if (static_cast<int>(counts.size()) != self.size()) {
-              throw std::invalid_argument("one count for each rank");
+              throw std::invalid_argument("there must be one count for each rank");
             }
             if (!in_parts(collective) || collective == Collective::all_to_all) {
-              throw std::invalid_argument("this collective has no parts that all ranks know");
+              throw std::invalid_argument("ranks do not know all counts in this collective");
             }
             int played = (self.rank() - root + self.size()) % self.size();
             auto items = [&](int chunks) {
@@ -507,7 +510,7 @@ void bind_communicator(py::module_& m) {
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("counts"),
           py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
           py::arg("async_op") = false,
-          "Gather, scatter or all_gather of parts of so many items of each rank.")
+          "Gather, scatter or all_gather with parts of different sizes. `counts`: items by rank.")
       .def(
           "all_to_all_ragged",
           [](Communicator& self, const py::array& input, py::array output,
@@ -516,11 +519,12 @@ void bind_communicator(py::module_& m) {
              double timeout, bool async_op) {
             if (static_cast<int>(input_counts.size()) != self.size() ||
                 static_cast<int>(output_counts.size()) != self.size()) {
-              throw std::invalid_argument("one count for each rank");
+              throw std::invalid_argument("there must be one count for each rank");
             }
             auto own = static_cast<std::size_t>(self.rank());
             if (input_counts[own] != output_counts[own]) {
-              throw std::invalid_argument("a rank receives from itself what it sends to itself");
+              throw std::invalid_argument(
+                  "a rank's input and output counts for itself must be equal");
             }
             Ends ends{input, output};
             Array array = array_of(ends, sum(input_counts), sum(output_counts));
@@ -538,8 +542,8 @@ void bind_communicator(py::module_& m) {
                              shape.data(), result ? kSharedResultFrom : 0);
           },
           py::arg("shape"), py::arg("dtype"), py::arg("result") = false,
-          "An array that all ranks of a host reach, if there is something to gain and room; "
-          "`result`: only if it is long enough for a call's result.")
+          "Return a new array, which other ranks of the host can map if the arena has free "
+          "memory. `result`: only if the array is large enough for that to be faster.")
       .def(
           "barrier",
           [](Communicator& self, double timeout, bool async_op) {
@@ -554,7 +558,8 @@ void bind_communicator(py::module_& m) {
          const std::string& op, const Named& algorithm, double timeout) {
         if (communicators.empty() || inputs.size() != communicators.size() ||
             outputs.size() != communicators.size()) {
-          throw std::invalid_argument("one input and one output for each communicator");
+          throw std::invalid_argument(
+              "there must be one input and one output for each communicator");
         }
         std::vector<Array> arrays;
         std::vector<Communicator*> pointers;
@@ -575,7 +580,7 @@ void bind_communicator(py::module_& m) {
       },
       py::arg("communicators"), py::arg("inputs"), py::arg("outputs"), py::arg("op"),
       py::arg("algorithm"), py::arg("timeout"),
-      "The all_reduce of every rank of a group, by the calling thread alone.");
+      "Run the all_reduce of every rank of a group on the calling thread.");
 }
 
 }  // namespace pycollective

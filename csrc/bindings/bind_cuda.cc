@@ -1,5 +1,5 @@
-// CUDA's part, and for tests and benchmarks its kernels alone: on pointers to GPU memory, taken as
-// they are, and rehearsed by the processor on arrays.
+// The CUDA part, and its kernels alone for tests and benchmarks: on unchecked pointers to GPU
+// memory, and run by the host on arrays.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -13,7 +13,7 @@
 #include "bindings/dtypes.h"
 #include "cuda/device.h"
 #include "cuda/geometry.h"
-#include "cuda/rehearsal.h"
+#include "cuda/host_kernels.h"
 #include "support/interpreter_release.h"
 
 namespace py = pybind11;
@@ -46,18 +46,19 @@ void check_contiguous(const py::array& array) {
 }
 
 void check_multiprocessors(int multiprocessors) {
-  if (multiprocessors < 1) throw std::invalid_argument("a device has 1 multiprocessor or more");
+  if (multiprocessors < 1) throw std::invalid_argument("multiprocessors must be at least 1");
 }
 
-void rehearse_combine(const std::string& op, const std::vector<py::array>& sources,
-                      std::vector<py::array> outputs, int size, int multiprocessors) {
-  if (sources.empty() || outputs.empty()) throw std::invalid_argument("no sources or no outputs");
+void combine_on_host(const std::string& op, const std::vector<py::array>& sources,
+                     std::vector<py::array> outputs, int size, int multiprocessors) {
+  if (sources.empty() || outputs.empty())
+    throw std::invalid_argument("there must be at least one source and one output");
   check_multiprocessors(multiprocessors);
   auto [dtype, which] = reduction_of(sources[0].dtype(), op);
   auto check = [&](const py::array& array) {
     check_contiguous(array);
     if (array.size() != sources[0].size() || !array.dtype().equal(sources[0].dtype())) {
-      throw std::invalid_argument("arrays must be of one size and dtype");
+      throw std::invalid_argument("all arrays must have the same size and dtype");
     }
   };
   std::vector<const void*> from;
@@ -72,26 +73,27 @@ void rehearse_combine(const std::string& op, const std::vector<py::array>& sourc
   }
   auto count = static_cast<std::size_t>(sources[0].size());
   InterpreterRelease release;
-  cuda::rehearse_combine(dtype, which, to.data(), static_cast<int>(to.size()), from.data(),
-                         static_cast<int>(from.size()), count, size, multiprocessors);
+  cuda::combine_on_host(dtype, which, to.data(), static_cast<int>(to.size()), from.data(),
+                        static_cast<int>(from.size()), count, size, multiprocessors);
 }
 
-void rehearse_pack(py::array packed, std::vector<py::array> pieces,
-                   const std::vector<std::size_t>& offsets, double scale, bool unpacks,
-                   int multiprocessors) {
+void pack_on_host(py::array packed, std::vector<py::array> pieces,
+                  const std::vector<std::size_t>& offsets, double scale, bool unpacks,
+                  int multiprocessors) {
   check_multiprocessors(multiprocessors);
   check_contiguous(packed);
   if (pieces.empty() || pieces.size() != offsets.size()) {
-    throw std::invalid_argument("every piece has an offset, and there is one at least");
+    throw std::invalid_argument("there must be at least one piece, and an offset for each piece");
   }
   std::vector<device::Piece> all;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     check_contiguous(pieces[i]);
     auto count = static_cast<std::size_t>(pieces[i].size());
-    auto room = static_cast<std::size_t>(packed.size());
-    if (offsets[i] > room || count > room - offsets[i] ||
+    auto size = static_cast<std::size_t>(packed.size());
+    if (offsets[i] > size || count > size - offsets[i] ||
         !pieces[i].dtype().equal(pieces[0].dtype())) {
-      throw std::invalid_argument("pieces are of one dtype and within what they are packed into");
+      throw std::invalid_argument(
+          "all pieces must have the same dtype and lie within the packed array");
     }
     all.push_back({unpacks ? pieces[i].mutable_data() : const_cast<void*>(pieces[i].data()), count,
                    offsets[i]});
@@ -99,10 +101,10 @@ void rehearse_pack(py::array packed, std::vector<py::array> pieces,
   DType packed_as = packable(packed.dtype()), pieces_as = packable(pieces[0].dtype());
   void* memory = unpacks ? const_cast<void*>(packed.data()) : packed.mutable_data();
   InterpreterRelease release;
-  cuda::rehearse_pack(memory, packed_as, all, pieces_as, scale, unpacks, multiprocessors);
+  cuda::pack_on_host(memory, packed_as, all, pieces_as, scale, unpacks, multiprocessors);
 }
 
-// Head, vectors, tiles, whether single items are aligned, and blocks.
+// Returns head, vectors, tiles, aligned (of Cut) and the number of blocks.
 std::tuple<std::size_t, std::size_t, std::size_t, bool, unsigned> cut(
     const std::vector<Address>& arrays, std::size_t count, std::size_t item,
     std::size_t tile_vectors, int multiprocessors) {
@@ -123,9 +125,9 @@ std::tuple<std::size_t, std::size_t, std::size_t, bool, unsigned> cut(
 }  // namespace
 
 void bind_cuda(py::module_& m) {
-  m.def("built", &cuda::built, "Whether this build has the CUDA part.");
+  m.def("built", &cuda::built, "Return True if this build has the CUDA part.");
   m.def("runtime_version", &cuda::runtime_version,
-        "CUDA runtime version of the build (e.g. 13000), 0 without CUDA.");
+        "Return the CUDA runtime version of the build (e.g. 13000), 0 without CUDA.");
   m.def(
       "device_count",
       [] {
@@ -137,21 +139,21 @@ void bind_cuda(py::module_& m) {
         }
         return std::make_pair(count, py::str(why));
       },
-      "Number of CUDA devices and, when it is 0, the reason.");
+      "Return the number of CUDA devices and, if it is 0, the reason.");
   m.def("combine", &combine, py::arg("op"), py::arg("dtype"), py::arg("targets"),
         py::arg("sources"), py::arg("count"), py::arg("size") = 0, py::arg("device") = 0,
         py::arg("stream") = 0,
-        "Combine arrays on a GPU, given by their addresses, as reduce_arrays does.");
-  m.def("rehearse_combine", &rehearse_combine, py::arg("op"), py::arg("sources"),
-        py::arg("outputs"), py::arg("size") = 0, py::arg("multiprocessors") = 1,
-        "Do on arrays of the host, thread after thread, what the kernel does.");
-  m.def("rehearse_pack", &rehearse_pack, py::arg("packed"), py::arg("pieces"), py::arg("offsets"),
+        "Combine arrays on a GPU, given by their addresses, like reduce_arrays.");
+  m.def("combine_on_host", &combine_on_host, py::arg("op"), py::arg("sources"), py::arg("outputs"),
+        py::arg("size") = 0, py::arg("multiprocessors") = 1,
+        "Run the kernel's code on arrays of the host, one thread after the other.");
+  m.def("pack_on_host", &pack_on_host, py::arg("packed"), py::arg("pieces"), py::arg("offsets"),
         py::arg("scale") = 1.0, py::arg("unpacks") = false, py::arg("multiprocessors") = 1,
-        "Do on arrays of the host, thread after thread, what the kernel does.");
+        "Run the kernel's code on arrays of the host, one thread after the other.");
   m.def("cut", &cut, py::arg("arrays"), py::arg("count"), py::arg("item"), py::arg("tile_vectors"),
         py::arg("multiprocessors"),
-        "How arrays at these addresses are cut: (single items in front, vectors, tiles, whether "
-        "single items are aligned, blocks).");
+        "Return how the work on arrays at these addresses is divided: (leading single items, "
+        "vectors, tiles, True if single items are aligned, blocks).");
 }
 
 }  // namespace pycollective

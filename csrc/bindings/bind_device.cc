@@ -17,8 +17,8 @@
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
 #include "cuda/device.h"
+#include "device/call_matcher.h"
 #include "device/emulated.h"
-#include "device/meeting.h"
 #include "support/interpreter_release.h"
 #include "transport/thread.h"
 
@@ -28,9 +28,9 @@ namespace pycollective {
 namespace {
 
 using device::Caller;
+using device::CallMatcher;
 using device::EmulatedRuntime;
 using device::Event;
-using device::Meeting;
 using device::Operation;
 using device::Runtime;
 using device::Stream;
@@ -41,14 +41,14 @@ using Placed = std::tuple<Address, std::size_t, std::size_t>;  // address, items
 
 void* memory(Address address) { return reinterpret_cast<void*>(address); }
 
-// Where this rank's parts lie in a buffer that has so many of them; chunk i is the part of the rank
-// that plays rank i of the schedule.
+// Returns the places of this rank's parts in a buffer with `chunks` parts. Chunk i is the part of
+// the rank that has number i in the schedule, whose root is rank 0.
 std::vector<Part> parts_of(int chunks, const Counts& counts, std::size_t count, int rank, int size,
                            int root) {
   std::vector<std::size_t> each =
       counts.value_or(std::vector<std::size_t>(static_cast<std::size_t>(size), count));
   if (each.size() != static_cast<std::size_t>(size)) {
-    throw std::invalid_argument("one count for each rank");
+    throw std::invalid_argument("there must be one count for each rank");
   }
   if (chunks == 1) return {{0, each[static_cast<std::size_t>(rank)]}};
   std::vector<Part> parts = in_a_row(each);
@@ -84,7 +84,7 @@ void call(Caller& self, const std::shared_ptr<Operation>& operation, Collective 
   bool is_auto = name && *name == "auto";
   const Algorithm& algorithm = is_auto ? select(collective, bytes, size, device::kTransport)
                                        : algorithm_of(communicator, collective, named, bytes);
-  // Where halves are to be rounded as by ranks that send each other messages, they do that.
+  // Reproducible halves must be rounded like those of a schedule, so a schedule is used.
   bool rounds = reproducible && op && reduction(operation->shape.dtype, operation->shape.op).half;
   bool directly = collective == Collective::all_reduce && !rounds &&
                   (is_auto || &algorithm == &direct_all_reduce());
@@ -134,11 +134,12 @@ void pack(Runtime& self, Address packed, const py::dtype& packed_type,
 }  // namespace
 
 void bind_device(py::module_& m) {
-  py::class_<Event>(m, "Event", "A point in a stream, which happens when all before it is done.");
+  py::class_<Event>(m, "Event", "A point in a stream. It occurs when all earlier work is done.");
 
-  py::class_<Runtime, std::shared_ptr<Runtime>>(m, "Runtime", "What runs calls on devices.")
+  py::class_<Runtime, std::shared_ptr<Runtime>>(m, "Runtime",
+                                                "The operations of devices that calls need.")
       .def("reaches", &Runtime::reaches, py::arg("device"), py::arg("other"), Released(),
-           "Whether kernels on one device reach the other's memory.")
+           "Return True if kernels on one device can access the other's memory.")
       .def(
           "mark",
           [](Runtime& self, int device, Stream stream, bool timed) {
@@ -147,13 +148,11 @@ void bind_device(py::module_& m) {
             return made;
           },
           py::arg("device"), py::arg("stream"), py::arg("timed") = false, Released(),
-          "An event that happens when all is done that a stream has been given so far; its time "
-          "is noted if it is `timed`.")
+          "Record an event in a stream, with the time of its occurrence if `timed`.")
       .def("wait", &Runtime::wait, py::arg("event").none(false), py::arg("device"),
-           py::arg("stream"), Released(),
-           "Let what a stream is given from now on wait for an event.")
+           py::arg("stream"), Released(), "Make the stream's later work wait for an event.")
       .def("over", &Runtime::over, py::arg("event").none(false), Released(),
-           "Whether an event has happened.")
+           "Return True if an event has occurred.")
       .def(
           "copy",
           [](Runtime& self, Address target, int target_device, Address source, int source_device,
@@ -161,43 +160,43 @@ void bind_device(py::module_& m) {
             self.copy(memory(target), target_device, memory(source), source_device, bytes, stream);
           },
           py::arg("target"), py::arg("target_device"), py::arg("source"), py::arg("source_device"),
-          py::arg("bytes"), py::arg("stream"), Released(), "A copy, on a stream of the target's.")
+          py::arg("bytes"), py::arg("stream"), Released(),
+          "Copy bytes, on a stream of the target's device.")
       .def("pack", &pack, py::arg("packed"), py::arg("packed_dtype"), py::arg("pieces"),
            py::arg("piece_dtype"), py::arg("scale") = 1.0, py::arg("unpacks") = false,
            py::arg("device") = 0, py::arg("stream") = 0,
-           "Pack pieces (address, items, offset in items) on a stream of a device, or unpack "
-           "them.");
+           "Pack pieces (address, items, offset in items) into one array, or unpack them.");
 
   m.def(
       "cuda_runtime",
       []() -> std::shared_ptr<Runtime> {
         if (!cuda::built()) return nullptr;
-        // It is there as long as the process.
+        // The runtime is never destroyed.
         return {&cuda::runtime(), [](Runtime*) {}};
       },
-      "What runs calls on CUDA's devices, or None where this build has no CUDA part.");
+      "Return the runtime of CUDA devices, or None if this build has no CUDA part.");
 
   py::class_<EmulatedRuntime, Runtime, std::shared_ptr<EmulatedRuntime>>(
       m, "EmulatedRuntime",
-      "Devices in the host's memory, for tests: what streams are given is done in any order that "
-      "streams and events allow.")
+      "Emulated devices in host memory, for tests. Work is executed in any order that streams and "
+      "events allow.")
       .def(py::init<std::vector<int>, std::uint64_t>(), py::arg("cliques"), py::arg("seed") = 0,
-           "For each device the number of its clique, whose devices reach each other's memory.")
+           "`cliques`: by device, its clique, whose devices reach each other's memory.")
       .def(
           "own",
           [](EmulatedRuntime& self, int device, Address address, std::size_t bytes) {
             self.own(device, memory(address), bytes);
           },
           py::arg("device"), py::arg("address"), py::arg("bytes"),
-          "Say on which device memory lies that was not allocated here.")
-      .def("run", &EmulatedRuntime::run, Released(), "Do all that there is to do.")
-      .def("hold", &EmulatedRuntime::hold, py::arg("on"), "Do nothing but in run().")
+          "Declare the device of memory that was not allocated here.")
+      .def("run", &EmulatedRuntime::run, Released(), "Execute all work.")
+      .def("hold", &EmulatedRuntime::hold, py::arg("on"), "While on, execute work in run() only.")
       .def("fail_after", &EmulatedRuntime::fail_after, py::arg("calls"),
-           "Fail after so many more calls.")
+           "Let the call after this number of calls fail.")
       .def("break_device", &EmulatedRuntime::break_device, py::arg("device"),
-           "From now on everything on this device fails.")
+           "Let all later calls for this device fail.")
       .def("lose_wait_after", &EmulatedRuntime::lose_wait_after, py::arg("waits"),
-           "Lose a wait after so many more.")
+           "Ignore the wait after this number of waits.")
       .def_property_readonly(
           "counts",
           [](EmulatedRuntime& self) {
@@ -210,63 +209,61 @@ void bind_device(py::module_& m) {
                                               {"records", counts.records},
                                               {"waits", counts.waits}};
           },
-          "What it was asked for so far.");
+          "The number of calls of each kind.");
 
   py::class_<Operation, std::shared_ptr<Operation>>(m, "Operation", "A rank's call on a device.")
       .def(py::init())
-      .def_property_readonly("met", &Operation::met, "Whether all ranks have come to it.")
       .def_property_readonly(
           "number", [](const Operation& self) { return self.record.number; },
-          "Which of the rank's calls it is.");
+          "The number of the call on its rank.");
 
-  py::class_<Meeting, std::shared_ptr<Meeting>>(
-      m, "Meeting", "Where the ranks of a group, threads of this process, meet for their calls.")
+  py::class_<CallMatcher, std::shared_ptr<CallMatcher>>(
+      m, "CallMatcher",
+      "Matches the calls on device arrays of ranks that are threads of this process.")
       .def(py::init([](std::shared_ptr<ThreadGroup> group, std::shared_ptr<Runtime> runtime) {
-             return std::make_shared<Meeting>(std::move(group), std::move(runtime));
+             return std::make_shared<CallMatcher>(std::move(group), std::move(runtime));
            }),
            py::arg("group").none(false), py::arg("runtime").none(false));
 
-  py::class_<Caller>(m, "Caller", "One rank's way to a meeting.")
-      .def(py::init<Communicator&, std::shared_ptr<Meeting>>(), py::arg("communicator"),
-           py::arg("meeting").none(false), py::keep_alive<1, 2>())
-      .def(
-          "call", &call, py::arg("operation").none(false), py::arg("collective"), py::arg("input"),
-          py::arg("output"), py::arg("count"), py::arg("shape"), py::arg("dtype"), py::arg("op"),
-          py::arg("root"), py::arg("algorithm"), py::arg("reproducible"), py::arg("sent"),
-          py::arg("received"), py::arg("device"), py::arg("stream"), py::arg("after"),
-          py::arg("later"), py::arg("timed"), py::arg("timeout"),
-          "Make a call on arrays at these addresses of a device, in the order of a stream, and "
-          "after what another one has been given. `count`: items, of a part where chunks are "
-          "ranks' parts; `sent` and `received`: of each rank's, where they differ. Returns when "
-          "all ranks have come, or at once if it is to be done `later`. The device notes the times "
-          "of one that is `timed`.")
-      .def(
-          "times", &Caller::times, py::arg("operation").none(false), py::arg("first").none(false),
-          Released(),
-          "When the device came to a call that was timed, and was done with it, in seconds after a "
-          "mark of it; None unless it is done.")
+  py::class_<Caller>(m, "Caller", "One rank's interface to a CallMatcher.")
+      .def(py::init<Communicator&, std::shared_ptr<CallMatcher>>(), py::arg("communicator"),
+           py::arg("matcher").none(false), py::keep_alive<1, 2>())
+      .def("call", &call, py::arg("operation").none(false), py::arg("collective"), py::arg("input"),
+           py::arg("output"), py::arg("count"), py::arg("shape"), py::arg("dtype"), py::arg("op"),
+           py::arg("root"), py::arg("algorithm"), py::arg("reproducible"), py::arg("sent"),
+           py::arg("received"), py::arg("device"), py::arg("stream"), py::arg("after"),
+           py::arg("later"), py::arg("timed"), py::arg("timeout"),
+           "Call a collective on arrays given by their addresses. The call runs on `stream`, after "
+           "the present work of the stream `after`. `count`: items of an array, or of a part if "
+           "chunks are ranks' parts; `sent` and `received`: items by rank, if they differ. Returns "
+           "when all ranks have called, or at once if `later`. `timed`: record the call's times.")
+      .def("times", &Caller::times, py::arg("operation").none(false), py::arg("first").none(false),
+           Released(),
+           "Return the times at which the device began and finished a timed call, in seconds after "
+           "the event `first`; None unless the call is over.")
       .def(
           "finish",
           [](Caller& self, Operation& operation) {
             InterpreterRelease release;
-            self.finish(operation, look_at_signals);
+            self.finish(operation, check_signals);
           },
-          py::arg("operation"), "Wait until all ranks have come, or for the call's deadline.")
+          py::arg("operation"), "Wait until all ranks have called, or for the call's deadline.")
       .def(
           "over", [](Caller& self, const Operation& operation) { return self.over(operation); },
           py::arg("operation"), Released(),
-          "Whether nobody reads or writes the call's arrays any more. A device that has failed "
-          "fails the group.")
+          "Return True if no device uses the call's arrays any more. A failed device fails the "
+          "group.")
       .def(
           "order",
           [](Caller& self, const Operation& operation, Stream stream) {
-            if (!operation.met()) throw std::logic_error("not all ranks have come to the call");
+            if (!operation.is_enqueued())
+              throw std::logic_error("not all ranks have come to the call");
             self.order(operation, stream);
           },
           py::arg("operation"), py::arg("stream"), Released(),
-          "Let a stream of the device wait for a call to which all ranks have come.")
+          "Make a stream of the device wait for a call that all ranks have called.")
       .def("leave", &Caller::leave, Released(),
-           "Fail the group if not all ranks have come to this one's calls: they never happen.");
+           "Fail the group if this rank has calls that some rank has not called.");
 }
 
 }  // namespace pycollective

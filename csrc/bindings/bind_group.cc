@@ -34,7 +34,8 @@ std::atomic<bool> exits_in_failure{false};
 
 void bind_group(py::module_& m) {
 #ifdef __GLIBC__
-  // Registered when the module is loaded, it is called after what other libraries register later.
+  // Registered when the module is loaded, so it runs after the handlers that other libraries
+  // register later.
   on_exit(
       [](int status, void*) {
         if (status != 0 || !exits_in_failure.load()) return;
@@ -45,7 +46,7 @@ void bind_group(py::module_& m) {
 #endif
   m.def(
       "exit_in_failure", [] { exits_in_failure.store(true); },
-      "Let the process, which is ending, end with status 1 instead of 0.");
+      "Make the process, which is ending, exit with status 1 instead of 0.");
 
   py::register_exception_translator([](std::exception_ptr error) {
     try {
@@ -64,7 +65,7 @@ void bind_group(py::module_& m) {
             std::sort(ranks.begin(), ranks.end());
             ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
             if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= group.size())) {
-              throw std::invalid_argument("a rank that is not in the group");
+              throw std::invalid_argument("a rank is not in the group");
             }
             std::vector<std::string> calls;
             if (call) calls.push_back(*call);
@@ -73,12 +74,12 @@ void bind_group(py::module_& m) {
           },
           py::arg("message"), py::arg("peer_lost") = false, py::arg("ranks") = std::vector<int>(),
           py::arg("call") = py::none(), py::call_guard<InterpreterRelease>(),
-          "Fail every rank's present or next call with AbortedError, or with PeerLostError. "
-          "`ranks` "
-          "and `call` are the error's.")
-      .def("fail_as", &Group::fail_as, py::arg("whole"), py::arg("members"),
-           py::call_guard<InterpreterRelease>(),
-           "Fail this group, a part of `whole` with these members, as that has failed, if it has.")
+          "Fail every rank's current or next call with AbortedError or PeerLostError, which gets "
+          "`ranks` and `call`.")
+      .def(
+          "fail_as", &Group::fail_as, py::arg("whole"), py::arg("members"),
+          py::call_guard<InterpreterRelease>(),
+          "If `whole` has failed, fail this group, which has these members of it, in the same way.")
       .def_property_readonly(
           "failure",
           [](const Group& group) -> std::optional<std::string> {
@@ -86,52 +87,56 @@ void bind_group(py::module_& m) {
             if (!failure) return {};
             return std::string(failure->what());
           },
-          "Why the group is dead, or None.")
+          "The reason of the group's failure, or None.")
       .def(
           "check",
           [](const Group& group) {
             if (auto failure = group.failure()) throw *failure;
           },
-          "Raise why the group is dead, if it is.")
+          "Raise the group's failure, if it has failed.")
       .def("leave", &Group::leave, py::arg("rank"), py::call_guard<InterpreterRelease>(),
-           "Leave the group in good order.")
+           "Leave the group. Peers do not lose the rank.")
       .def("close", &Group::close, py::arg("rank"), py::call_guard<InterpreterRelease>(),
-           "Leave, as this process's rank. Raise MismatchError where ranks' calls differ, and no "
-           "call of this rank has raised that.")
+           "Leave the group as this process's rank. Raise MismatchError if ranks' calls differed "
+           "and no call of this rank has raised it.")
       .def("abandon", &Group::abandon,
-           "Let go of the group without a word to the peers: for a forked child.")
-      .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
+           "Drop the group without notifying the peers, in a forked child.")
+      .def_property_readonly("transport", &Group::transport, "The name of the transport.")
       .def_property_readonly("in_crowd", &Group::in_crowd,
-                             "Whether this rank's host has more ranks than cores for them.")
-      .def_property_readonly("hosts", &Group::hosts,
-                             "Each rank's host, by number: ranks of one number share memory.")
-      .def("calls", &Group::calls, py::arg("rank"),
-           "Collective calls that a rank has begun, as far as this one knows.")
-      .def("beat", &Group::beat,
-           "Tell the others that this process goes on, and what its rank is in.")
+                             "True if this rank's host has more ranks than usable cores.")
+      .def_property_readonly(
+          "hosts", &Group::hosts,
+          "The number of each rank's host. Ranks with the same number share memory.")
+      .def(
+          "calls", &Group::calls, py::arg("rank"),
+          "Return the number of collective calls that a rank has begun, as far as this rank knows.")
+      .def("beat", &Group::beat, "Send a heartbeat with this rank's current call to the peers.")
       .def("silent", &Group::silent, py::arg("seconds"),
-           "The ranks that have not been heard of for so many seconds, from the first beat on.")
+           "Return the ranks without a heartbeat for this many seconds, counted from the first one "
+           "on.")
       .def("address", &Group::address, py::arg("rank"),
-           "The address of a rank that is not on this rank's, else an empty text.")
-      .def("title", &Group::title, py::arg("rank"), "The rank's name in texts, such as \"rank 1\".")
+           "Return the address of a rank on another host, and an empty text for this host.")
+      .def("title", &Group::title, py::arg("rank"),
+           "Return the rank's name in messages, such as \"rank 1\".")
       .def(
           "call_ranks",
           [](Group& group, const std::vector<std::string>& titles) {
             if (static_cast<int>(titles.size()) != group.size()) {
-              throw std::invalid_argument("a title for every rank");
+              throw std::invalid_argument("there must be a title for every rank");
             }
             group.call_ranks(titles);
           },
-          py::arg("titles"), "Give the ranks their names in texts.")
+          py::arg("titles"), "Set the ranks' names in messages.")
       .def(
           "describe",
           [](const Group& group, std::optional<int> rank) {
             if (rank && (*rank < 0 || *rank >= group.size())) {
-              throw std::invalid_argument("a rank that is not in the group");
+              throw std::invalid_argument("a rank is not in the group");
             }
             return rank ? group.describe(*rank) : group.describe_ranks();
           },
-          py::arg("rank") = py::none(), "What a rank is doing; by default what each is.");
+          py::arg("rank") = py::none(),
+          "Describe the current activity of a rank, by default of all ranks.");
 
   py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
       m, "ThreadGroup", "Ranks that are threads of this process.")
@@ -146,25 +151,24 @@ void bind_group(py::module_& m) {
 
   py::class_<ShmGroup, Group, std::shared_ptr<ShmGroup>>(
       m, "ShmGroup", "Ranks that are processes of one host, through shared memory.")
-      .def_static(
-          "create", &ShmGroup::create, py::arg("size"), py::arg("arena") = kArenaBytes,
-          "The memory of a new group, with `arena` bytes of address space for the arrays of "
-          "each rank.")
+      .def_static("create", &ShmGroup::create, py::arg("size"), py::arg("arena") = kArenaBytes,
+                  "Create a group's memory, with `arena` bytes of address space for the arrays of "
+                  "each rank.")
       .def_static("open", &ShmGroup::open, py::arg("descriptor"),
-                  "The group whose memory a descriptor, which is duplicated, stands for.")
+                  "Open the group's memory behind a descriptor, which is duplicated.")
       .def_property_readonly("descriptor", &ShmGroup::descriptor)
-      .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
+      .def("join", &ShmGroup::join, py::arg("rank"), "Join the group as this rank.")
       .def("follow", &ShmGroup::follow, py::arg("other"),
-           "From now on, a process that is lost to the other group is lost to this one as well.")
+           "From now on, a process that the other group loses is lost to this group too.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.")
       .def_property_readonly(
           "needing_fences", &ShmGroup::needing_fences,
-          "The ranks whose wake-up costs a fence: not in the group, or without membarrier.");
+          "The ranks whose wake-up needs a fence: they have not joined, or have no membarrier.");
 
   m.def("usable_cores", &usable_cores,
-        "Cores that this process may use: of its affinity, within its control groups' CPU quota.");
+        "Return the number of cores in the affinity, limited by the control groups' CPU quota.");
   m.def("quota_of_cores", &quota_of_cores, py::arg("root"),
-        "Cores that the CPU quota of the control groups below `root` allows; 0 without a quota.");
+        "Return the cores that the CPU quota of the control groups below `root` allows, or 0.");
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
       m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
@@ -173,18 +177,20 @@ void bind_group(py::module_& m) {
              return std::make_shared<TcpGroup>(rank, streams, pipes);
            }),
            py::arg("rank"), py::arg("streams"), py::arg("pipes") = std::vector<int>(),
-           "A rank, and for each rank its connected, authenticated sockets: the control connection "
-           "and one or more for messages. They are duplicated.")
+           "`streams`: by rank, its connected, authenticated sockets: the control connection, and "
+           "one "
+           "or more for messages. The sockets are duplicated.")
       .def_property_readonly("rank", &TcpGroup::rank);
 
   py::class_<MixedGroup, Group, std::shared_ptr<MixedGroup>>(
-      m, "MixedGroup", "One rank of a group of which some share a host.")
-      .def(py::init<int, const std::vector<std::vector<int>>&, const std::vector<int>&,
-                    std::shared_ptr<ShmGroup>, std::vector<int>>(),
-           py::arg("rank"), py::arg("streams"), py::arg("pipes"), py::arg("memory"),
-           py::arg("hosts"),
-           "As TcpGroup; of ranks of this host only the control connection is needed. `memory` has "
-           "the ranks of this host, and this rank has joined it.");
+      m, "MixedGroup", "One rank of a group in which some ranks share a host.")
+      .def(
+          py::init<int, const std::vector<std::vector<int>>&, const std::vector<int>&,
+                   std::shared_ptr<ShmGroup>, std::vector<int>>(),
+          py::arg("rank"), py::arg("streams"), py::arg("pipes"), py::arg("memory"),
+          py::arg("hosts"),
+          "Like TcpGroup, but ranks of this host need the control connection only. `memory` is the "
+          "group of this host's ranks, which this rank has joined.");
 }
 
 }  // namespace pycollective

@@ -19,7 +19,7 @@ namespace {
 using nccl::Comm;
 using nccl::Library;
 using Released = py::call_guard<InterpreterRelease>;
-using Address = std::uintptr_t;  // of device memory, a stream, or what NCCL gives out
+using Address = std::uintptr_t;  // of device memory, a stream, or an object of NCCL
 
 void* memory(Address address) { return reinterpret_cast<void*>(address); }
 nccl::Stream stream(Address address) { return reinterpret_cast<nccl::Stream>(address); }
@@ -27,7 +27,7 @@ nccl::Stream stream(Address address) { return reinterpret_cast<nccl::Stream>(add
 nccl::UniqueId unique_id_of(const std::string& bytes) {
   nccl::UniqueId id;
   if (bytes.size() != sizeof id.bytes) {
-    throw std::invalid_argument("a unique id of NCCL has " + std::to_string(sizeof id.bytes) +
+    throw std::invalid_argument("an NCCL unique id has " + std::to_string(sizeof id.bytes) +
                                 " bytes, not " + std::to_string(bytes.size()));
   }
   std::memcpy(id.bytes, bytes.data(), bytes.size());
@@ -67,22 +67,22 @@ void bind_nccl(py::module_& m) {
 
   m.attr("IN_PROGRESS") = static_cast<int>(nccl::Result::in_progress);
 
-  py::class_<Library, std::shared_ptr<Library>>(m, "Library", "An opened library of NCCL.")
-      // Let go of the lock inside, here and below: with a call_guard pybind11 would enter the new
-      // instance into its tables without it.
+  py::class_<Library, std::shared_ptr<Library>>(m, "Library", "A loaded NCCL library.")
+      // Here and below, the GIL is released inside the function: with a call_guard, pybind11 would
+      // register the new instance without the GIL.
       .def(py::init([](const std::string& name, bool loaded) {
              InterpreterRelease release;
              return Library::open(name, loaded);
            }),
            py::arg("name"), py::arg("loaded") = false)
-      .def_property_readonly("version", &Library::version, "Such as 22703 for 2.27.3.")
+      .def_property_readonly("version", &Library::version, "The version, e.g. 22703 for 2.27.3.")
       .def_property_readonly("version_text",
                              [](const Library& self) { return nccl::version_text(self.version()); })
-      .def_property_readonly("path", &Library::path, "Of the file.")
+      .def_property_readonly("path", &Library::path, "The path of the library's file.")
       .def_property_readonly(
           "has_all_to_all",
           [](const Library& self) { return self.functions().AlltoAll != nullptr; },
-          "Whether gather, scatter and all_to_all are calls of their own: from 2.28 on.")
+          "True if NCCL has gather, scatter and all_to_all: from 2.28 on.")
       .def("error_text", &Library::error_text, py::arg("code"))
       .def(
           "unique_id",
@@ -94,15 +94,16 @@ void bind_nccl(py::module_& m) {
             }
             return py::bytes(id.bytes, sizeof id.bytes);
           },
-          "What the ranks of a new communicator must all have.")
-      .def("group_start", &Library::group_start, Released(), "Collect this thread's calls.")
-      .def("group_end", &Library::group_end, Released(), "Make the calls that were collected.")
+          "Create the id with which all ranks of a new communicator call Comm().")
+      .def("group_start", &Library::group_start, Released(),
+           "Collect this thread's calls until group_end().")
+      .def("group_end", &Library::group_end, Released(), "Make the collected calls.")
       .def(
           "mem_alloc",
           [](const Library& self, std::size_t size) {
             return reinterpret_cast<Address>(self.allocate(size));
           },
-          py::arg("size"), Released(), "Device memory that NCCL can register.")
+          py::arg("size"), Released(), "Allocate device memory that NCCL can register.")
       .def(
           "mem_free", [](const Library& self, Address a) { self.release(memory(a)); },
           py::arg("memory"), Released());
@@ -121,15 +122,15 @@ void bind_nccl(py::module_& m) {
            py::arg("blocking") = py::none(), py::arg("cga_cluster_size") = py::none(),
            py::arg("min_ctas") = py::none(), py::arg("max_ctas") = py::none(),
            py::arg("split_share") = py::none())
-      .def_property_readonly("alive", &Comm::alive, "Whether it is neither destroyed nor aborted.")
+      .def_property_readonly("alive", &Comm::alive, "False after destroy() or abort().")
       .def("size", &Comm::size, Released())
       .def("rank", &Comm::rank, Released())
-      .def("device", &Comm::device, Released(), "The CUDA device.")
+      .def("device", &Comm::device, Released(), "Return the CUDA device.")
       .def("async_error", &Comm::async_error, Released(),
-           "0, IN_PROGRESS, or the code of what has gone wrong.")
+           "Return 0, IN_PROGRESS, or an error's code.")
       .def("finalize", &Comm::finalize, Released())
       .def("destroy", &Comm::destroy, Released())
-      .def("abort", &Comm::abort, Released(), "End it, and the calls that are under way.")
+      .def("abort", &Comm::abort, Released(), "Abort the communicator and its running calls.")
       .def(
           "split",
           [](Comm& self, int color, int key, std::optional<bool> blocking, Number min_ctas,
@@ -139,7 +140,8 @@ void bind_nccl(py::module_& m) {
           },
           py::arg("color"), py::arg("key"), py::arg("blocking") = py::none(),
           py::arg("min_ctas") = py::none(), py::arg("max_ctas") = py::none(),
-          py::arg("split_share") = py::none(), Released(), "None for the color -1.")
+          py::arg("split_share") = py::none(), Released(),
+          "Return a new communicator of the ranks with this color, None for color -1.")
       .def(
           "shrink",
           [](Comm& self, const std::vector<int>& excluded, bool abort,
@@ -147,7 +149,7 @@ void bind_nccl(py::module_& m) {
             return self.shrink(excluded, abort, options_of(blocking, {}, {}, {}, {}));
           },
           py::arg("excluded"), py::arg("abort") = false, py::arg("blocking") = py::none(),
-          Released(), "A communicator without some ranks; with abort, after an error.")
+          Released(), "Return a communicator without the excluded ranks. `abort`: after an error.")
       .def(
           "register",
           [](Comm& self, Address buffer, std::size_t size) {
@@ -162,12 +164,12 @@ void bind_nccl(py::module_& m) {
           "make_pre_mul_sum",
           [](Comm& self, const std::string& factor, int type) {
             if (factor.size() > 8) throw std::invalid_argument("a factor has at most 8 bytes");
-            char bytes[8] = {};  // NCCL reads as many as its type has
+            char bytes[8] = {};  // NCCL reads the bytes that the type has
             std::memcpy(bytes, factor.data(), factor.size());
             return self.make_pre_mul_sum(bytes, type);
           },
           py::arg("factor"), py::arg("type"), Released(),
-          "A reduction that multiplies by the factor, given as bytes, before it adds.")
+          "Create a reduction that multiplies by a factor, given as bytes, before it adds.")
       .def("destroy_op", &Comm::destroy_op, py::arg("op"), Released())
       .def(
           "all_reduce",

@@ -1,4 +1,4 @@
-// The kernels of the reduce room, for tests and benchmarks.
+// The kernels of csrc/reduce, for tests and benchmarks.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -19,13 +19,14 @@ namespace {
 void check(const py::array& array, const py::array& like) {
   if (!(array.flags() & py::array::c_style) || array.size() != like.size() ||
       !array.dtype().equal(like.dtype())) {
-    throw std::invalid_argument("arrays must be C-contiguous and of one size and dtype");
+    throw std::invalid_argument("all arrays must be C-contiguous and have the same size and dtype");
   }
 }
 
 void reduce_arrays(const std::string& op, const std::vector<py::array>& sources,
                    std::vector<py::array> outputs, int size) {
-  if (sources.empty() || outputs.empty()) throw std::invalid_argument("no sources or no outputs");
+  if (sources.empty() || outputs.empty())
+    throw std::invalid_argument("there must be at least one source and one output");
   auto [dtype, which] = reduction_of(sources[0].dtype(), op);
   std::vector<const void*> from;
   std::vector<void*> to;
@@ -68,7 +69,8 @@ void convert_halves(const py::array& source, py::array output, bool portable) {
   if (!(widens || narrows) || source.size() != output.size() ||
       !(source.flags() & py::array::c_style) || !(output.flags() & py::array::c_style)) {
     throw std::invalid_argument(
-        "C-contiguous arrays of one size: float32, and float16 or bfloat16");
+        "source and output must be C-contiguous and have the same size: one float32, the other "
+        "float16 or bfloat16");
   }
   auto count = static_cast<std::size_t>(source.size());
   const HalfType& half = half_of(widens ? *from : *to, portable);
@@ -86,13 +88,12 @@ void convert_halves(const py::array& source, py::array output, bool portable) {
 void bind_reduce(py::module_& m) {
   m.def("reduce_arrays", &reduce_arrays, py::arg("op"), py::arg("sources"), py::arg("outputs"),
         py::arg("size") = 0,
-        "Combine all sources in order into every output; `size`: what a mean divides by, or 0.");
+        "Combine all sources, in order, into every output. `size`: the divisor of a mean, or 0.");
   m.def("combine_arrays", &combine_arrays, py::arg("op"), py::arg("a"), py::arg("b"),
-        py::arg("output"), py::arg("size") = 0,
-        "Combine two arrays, as one step of a schedule does.");
+        py::arg("output"), py::arg("size") = 0, "Combine two arrays, like one step of a schedule.");
   m.def("convert_halves", &convert_halves, py::arg("source"), py::arg("output"),
         py::arg("portable") = false,
-        "Widen float16 or bfloat16 to float32, or narrow; `portable`: without F16C.");
+        "Convert float16 or bfloat16 to float32, or back. `portable`: without F16C.");
 }
 
 }  // namespace pycollective

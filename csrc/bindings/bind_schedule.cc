@@ -29,10 +29,10 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
     append_name(known, algorithm->name());
   }
   throw std::invalid_argument("no " + std::string(to_string(collective)) +
-                              " algorithm is called '" + name + "'; there are: " + known);
+                              " algorithm is called '" + name + "'; choose one of: " + known);
 }
 
-// By name, or a table.
+// An algorithm by name, or a table.
 using Named = std::variant<std::string, const Schedule*>;
 
 // Calls work(algorithm).
@@ -43,15 +43,15 @@ auto with_algorithm(Collective collective, const Named& named, int size, Work wo
   }
   const Schedule& schedule = *std::get<const Schedule*>(named);
   if (schedule.steps.size() != static_cast<std::size_t>(size)) {
-    throw std::invalid_argument("a schedule among " + std::to_string(schedule.steps.size()) +
-                                " ranks, not " + std::to_string(size));
+    throw std::invalid_argument("the schedule is for " + std::to_string(schedule.steps.size()) +
+                                " ranks, not for " + std::to_string(size));
   }
   return work(ScheduleView(schedule));
 }
 
 using PythonWatch = std::optional<py::function>;
 
-// Lets Ctrl-C through and tells Python how far it is. Called without the GIL.
+// Checks Ctrl-C and reports the progress to Python. Called without the GIL.
 Watch watch_of(const PythonWatch& told) {
   return [&told](double share) {
     py::gil_scoped_acquire acquire;
@@ -72,7 +72,7 @@ Cluster cluster_of(int ranks, std::vector<std::vector<int>> places,
   return cluster;
 }
 
-// Far beyond, the numbers of steps would not be ints any more.
+// With many more ranks, the number of a step would overflow an int.
 constexpr int kMostRanks = 1 << 24;
 
 void check_size(int size) {
@@ -87,23 +87,23 @@ void check_size(int size) {
 }  // namespace
 
 void bind_schedule(py::module_& m) {
-  py::enum_<Verb>(m, "Verb", "What a step does.")
+  py::enum_<Verb>(m, "Verb", "The action of a step.")
       .value("send", Verb::send)
       .value("recv", Verb::recv)
       .value("recv_reduce", Verb::recv_reduce)
       .value("copy", Verb::copy)
       .value("reduce", Verb::reduce);
-  py::enum_<Buffer>(m, "Buffer", "The buffer that a span lies in.")
+  py::enum_<Buffer>(m, "Buffer", "The buffer of a span.")
       .value("input", Buffer::input)
       .value("output", Buffer::output)
       .value("scratch", Buffer::scratch);
-  py::enum_<Collective> collectives(m, "Collective", "What a schedule promises.");
+  py::enum_<Collective> collectives(m, "Collective", "The collective that a schedule implements.");
   for (int i = 0; i < kCollectives; ++i) {
     auto collective = static_cast<Collective>(i);
     collectives.value(to_string(collective).data(), collective);
   }
 
-  py::class_<Span>(m, "Span", "Chunks first to first + count of a buffer.")
+  py::class_<Span>(m, "Span", "Chunks `first` to `first + count - 1` of a buffer.")
       .def(py::init<Buffer, int, int>(), py::arg("buffer") = Buffer::input, py::arg("first") = 0,
            py::arg("count") = 0)
       .def_readwrite("buffer", &Span::buffer)
@@ -132,7 +132,7 @@ void bind_schedule(py::module_& m) {
       .def_readonly("scratch", &Schedule::scratch)
       .def_readonly("steps", &Schedule::steps);
   py::class_<TabulatedAlgorithm, std::shared_ptr<TabulatedAlgorithm>>(
-      m, "Algorithm", "A schedule that is proved, and can be run by its number of ranks.")
+      m, "Algorithm", "A proved schedule, which groups with its number of ranks can run.")
       .def(py::init<std::string, Schedule>(), py::arg("name"), py::arg("schedule"),
            py::call_guard<InterpreterRelease>())
       .def_property_readonly("name", &TabulatedAlgorithm::name)
@@ -147,7 +147,7 @@ void bind_schedule(py::module_& m) {
         }
         return names;
       },
-      py::arg("collective"), "Names of the algorithms of a collective, the default first.");
+      py::arg("collective"), "Return the names of a collective's algorithms, the default first.");
   m.def(
       "make_schedule",
       [](Collective collective, const std::string& algorithm, int size) {
@@ -157,19 +157,19 @@ void bind_schedule(py::module_& m) {
         return make_schedule(found, size);
       },
       py::arg("collective"), py::arg("algorithm"), py::arg("size"),
-      "The steps of every rank for a group of `size` ranks.");
+      "Return the steps of all ranks of a group of `size` ranks.");
   m.def(
       "make_hierarchical",
       [](const std::vector<int>& hosts) {
         return make_schedule(Hierarchical(hosts), static_cast<int>(hosts.size()));
       },
       py::arg("hosts"), py::call_guard<InterpreterRelease>(),
-      "The hierarchical all-reduce for ranks on these hosts, numbered from 0.");
+      "Return the hierarchical all-reduce. `hosts`: the host of each rank, numbered from 0.");
   m.def("verify", &verify, py::arg("schedule"), py::arg("in_place"), py::arg("filled") = 0,
         py::call_guard<InterpreterRelease>(),
-        "The first thing that is wrong with a schedule, or an empty string.");
+        "Return the first error of a schedule, or an empty string.");
   m.def("prove", &prove, py::arg("schedule"), py::call_guard<InterpreterRelease>(),
-        "verify() out of place and in place, for every number of filled chunks.");
+        "Run verify() out of place and in place, for every number of filled chunks.");
   m.def(
       "verify_many",
       [](Collective collective, const Named& algorithm, int size, bool marks,
@@ -183,7 +183,7 @@ void bind_schedule(py::module_& m) {
       },
       py::arg("collective"), py::arg("algorithm"), py::arg("size"), py::arg("marks") = true,
       py::arg("watch") = py::none(),
-      "The first thing that is wrong among any number of ranks, by random fingerprints.");
+      "Return the first error of an algorithm for any number of ranks, by random fingerprints.");
   m.def(
       "simulate",
       [](Collective collective, const Named& algorithm, double bytes, double segment_bytes,
@@ -212,7 +212,7 @@ void bind_schedule(py::module_& m) {
       py::arg("ranks"), py::arg("places"), py::arg("links"), py::arg("reduce_rate"),
       py::arg("copy_rate"), py::arg("call_overhead"), py::arg("cores"),
       py::arg("watch") = py::none(),
-      "Seconds, each rank's finish, bytes and messages of each link, steps.");
+      "Return the seconds, the end of each rank, bytes and messages of each link, and the steps.");
   m.attr("SEGMENT_BYTES") = kSegmentBytes;
 }
 

@@ -1,4 +1,5 @@
-// One bind_<topic>.cc each; they hold no logic, and every call that may block releases the GIL.
+// One bind_<topic>.cc for each topic. Bindings only convert arguments, and release the GIL in every
+// call that may block.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,7 +9,7 @@
 
 namespace pycollective {
 
-// "a, b, c", for messages that say what there is.
+// Appends to a list such as "a, b, c" of valid names.
 inline void append_name(std::string& list, std::string_view name) {
   if (!list.empty()) list.append(", ");
   list.append(name);

@@ -1,4 +1,4 @@
-// What the bindings of a communicator's calls have in common, on host arrays and on devices'.
+// Shared by the bindings of calls on host arrays and on device arrays.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,18 @@
 
 namespace pycollective {
 
-// An algorithm by name, or one that a user has written.
+// An algorithm by name, or one written by a user.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-// "auto" means what the communicator's table says for so many bytes. Throws std::invalid_argument.
+// Returns the algorithm; "auto" selects from the communicator's table for this number of bytes.
+// Throws std::invalid_argument.
 const Algorithm& algorithm_of(Communicator& self, Collective collective, const Named& named,
                               std::size_t bytes);
 
 void check_root(int root, int size);
 
-// Carries out a message and waits for it. Called with the interpreter, which it lets go of unless
-// the message is short and the peer is there.
+// Sends or receives a message and waits for it. The caller holds the GIL, which is released unless
+// the message is short and the peer is ready.
 void exchange(Communicator& self, Message& message, double timeout);
 
 }  // namespace pycollective

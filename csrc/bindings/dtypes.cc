@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kFirstUserType = 256;
 
-// ml_dtypes registers bfloat16 with NumPy as a type of its own, numbered from 256 on in the order
-// of registration; the number is kept because asking for the name takes a microsecond.
+// ml_dtypes registers bfloat16 with NumPy as a new type, numbered from 256 on in the order of
+// registration. The number is cached, because comparing the name takes a microsecond.
 bool is_bfloat16(const py::dtype& dtype) {
   static std::atomic<int> known{-1};
   if (dtype.num() < kFirstUserType || dtype.itemsize() != 2) return false;
@@ -27,7 +27,7 @@ bool is_bfloat16(const py::dtype& dtype) {
 }  // namespace
 
 std::optional<DType> find_dtype(const py::dtype& dtype) {
-  // A native order may be spelt out: dtypes that come through the buffer protocol do so.
+  // The native byte order may be explicit, as in dtypes from the buffer protocol.
   constexpr char kNative = std::endian::native == std::endian::little ? '<' : '>';
   if (char order = dtype.byteorder(); order != '=' && order != '|' && order != kNative) return {};
   struct Known {
@@ -58,7 +58,7 @@ std::string name_of(const py::dtype& dtype) {
 
 DType packable(const py::dtype& dtype) {
   if (auto found = find_dtype(dtype)) return *found;
-  throw py::type_error("arrays of dtype " + std::string(py::str(dtype)) + " are not packed");
+  throw py::type_error("arrays of dtype " + std::string(py::str(dtype)) + " cannot be packed");
 }
 
 std::pair<DType, Op> reduction_of(const py::dtype& dtype, const std::string& name) {
@@ -67,7 +67,7 @@ std::pair<DType, Op> reduction_of(const py::dtype& dtype, const std::string& nam
     std::string known;
     for (int i = 0; i < kDTypes; ++i) append_name(known, to_string(static_cast<DType>(i)));
     throw py::type_error("there is no reduction for dtype " + std::string(py::str(dtype)) +
-                         "; there are: " + known + ": convert the array with astype first");
+                         "; supported are " + known + ": convert the array with astype first");
   }
   std::string known;
   for (int i = 0; i < kOps; ++i) {
@@ -80,7 +80,7 @@ std::pair<DType, Op> reduction_of(const py::dtype& dtype, const std::string& nam
     }
     return {*found, op};
   }
-  throw std::invalid_argument("unknown op '" + name + "'; there are: " + known);
+  throw std::invalid_argument("unknown op '" + name + "'; choose one of: " + known);
 }
 
 }  // namespace pycollective

@@ -1,4 +1,4 @@
-// Which element type of the core a NumPy dtype is; the only place that knows.
+// Conversion of NumPy dtypes to the core's element types.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -11,7 +11,7 @@
 
 namespace pycollective {
 
-// Nothing for a dtype that the core cannot reduce, numbers in the other byte order among them.
+// Returns nothing for a dtype that the core cannot reduce, e.g. numbers in the other byte order.
 std::optional<DType> find_dtype(const pybind11::dtype& dtype);
 
 // The name of a dtype, as str() gives it, which takes several calls of Python's own.
@@ -22,7 +22,7 @@ std::string name_of(const pybind11::dtype& dtype);
 // unknown operation; each says what there is.
 std::pair<DType, Op> reduction_of(const pybind11::dtype& dtype, const std::string& op);
 
-// The type of arrays that are packed. Throws TypeError for one that the core does not have.
+// Returns the element type of arrays to pack. Throws TypeError if the core does not have it.
 DType packable(const pybind11::dtype& dtype);
 
 }  // namespace pycollective

@@ -37,7 +37,7 @@ const char* error_name(FailureKind kind) {
 
 namespace {
 
-// Text of other processes, which may have been cut within a character.
+// Text from other processes may have been cut within a character.
 py::object text_of(std::string_view text) {
   return py::reinterpret_steal<py::object>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
@@ -86,7 +86,7 @@ void set_python_error() noexcept {
   } catch (const Failure& failure) {
     try {
       set_python_error(failure);
-    } catch (py::error_already_set& error) {  // no memory for the error
+    } catch (py::error_already_set& error) {  // there was no memory for the error
       error.restore();
     }
   } catch (const std::bad_alloc&) {
@@ -99,14 +99,14 @@ void set_python_error() noexcept {
 }
 
 Clock::duration duration_of(double seconds) {
-  // A year stands for "for ever": the clock cannot hold every double.
+  // Bounded to about a year, because the clock cannot represent every double.
   double bounded = seconds < 3e7 ? seconds : 3e7;
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
 }
 
 Clock::time_point deadline_in(double seconds) { return Clock::now() + duration_of(seconds); }
 
-void look_at_signals() {
+void check_signals() {
   InterpreterLock lock;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }

@@ -1,4 +1,4 @@
-// C++ exceptions as Python's, and Python's Ctrl-C in waiting ranks.
+// Translates C++ exceptions to Python's, and raises Ctrl-C in waiting ranks.
 #pragma once
 
 #include "executor/communicator.h"
@@ -6,7 +6,7 @@
 
 namespace pycollective {
 
-// Within a catch block, with the interpreter: sets the Python error that stands for the exception.
+// Sets the Python error for the current exception. Called in a catch block, with the GIL.
 void set_python_error() noexcept;
 
 void set_python_error(const Failure& failure);
@@ -14,10 +14,10 @@ void set_python_error(const Failure& failure);
 Clock::duration duration_of(double seconds);
 Clock::time_point deadline_in(double seconds);
 
-// Raises what a signal's handler raises.
-void look_at_signals();
+// Runs Python's signal handlers. Throws if one of them raises.
+void check_signals();
 
-// Waiting for so many seconds, or until `interrupt` throws.
-Waiting waiting_for(double seconds, Interrupt interrupt = look_at_signals);
+// Returns the arguments of a wait of this number of seconds, which `interrupt` may end by throwing.
+Waiting waiting_for(double seconds, Interrupt interrupt = check_signals);
 
 }  // namespace pycollective

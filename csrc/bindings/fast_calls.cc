@@ -1,10 +1,9 @@
-// The short way of a communicator's collective calls from Python to the direct path.
+// The fast path of collective calls from Python to the core's direct path.
 //
-// A call of some hundred nanoseconds has no time for pybind11's conversions, nor for Python's own
-// statements. `fast_call(collective)(method)` makes a method that looks at the arguments itself:
-// plain NumPy arrays that need no preparation go to the core at once; all else goes to the method
-// in Python, which is right for everything. What a program repeats (shape, dtype, op, root) is kept
-// prepared.
+// A call of some hundred nanoseconds has no time for pybind11's conversions or for Python
+// statements. `fast_call(collective)(method)` makes a method that reads the arguments itself. Plain
+// NumPy arrays that need no preparation go to the core at once; all other calls go to the general
+// method in Python. Calls that a program repeats (the same shape, dtype, op and root) are cached.
 #include "bindings/fast_calls.h"
 
 #include <pybind11/numpy.h>
@@ -39,7 +38,7 @@ using py::detail::npy_api;
 
 using P = Parameter;
 
-// The parameters by keyword alone are out, algorithm and async_op.
+// out, algorithm and async_op are keyword-only.
 constexpr Kind kKinds[] = {
     {Collective::all_reduce, {{P::x, P::op, P::out, P::algorithm, P::async_op}, 2}, true},
     {Collective::reduce, {{P::x, P::op, P::root, P::out, P::algorithm, P::async_op}, 3}, true},
@@ -54,7 +53,7 @@ constexpr Kind kKinds[] = {
 
 struct Other {
   const char* name;
-  ShortWay short_way;
+  FastPath fast_path;
   Signature signature;
 };
 constexpr Other kOthers[] = {{"fast_send", send_message, {{P::x, P::dest, P::tag}, 3}},
@@ -64,9 +63,9 @@ constexpr Other kOthers[] = {{"fast_send", send_message, {{P::x, P::dest, P::tag
 struct Method {
   PyObject_HEAD vectorcallfunc call;
   PyObject* general;
-  ShortWay short_way;
+  FastPath fast_path;
   const Signature* signature;
-  const Kind* kind;  // nullptr: no collective
+  const Kind* kind;  // nullptr: not a collective
 };
 
 PyTypeObject* base_type = nullptr;
@@ -74,7 +73,7 @@ PyTypeObject* method_type = nullptr;
 PyObject* array_type = nullptr;
 std::array<PyObject*, kParameters> parameter_names;
 PyObject *name_sum, *name_auto, *name_direct, *name_result, *name_tasks;
-PyTypeObject* work_type = nullptr;  // Work, in Python
+PyTypeObject* work_type = nullptr;  // Python's class Work
 
 bool is_name(PyObject* object, PyObject* name) {
   return object == name || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, name) == 0);
@@ -87,7 +86,7 @@ struct Request {
   bool automatic = true;  // "auto", not "direct"
   bool later = false;     // async_op
 
-  // Returns false if the call is none for the short way. Raises nothing.
+  // Returns false if the fast path does not support the call. Raises nothing.
   bool read(const Arguments& given, int size) {
     x = given.unless_none(P::x);
     out = given.unless_none(P::out);
@@ -124,8 +123,9 @@ const Known* find(State& state, const Kind& kind, const Request& request, const 
   return nullptr;
 }
 
-// nullptr where the call is none for the short way: the general method does it, or says why not.
-// Throws what Python raises. `x` is the input; on a scatter's other ranks, the output.
+// Returns nullptr if the fast path does not support the call; the general method then executes it
+// or raises. Throws Python's errors. `x` is the input or, on a scatter's ranks other than the root,
+// the output.
 const Known* learn(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
   constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
   Communicator& communicator = *state.communicator;
@@ -174,14 +174,14 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
     state.oldest = (state.oldest + 1) % state.known.size();
     return &known;
   } catch (const py::error_already_set&) {
-    throw;  // Ctrl-C, for one: NumPy names a dtype in Python
+    throw;  // e.g. Ctrl-C, because NumPy names a dtype in Python
   } catch (const std::exception&) {
     return nullptr;
   }
 }
 
-// Returns true if input and output overlap in another way than in place: as one array, or the
-// smaller one as this rank's part of the larger.
+// Returns true if input and output overlap, but not as in a call in place. In place, they are the
+// same array, or the smaller one is this rank's part of the larger one.
 bool overlap(const Known& known, int rank, const char* x, const char* out) {
   std::size_t in = known.inputs * known.item, bytes = known.outputs * known.item;
   if (x >= out + bytes || out >= x + in) return false;
@@ -192,7 +192,7 @@ bool overlap(const Known& known, int rank, const char* x, const char* out) {
   return smaller != larger + static_cast<std::size_t>(rank) * part;
 }
 
-// Returns the Work of a call, which is over if there is no task.
+// Returns the Work of a call. Without a task, the Work is over.
 PyObject* new_work(const std::shared_ptr<Task>& task, const py::object& result) {
   auto work = py::reinterpret_steal<py::object>(work_type->tp_alloc(work_type, 0));
   if (!work || PyObject_SetAttr(work.ptr(), name_result, result.ptr()) != 0) return nullptr;
@@ -203,20 +203,21 @@ PyObject* new_work(const std::shared_ptr<Task>& task, const py::object& result) 
   return work.release().ptr();
 }
 
-// What the call returns; nullptr with a Python error; Py_NotImplemented (borrowed) where the call
-// is none for the short way.
+// Returns the call's result, nullptr with a Python error, or Py_NotImplemented (borrowed) if the
+// fast path does not support the call.
 PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
   State& state = *self.state;
   Communicator& communicator = *state.communicator;
-  if (communicator.has_calls_under_way()) return Py_NotImplemented;  // which must be over first
+  // The general method waits for running calls.
+  if (communicator.has_calls_under_way()) return Py_NotImplemented;
   const PreparedCall* prepared = &state.barrier;
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t bytes = 0;
   py::object kept, result = py::none();
   if (kind.collective != Collective::barrier) {
-    // On a scatter's other ranks, the output says what there is; the input is not looked at.
+    // On a scatter's ranks other than the root, the output determines shape and dtype.
     const bool by_output =
         kind.collective == Collective::scatter && !request.x && communicator.rank() != request.root;
     if (kind.collective == Collective::scatter && request.x &&
@@ -235,7 +236,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     prepared = &known->prepared;
     if (!by_output) input = x->data;
     if (known->outputs == 0) {
-      // Another rank than the root gets nothing.
+      // Ranks other than the root have no result.
     } else if (request.out) {
       const ArrayStruct* out = plain_array(request.out, kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
       if (!out || out->descr != x->descr ||
@@ -255,7 +256,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   const double timeout = self.timeout;
   if (request.later) {
     if (!brief) return Py_NotImplemented;
-    communicator.start_tasks();  // before anything is posted: the call can be repeated
+    communicator.start_tasks();  // may throw: the call has not begun, so it can be repeated
     using Kept = std::pair<py::object, py::object>;
     auto under_way =
         communicator.submit_begun(*prepared, input, output, state.spins(), duration_of(timeout),
@@ -264,7 +265,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   }
   if (!brief || !communicator.begin(*prepared, input, output, state.spins())) {
     std::shared_ptr<Communicator> kept_communicator = state.communicator;
-    PreparedCall copy = *prepared;  // another thread may use the place
+    PreparedCall copy = *prepared;  // another thread may reuse the cache entry
     Waiting waiting = waiting_for(timeout);
     InterpreterRelease release;
     if (brief || !kept_communicator->begin(copy, input, output, 1)) {
@@ -289,7 +290,7 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nar
     Arguments arguments;
     if (self.state && arguments.assign(*method->signature, args + 1, positional - 1, names)) {
       try {
-        PyObject* result = method->short_way(self, method->kind, arguments);
+        PyObject* result = method->fast_path(self, method->kind, arguments);
         if (result != Py_NotImplemented) return result;
       } catch (...) {
         set_python_error();
@@ -300,15 +301,13 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nar
   return PyObject_Vectorcall(method->general, args, nargsf, names);
 }
 
-// The method's type.
-
-PyObject* new_method(ShortWay short_way, const Signature& signature, const Kind* kind,
+PyObject* new_method(FastPath fast_path, const Signature& signature, const Kind* kind,
                      PyObject* general) {
   auto* method = PyObject_GC_New(Method, method_type);
   if (!method) return nullptr;
   method->call = call_method;
   method->general = Py_NewRef(general);
-  method->short_way = short_way;
+  method->fast_path = fast_path;
   method->signature = &signature;
   method->kind = kind;
   PyObject_GC_Track(method);
@@ -338,7 +337,7 @@ PyObject* bind_method(PyObject* self, PyObject* object, PyObject*) {
   return object && object != Py_None ? PyMethod_New(self, object) : Py_NewRef(self);
 }
 
-// Name, documentation and signature are those of the method in Python.
+// Name, documentation and signature are those of the general method.
 PyObject* method_attribute(PyObject* self, PyObject* name) {
   PyObject* general = reinterpret_cast<Method*>(self)->general;
   if (PyUnicode_CompareWithASCIIString(name, "__wrapped__") == 0) return Py_NewRef(general);
@@ -348,7 +347,7 @@ PyObject* method_attribute(PyObject* self, PyObject* name) {
   return PyObject_GetAttr(general, name);
 }
 
-// Python's help looks for the documentation past method_attribute().
+// help() does not use method_attribute() for the documentation.
 PyObject* method_documentation(PyObject* self, void*) {
   return PyObject_GetAttrString(reinterpret_cast<Method*>(self)->general, "__doc__");
 }
@@ -374,8 +373,6 @@ PyTypeObject* make_method_type() {
                              slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }
-
-// The base's type.
 
 PyObject* attach(PyObject* self, PyObject* core) {
   auto* base = reinterpret_cast<Base*>(self);
@@ -403,7 +400,7 @@ PyObject* get_timeout(PyObject* self, void*) {
   return PyFloat_FromDouble(reinterpret_cast<Base*>(self)->timeout);
 }
 
-// Refuses wrong values here: an error in the middle of a call would leave the peers waiting.
+// Rejects wrong values at once: an error within a call would leave the peers waiting.
 int set_timeout(PyObject* self, PyObject* value, void*) {
   double seconds = value ? PyFloat_AsDouble(value) : -1;
   bool is_number = !PyErr_Occurred();
@@ -426,8 +423,8 @@ void free_base(PyObject* self) {
 
 PyTypeObject* make_base_type() {
   static PyMethodDef methods[] = {
-      {"_attach", attach, METH_O, "_attach($self, core, /)\n--\n\nGo the short way to this core."},
-      {"_detach", detach, METH_NOARGS, "_detach($self, /)\n--\n\nGo it no more."},
+      {"_attach", attach, METH_O, "_attach($self, core, /)\n--\n\nUse the fast path to this core."},
+      {"_detach", detach, METH_NOARGS, "_detach($self, /)\n--\n\nStop using the fast path."},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef properties[] = {
       {"timeout", get_timeout, set_timeout,
@@ -514,17 +511,18 @@ void bind_fast_calls(py::module_& m) {
                 new_method(call_collective, kind.signature, &kind, method.ptr()));
           });
         }
-        throw std::invalid_argument("a collective without a short way");
+        throw std::invalid_argument("this collective has no fast path");
       },
-      py::arg("collective"), "Decorate a communicator's method: it gets a short way to the core.");
+      py::arg("collective"),
+      "Return a decorator that gives a communicator's method a fast path to the core.");
   for (const Other& other : kOthers) {
     m.def(
         other.name,
         [&other](const py::object& method) {
           return py::reinterpret_steal<py::object>(
-              new_method(other.short_way, other.signature, nullptr, method.ptr()));
+              new_method(other.fast_path, other.signature, nullptr, method.ptr()));
         },
-        py::arg("method"), "The same for this method.");
+        py::arg("method"), "Give this method a fast path to the core.");
   }
   m.def(
       "use_work",
@@ -532,7 +530,7 @@ void bind_fast_calls(py::module_& m) {
         work_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type.ptr()));
       },
       py::arg("type"),
-      "Make works of this class: with `_result`, and `_tasks` while it is under way.");
+      "Set the class of asynchronous handles. They get `_result`, and `_tasks` while running.");
 }
 
 }  // namespace pycollective

@@ -1,5 +1,5 @@
-// The short way of all_reduce_many from Python to the core: a few small, plain NumPy arrays of one
-// dtype, in one pack. All else goes to the method in Python, which makes the same call of it.
+// The fast path of all_reduce_many from Python to the core, for a few small, plain NumPy arrays of
+// one dtype, joined to one array. The general method in Python makes the same call.
 #include <pybind11/numpy.h>
 
 #include <cstring>
@@ -25,13 +25,13 @@ constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_
 
 bool is_list(PyObject* object) { return PyList_CheckExact(object) || PyTuple_CheckExact(object); }
 
-// The arrays' shapes, one after the other, as the ranks must agree on them.
+// Appends an array's shape to the shapes on which the ranks must agree.
 void append_shape(std::vector<std::int64_t>& shapes, const ArrayStruct& array) {
   if (!shapes.empty()) shapes.push_back(CallRecord::kNextArray);
   shapes.insert(shapes.end(), array.dimensions, array.dimensions + array.nd);
 }
 
-// nullptr where the call is none for the short way. Throws what Python raises.
+// Returns nullptr if the fast path does not support the call. Throws Python's errors.
 const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
                                const std::vector<std::int64_t>& shapes, std::size_t items) {
   for (const KnownPack& known : state.packs) {
@@ -40,7 +40,7 @@ const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
   if (!PyUnicode_CheckExact(op)) return nullptr;
   Communicator& communicator = *state.communicator;
   KnownPack& known = state.packs[state.oldest_pack];
-  known.descr = py::object();  // nothing is known while this fails
+  known.descr = py::object();  // the entry stays empty if this fails
   try {
     auto dtype = py::reinterpret_borrow<py::dtype>(descr);
     auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(op)));
@@ -57,7 +57,7 @@ const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
     known.shapes = shapes;
     known.descr = dtype;
   } catch (const py::error_already_set&) {
-    throw;  // Ctrl-C, for one
+    throw;  // e.g. Ctrl-C
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -76,7 +76,8 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
   if (out && !(is_list(out) && PySequence_Fast_GET_SIZE(out) == PySequence_Fast_GET_SIZE(given))) {
     return Py_NotImplemented;
   }
-  if (state.communicator->has_calls_under_way()) return Py_NotImplemented;  // to be over first
+  // The general method waits for running calls.
+  if (state.communicator->has_calls_under_way()) return Py_NotImplemented;
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(given);
   PyObject** arrays = PySequence_Fast_ITEMS(given);
   PyObject** outs = out ? PySequence_Fast_ITEMS(out) : nullptr;
@@ -130,7 +131,7 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
     lengths.push_back(length);
     place += length;
   }
-  // While the interpreter is released, another thread may close the communicator or use `known`.
+  // While the GIL is released, another thread may close the communicator or reuse the cache entry.
   const std::shared_ptr<Communicator> communicator = state.communicator;
   const PreparedCall prepared = known->prepared;
   if (!communicator->begin(prepared, pack.get(), pack.get(), state.spins())) {

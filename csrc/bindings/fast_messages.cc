@@ -1,5 +1,5 @@
-// The short way of messages between two ranks from Python to the core: plain NumPy arrays, and a
-// call that waits. All else goes to the methods in Python.
+// The fast path of messages between two ranks from Python to the core, for plain NumPy arrays and
+// blocking calls. All other calls go to the general methods in Python.
 #include <pybind11/numpy.h>
 
 #include <climits>
@@ -18,7 +18,7 @@ namespace {
 
 using py::detail::npy_api;
 
-// Returns nullptr where an array's items are none for the short way. Throws what Python raises.
+// Returns nullptr if the fast path does not support the array's items. Throws Python's errors.
 const Envelope* envelope_of(State& state, const ArrayStruct& array) {
   constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
   for (const KnownMessage& known : state.messages) {
@@ -58,7 +58,7 @@ PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
   if (!known) return Py_NotImplemented;
   Envelope envelope = *known;
   envelope.tag = tag;
-  // While the interpreter is released, another thread may close the communicator.
+  // While the GIL is released, another thread may close the communicator.
   const std::shared_ptr<Communicator> communicator = state.communicator;
   const auto kept = py::reinterpret_borrow<py::object>(given);
   Message message(sends, peer, envelope, array->data);

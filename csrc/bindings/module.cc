@@ -13,10 +13,10 @@ PYBIND11_MODULE(_core, m) {
   pycollective::bind_arena(m);
   pycollective::bind_fast_calls(m);
   pycollective::bind_reduce(m);
-  auto cuda = m.def_submodule("cuda", "What the CUDA part of this build can see.");
+  auto cuda = m.def_submodule("cuda", "The CUDA part of this build.");
   pycollective::bind_cuda(cuda);
-  auto nccl = m.def_submodule("nccl", "NCCL, as it is, opened while the program runs.");
+  auto nccl = m.def_submodule("nccl", "NCCL's functions, loaded at run time.");
   pycollective::bind_nccl(nccl);
-  auto device = m.def_submodule("device", "Calls on devices' arrays, by ranks of one process.");
+  auto device = m.def_submodule("device", "Calls on device arrays, by ranks of one process.");
   pycollective::bind_device(device);
 }

@@ -1,5 +1,5 @@
-// How kernels read and write memory, and what they compute in. It compiles for processors too, on
-// which rehearsal.cc runs the kernels' code.
+// Memory accesses of kernels, and the types in which they compute. Also compiles for the host,
+// where host_kernels.cc runs the kernels' code.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +21,18 @@
 
 namespace pycollective::cuda {
 
-// Threads of a block, in every kernel.
+// Threads of a block in every kernel.
 inline constexpr unsigned kThreads = 256;
-// The widest access of a thread.
+// The widest memory access of a thread.
 inline constexpr std::size_t kVectorBytes = 16;
 
-// Which thread of a launch runs.
+// The position of a thread in its launch.
 struct Thread {
   std::size_t block, blocks;
   unsigned thread;
 };
 
-// Halves are kept as their bits, and computed with in float32.
+// Halves are stored as their bits and computed in float32.
 struct Float16 {
   std::uint16_t bits;
 };
@@ -104,16 +104,16 @@ struct WordOf<1> {
 };
 #endif
 
-// Fails where a GPU would: such an access is not aligned.
+// Throws for an unaligned access, which would fail on a GPU.
 void check_access(const void* place, std::size_t bytes);
 
-// Numbers side by side, which move in one access.
+// Adjacent numbers that are read or written in one access.
 template <class T, int kLanes>
 struct Lanes {
   static constexpr std::size_t kBytes = sizeof(T) * kLanes;
   T items[kLanes];
 
-  // Every byte is read once: it may be the first to leave the caches.
+  // Each byte is read once, so the caches may evict it first.
   PYCOLLECTIVE_INLINE void read(const void* from) {
 #ifdef __CUDA_ARCH__
     auto word = __ldcs(static_cast<const typename WordOf<kBytes>::type*>(from));
@@ -135,7 +135,7 @@ struct Lanes {
 #endif
   }
 
-  // The same, byte by byte where it is not aligned.
+  // Reads byte by byte if not aligned.
   PYCOLLECTIVE_INLINE void read(const void* from, bool aligned) {
     if (aligned) return read(from);
     auto* bytes = static_cast<const unsigned char*>(from);

@@ -1,5 +1,5 @@
-// What one thread of the kernels that combine arrays does, and which of them a place of the table
-// has. It compiles for processors too, on which rehearsal.cc runs it.
+// The work of one thread in the kernels that combine arrays, and the choice of the kernel for a
+// dtype and an operation. Also compiles for the host, where host_kernels.cc runs it.
 #pragma once
 
 #include <stdexcept>
@@ -10,30 +10,31 @@
 
 namespace pycollective::cuda {
 
-// Sources of which a thread reads a vector before it needs any of them, where their number is not
-// known to the compiler.
+// Vectors that a thread reads before it uses the first one, if the number of sources is a runtime
+// value.
 inline constexpr int kReadAtOnce = 4;
 
-// Vectors that a thread reads before it needs any of them, where the number of sources is known:
-// with 1,024 threads, 128 KiB of each multiprocessor are under way.
+// The same, if the number of sources is a constant: 1,024 threads then have 128 KiB of reads in
+// flight on each multiprocessor.
 inline constexpr int kUnderWay = 8;
 
-// Whether 2, 4 and 8 sources have kernels of their own. They are those of what replicas share most;
-// kSources is 0 in the kernels for all other numbers.
+// True if 2, 4 and 8 sources have kernels with a constant number of sources: the common cases.
+// Other numbers use kernels with kSources = 0.
 template <class T, class O>
 inline constexpr bool is_specialised =
     std::is_same_v<O, arithmetic::Sum> && (std::is_floating_point_v<T> || is_half<T>);
 
-// Vectors of each source that a thread takes at once.
+// Vectors of each source that a thread processes at once.
 template <int kSources>
 inline constexpr int kTurn = kSources ? kUnderWay / kSources : 1;
 
-// The same of a block, for cut(); with one vector for each thread there is no need of tiles.
+// Vectors of each source that a block processes at once (a tile of cut()). 0 means no tiles: each
+// thread processes one vector.
 template <int kSources>
 inline constexpr std::size_t kTileVectors =
     kTurn<kSources> > 1 ? std::size_t{kTurn<kSources>} * kThreads : 0;
 
-// What vectors of T consist of: bits of bytes are combined as words.
+// The type of a vector's items: bitwise operations on bytes use words.
 template <class T, class O>
 using Lane =
     std::conditional_t<std::is_same_v<T, std::uint8_t> && (std::is_same_v<O, arithmetic::And> ||
@@ -41,7 +42,7 @@ using Lane =
                                                            std::is_same_v<O, arithmetic::Xor>),
                        std::uint32_t, T>;
 
-// What was combined so far.
+// A partial result.
 template <class T, int kLanes, class O>
 struct Result {
   Computed<T> items[kLanes];
@@ -71,7 +72,7 @@ struct Result {
   }
 };
 
-// Combines the lanes at some offset, in bytes, of any number of sources.
+// Combines the items at an offset (in bytes) of any number of sources.
 template <class T, int kLanes, class O>
 PYCOLLECTIVE_INLINE void combine_any(const Combination& c, std::size_t offset, bool aligned) {
   Result<T, kLanes, O> result{};
@@ -94,7 +95,8 @@ PYCOLLECTIVE_INLINE void combine_any(const Combination& c, std::size_t offset, b
   result.write(c, offset, aligned);
 }
 
-// Combines vectors at several offsets of kSources sources; all are read before any is needed.
+// Combines the vectors at several offsets of kSources sources. All are read before the first one is
+// used.
 template <class T, int kLanes, class O, int kSources, int kOffsets>
 PYCOLLECTIVE_INLINE void combine_known(const Combination& c,
                                        const std::size_t (&offsets)[kOffsets]) {
@@ -114,7 +116,7 @@ PYCOLLECTIVE_INLINE void combine_known(const Combination& c,
   }
 }
 
-// The part of one thread.
+// The work of one thread.
 template <class T, class O, int kSources>
 PYCOLLECTIVE_INLINE void combine_as(const Combination& c, Thread self) {
   using L = Lane<T, O>;
@@ -141,7 +143,7 @@ PYCOLLECTIVE_INLINE void combine_as(const Combination& c, Thread self) {
       combine_any<L, kLanes, O>(c, offsets[0], true);
     }
   }
-  // What is in no vector, in front of them and behind.
+  // The items before the first vector and after the last one.
   const std::size_t in_vectors = c.cut.vectors * (kVectorBytes / sizeof(T));
   for (std::size_t i = mine; i < c.count - in_vectors; i += threads) {
     const std::size_t item = i < c.cut.head ? i : i + in_vectors;
@@ -149,8 +151,8 @@ PYCOLLECTIVE_INLINE void combine_as(const Combination& c, Thread self) {
   }
 }
 
-// Calls run<T, O, kSources>(factor) with what combines so many sources; an item of the table's type
-// counts as `factor` items of T. Types whose results have the same bits share a kernel.
+// Calls run<T, O, kSources>(factor) for a number of sources. An item of the table's type counts as
+// `factor` items of T. Types whose results have the same bits share a kernel.
 template <class T, class O, class Run>
 void with_sources(int sources, std::size_t factor, Run&& run) {
   if constexpr (is_specialised<T, O>) {
@@ -168,14 +170,14 @@ void with_type(DType dtype, int sources, Run&& run) {
     if constexpr (is_complex<T> && std::is_same_v<O, Sum>) {
       with_sources<decltype(T::real), O>(sources, 2, run);
     } else if constexpr (std::is_same_v<O, Sum>) {
-      with_sources<T, O>(sources, 1, run);  // which also divides, and signs matter there
+      with_sources<T, O>(sources, 1, run);  // also divides, which depends on the sign
     } else if constexpr (O::template takes<Computed<T>>) {
       with_sources<typename O::template Same<T>, O>(sources, 1, run);
     }
   };
   switch (dtype) {
     case DType::boolean:
-      return;  // with_kernel() knows them
+      return;  // handled by with_kernel()
     case DType::i8:
       return use.template operator()<std::int8_t>();
     case DType::i16:
@@ -207,7 +209,7 @@ void with_type(DType dtype, int sources, Run&& run) {
   }
 }
 
-// Throws std::invalid_argument where the table has no such place.
+// Throws std::invalid_argument if the table does not have the operation for the dtype.
 template <class Run>
 void with_kernel(DType dtype, Op op, int sources, Run&& run) {
   using namespace arithmetic;
@@ -238,7 +240,7 @@ void with_kernel(DType dtype, Op op, int sources, Run&& run) {
   }
 }
 
-// What the kernels are given for arrays whose items are taken as `factor` items of T.
+// Returns the kernel's argument for arrays whose items count as `factor` items of T.
 template <class T, int kSources>
 Combination combination(Op op, void* const* targets, int num_targets, const void* const* sources,
                         int num_sources, std::size_t count, int size, int multiprocessors) {

@@ -1,5 +1,5 @@
-// What the rest of the core may ask about CUDA devices. device.cc answers in builds that found
-// nvcc, no_cuda.cc in all others.
+// The core's interface to CUDA devices. device.cc implements it if the build found nvcc, else
+// no_cuda.cc.
 #pragma once
 
 #include <string>
@@ -10,18 +10,17 @@ class Runtime;
 
 namespace pycollective::cuda {
 
-// Whether this build has the CUDA part.
+// Returns true if this build has the CUDA part.
 bool built();
 
-// CUDA runtime version the build was made with (e.g. 13000), 0 without CUDA.
+// Returns the CUDA runtime version of the build (e.g. 13000), 0 without CUDA.
 int runtime_version();
 
-// Number of devices the driver shows; 0 when there is none, and `why` then says so in words.
+// Returns the number of devices that the driver reports. If it is 0, `why` gets the reason.
 int device_count(std::string* why);
 
-// What runs the executor for device arrays on GPUs; the same one in every call. Nothing is asked of
-// CUDA before the first call of one of its functions. Throws std::runtime_error in builds without
-// CUDA.
+// Returns the runtime for GPUs, always the same object. It does not call CUDA before one of its
+// functions is called. Throws std::runtime_error in builds without CUDA.
 device::Runtime& runtime();
 
 }  // namespace pycollective::cuda

@@ -8,11 +8,12 @@
 namespace pycollective::cuda {
 namespace {
 
-// Blocks of a launch for each multiprocessor: several times what it runs at once, so that one that
-// is slower takes fewer, and few enough that each has a few tiles of a large array.
+// Blocks of a launch per multiprocessor. Several times the blocks that run at once, so that a
+// slower multiprocessor gets fewer of them; few enough that a block has several tiles of a large
+// array.
 constexpr std::size_t kBlocksEach = 32;
 
-// Blocks with tiles that a multiprocessor runs at once, by their registers.
+// Blocks with tiles that run at once on a multiprocessor, limited by their registers.
 constexpr std::size_t kResidentEach = 4;
 
 constexpr std::size_t divided_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
@@ -28,7 +29,7 @@ Cut cut(const Combination& arrays, std::size_t item, std::size_t tile_vectors,
         int multiprocessors) {
   Cut made;
   auto address = [](const void* place) { return reinterpret_cast<std::uintptr_t>(place); };
-  // Where all are equally far from the next vector, all have vectors.
+  // Vectors can be used if all arrays have the same offset from a vector boundary.
   std::uintptr_t first = address(arrays.sources[0]), differences = 0, all = first;
   for (int k = 0; k < arrays.num_sources; ++k) {
     differences |= address(arrays.sources[k]) ^ first;
@@ -75,7 +76,7 @@ std::vector<Packing> packings(void* packed, const std::vector<device::Piece>& pi
     Packing& last = all.back();
     std::size_t count = piece.count * factor;
     std::size_t tiles = last.first_tile[last.num_pieces] + divided_up(count, kTileItems);
-    if (tiles > UINT32_MAX) throw std::length_error("pieces of more items than there is memory");
+    if (tiles > UINT32_MAX) throw std::length_error("the pieces have too many items");
     last.pieces[last.num_pieces] = {piece.place, count, piece.offset * factor};
     last.first_tile[++last.num_pieces] = static_cast<std::uint32_t>(tiles);
   }

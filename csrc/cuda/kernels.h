@@ -1,4 +1,4 @@
-// How runtime.cc starts the kernels; the current device is the stream's.
+// Launches of the kernels, for runtime.cc. The current device must be the stream's.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace pycollective::cuda {
 
-// Throws std::runtime_error that says what failed, and CUDA's words for it.
+// Throws std::runtime_error with the failed action `what` and CUDA's message.
 void check(cudaError_t status, const char* what);
 
 void start_combine(DType dtype, Op op, void* const* targets, int num_targets,

@@ -6,7 +6,8 @@ namespace pycollective::cuda {
 namespace {
 
 constexpr char kWhy[] =
-    "this build has no CUDA part: nvcc 12 or later was not found when it was compiled";
+    "this build has no CUDA part, because nvcc 12 or later was not found: install it and build "
+    "again";
 
 }  // namespace
 

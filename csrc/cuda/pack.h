@@ -1,5 +1,5 @@
-// What one thread of the kernels that pack and unpack does, and which of them two types have. It
-// compiles for processors too, on which rehearsal.cc runs it.
+// The work of one thread in the kernels that pack and unpack, and the choice of the kernel for two
+// types. Also compiles for the host, where host_kernels.cc runs it.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace pycollective::cuda {
 
-// Vectors, or items that are in none, that a thread reads before it needs any of them.
+// Vectors, or single items, that a thread reads before it uses the first one.
 inline constexpr int kVectorsAtOnce = 4;
 template <class T>
 inline constexpr int kSinglesAtOnce = sizeof(T) == 8 ? 4 : 8;
 
-// Ints stand for whatever is copied. Numbers are multiplied in float32, or in float64 where that is
-// one of the types, and rounded once.
+// Ints represent copied data of any type. Numbers are multiplied in float32 (in float64 if a type
+// is float64) and rounded once.
 template <class From, class To>
 PYCOLLECTIVE_INLINE To converted(From value, double scale) {
   if constexpr (std::is_integral_v<From>) {
@@ -38,7 +38,7 @@ PYCOLLECTIVE_INLINE Lanes<To, kLanes> converted(const Lanes<From, kLanes>& sourc
   return result;
 }
 
-// One thread's part of at most kTileItems items.
+// One thread's share of at most kTileItems items.
 template <class From, class To>
 PYCOLLECTIVE_INLINE void convert_tile(const void* from, void* to, unsigned items, double scale,
                                       unsigned thread) {
@@ -79,11 +79,11 @@ PYCOLLECTIVE_INLINE void convert_tile(const void* from, void* to, unsigned items
   }
 }
 
-// The part of one thread.
+// The work of one thread.
 template <class From, class To>
 PYCOLLECTIVE_INLINE void pack_as(const Packing& p, Thread self) {
   for (std::size_t tile = self.block; tile < p.first_tile[p.num_pieces]; tile += self.blocks) {
-    int piece = 0;  // the last one that begins before the tile, or with it
+    int piece = 0;  // the last piece that begins at or before the tile
     for (int end = p.num_pieces; end - piece > 1;) {
       int middle = (piece + end) / 2;
       (p.first_tile[middle] <= tile ? piece : end) = middle;
@@ -100,8 +100,8 @@ PYCOLLECTIVE_INLINE void pack_as(const Packing& p, Thread self) {
   }
 }
 
-// Calls run<From, To>(factor); an item counts as `factor` items of those types. Throws
-// std::invalid_argument where one type is not converted to the other.
+// Calls run<From, To>(factor); an item counts as `factor` items of these types. Throws
+// std::invalid_argument if there is no conversion.
 template <class Run>
 void with_conversion(DType from, DType to, double scale, Run&& run) {
   if (from == to && scale == 1) {
@@ -174,8 +174,8 @@ void with_conversion(DType from, DType to, double scale, Run&& run) {
     throw std::invalid_argument(
         "cannot pack " + std::string(to_string(from)) + " as " + std::string(to_string(to)) +
         " times " + std::to_string(scale) +
-        ": halves and float32 are converted to each other, float32 and float64, and complex "
-        "numbers; all types are copied with a scale of 1");
+        ": possible are halves and float32, float32 and float64, complex64 and complex128; "
+        "for a scale of 1, also equal types");
   }
 }
 

@@ -1,4 +1,4 @@
-// The Runtime of device/runtime.h, by CUDA's runtime API.
+// The device::Runtime of CUDA devices.
 #include "device/runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -20,24 +20,24 @@ using device::Event;
 using device::Piece;
 using device::Stream;
 
-// Memory that a device keeps for the next allocation when nothing of it is in use.
+// Bytes of unused memory that a device's pool keeps for later allocations.
 constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;
 
 [[noreturn]] void fail(cudaError_t status, const std::string& what) {
-  (void)cudaGetLastError();  // it was told here, and is not to be found by the next call
+  (void)cudaGetLastError();  // reported here: clear it for the next call
   throw std::runtime_error("CUDA, " + what + ": " + cudaGetErrorString(status) + " (" +
                            cudaGetErrorName(status) + ")");
 }
 
 cudaStream_t stream_of(Stream stream) {
-  return reinterpret_cast<cudaStream_t>(stream);  // NOLINT: that is how it came
+  return reinterpret_cast<cudaStream_t>(stream);  // NOLINT: converted back from a number
 }
 
-// Makes a device the current one of this thread for a while.
+// Sets this thread's current device until the destructor.
 class Current {
  public:
   explicit Current(int device) {
-    check(cudaGetDevice(&before_), "asking for the current device");
+    check(cudaGetDevice(&before_), "reading the current device");
     changed_ = before_ != device;
     if (!changed_) return;
     cudaError_t status = cudaSetDevice(device);
@@ -59,7 +59,7 @@ class CudaEvent : public Event {
   CudaEvent(int device, bool timed) {
     Current current(device);
     check(cudaEventCreateWithFlags(&event_, timed ? cudaEventDefault : cudaEventDisableTiming),
-          "making an event");
+          "creating an event");
   }
   ~CudaEvent() override { (void)cudaEventDestroy(event_); }
   CudaEvent(const CudaEvent&) = delete;
@@ -105,7 +105,7 @@ class CudaRuntime : public device::Runtime {
   double seconds_between(const Event& first, const Event& second) override {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, CudaEvent::of(first), CudaEvent::of(second)),
-          "asking for the time between events");
+          "reading the time between events");
     return static_cast<double>(milliseconds) / 1e3;
   }
 
@@ -133,7 +133,7 @@ class CudaRuntime : public device::Runtime {
               DType piece_type, double scale, int device, Stream stream) override {
     const Known& known = about(device);
     Current current(device);
-    // What is unpacked is read alone; one table serves both ways.
+    // unpack() only reads the packed array; packing and unpacking share a table.
     start_pack(const_cast<void*>(packed), packed_type, pieces, piece_type, scale, true,
                known.multiprocessors, stream_of(stream));
   }
@@ -141,11 +141,11 @@ class CudaRuntime : public device::Runtime {
  private:
   struct Known {
     int multiprocessors = 0;
-    cudaMemPool_t pool = nullptr;  // nullptr where the device has no pools
+    cudaMemPool_t pool = nullptr;  // nullptr if the device has no pools
   };
 
-  // Asked for once. A pool of our own keeps memory without changing what other libraries of the
-  // program do; it lives as long as the program.
+  // Cached. A pool of this library's own keeps memory without changing the pools of other
+  // libraries. It is never destroyed.
   const Known& about(int device);
 
   std::mutex mutex_;
@@ -160,19 +160,20 @@ const CudaRuntime::Known& CudaRuntime::about(int device) {
   int pools = 0;
   cudaError_t status =
       cudaDeviceGetAttribute(&known.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (status != cudaSuccess) fail(status, "asking about device " + std::to_string(device));
+  if (status != cudaSuccess)
+    fail(status, "reading the properties of device " + std::to_string(device));
   check(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device),
-        "asking for memory pools");
+        "reading the support for memory pools");
   if (pools) {
     Current current(device);
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location.type = cudaMemLocationTypeDevice;
     properties.location.id = device;
-    check(cudaMemPoolCreate(&known.pool, &properties), "making a memory pool");
+    check(cudaMemPoolCreate(&known.pool, &properties), "creating a memory pool");
     std::uint64_t kept = kKeptBytes;
     check(cudaMemPoolSetAttribute(known.pool, cudaMemPoolAttrReleaseThreshold, &kept),
-          "setting up a memory pool");
+          "configuring a memory pool");
   }
   return devices_.emplace(device, known).first->second;
 }
@@ -185,7 +186,7 @@ bool CudaRuntime::reaches(int device, int other) {
   int can = 0;
   cudaError_t status = cudaDeviceCanAccessPeer(&can, device, other);
   const std::string between = std::to_string(device) + " and " + std::to_string(other);
-  if (status != cudaSuccess) fail(status, "asking for access between devices " + between);
+  if (status != cudaSuccess) fail(status, "reading the access between devices " + between);
   if (can) {
     Current current(device);
     status = cudaDeviceEnablePeerAccess(other, 0);
@@ -195,14 +196,14 @@ bool CudaRuntime::reaches(int device, int other) {
       fail(status, "enabling access between devices " + between);
     }
     if (theirs.pool) {
-      // Pools are open to their own device alone, whatever peers may do: ours, and the one that the
-      // arrays of other libraries may come from.
+      // Only a pool's own device can access it by default. Open this library's pool, and the
+      // default pool, where other libraries may allocate arrays.
       cudaMemAccessDesc access{};
       access.location.type = cudaMemLocationTypeDevice;
       access.location.id = device;
       access.flags = cudaMemAccessFlagsProtReadWrite;
       cudaMemPool_t shared = nullptr;
-      check(cudaDeviceGetDefaultMemPool(&shared, other), "asking for a peer's memory pool");
+      check(cudaDeviceGetDefaultMemPool(&shared, other), "reading a peer's memory pool");
       for (cudaMemPool_t pool : {theirs.pool, shared}) {
         check(cudaMemPoolSetAccess(pool, &access, 1), "opening a memory pool to a peer");
       }
@@ -227,7 +228,7 @@ std::byte* CudaRuntime::allocate(int device, std::size_t bytes, Stream stream) {
 }
 
 void CudaRuntime::free(int device, std::byte* memory, Stream stream) noexcept {
-  // Whatever fails here was, or will be, told by a call that can tell it.
+  // Ignore errors: another call reports them.
   if (!memory) return;
   try {
     const Known& known = about(device);

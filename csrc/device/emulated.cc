@@ -13,7 +13,7 @@
 namespace pycollective::device {
 namespace {
 
-// What new memory holds, as NaNs and as numbers that nobody has given.
+// The content of new memory: NaNs, and numbers that no test uses.
 constexpr int kPoison = 0xff;
 
 template <class T>
@@ -84,7 +84,7 @@ constexpr Access kAccess[kDTypes] = {
 }  // namespace
 
 struct EmulatedRuntime::Recorded {
-  std::uint64_t asked = 0, happened = 0;  // records
+  std::uint64_t asked = 0, happened = 0;  // numbers of records
   std::chrono::steady_clock::time_point time;
 };
 
@@ -139,7 +139,8 @@ void EmulatedRuntime::enqueue(int device, Stream stream, Task task) {
   if (!held_) go_on();
 }
 
-// Mostly nothing, so that much is there to choose from; now and then a few pieces of work.
+// Usually does nothing, so that many tasks are available to choose from; sometimes runs a few
+// tasks.
 void EmulatedRuntime::go_on() {
   if (random_() % 32 != 0) return;
   for (auto left = random_() % 8; left > 0 && step(); --left) {
@@ -156,7 +157,7 @@ bool EmulatedRuntime::step() {
     breaks = broken_.contains(name.first);
   }
   if (!next) return false;
-  // Some streams get as far ahead as they can, until another one does.
+  // A stream gets as far ahead as possible until another one gets a higher priority.
   if (random_() % 16 == 0) next->priority = random_();
   Task task = std::move(next->tasks.front());
   next->tasks.pop_front();
@@ -171,7 +172,7 @@ std::byte* EmulatedRuntime::allocate(int device, std::size_t bytes, Stream strea
   auto* memory = new std::byte[std::max<std::size_t>(bytes, 1)];
   owners_[memory] = {bytes, device};
   allocated_.insert(memory);
-  // Who uses it before the stream has come so far loses what he wrote.
+  // Work that uses the memory before the stream reaches the allocation loses its data.
   enqueue(device, stream, {{}, [=] { std::memset(memory, kPoison, bytes); }});
   return memory;
 }

@@ -1,6 +1,6 @@
-// Devices in the host's memory, to test the executor with: what streams are given is kept, and done
-// later, in any order that streams and events allow. One that is not waited for is likely to be far
-// behind, or ahead, so that a missing wait shows as a wrong result.
+// Emulated devices in host memory, for tests of the executor. Work on streams is stored and
+// executed later, in any order that streams and events allow. Streams tend to run far ahead of or
+// behind each other, so that a missing wait shows as a wrong result.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ namespace pycollective::device {
 
 class EmulatedRuntime final : public Runtime {
  public:
-  // What was asked of it so far.
+  // The number of calls of each kind.
   struct Counts {
     int allocations = 0, frees = 0, copies = 0, combinations = 0, packs = 0, records = 0, waits = 0;
   };
 
-  // `cliques[d]`: devices of one number reach each other's memory.
+  // `cliques[d]` is the clique of device d. Devices of a clique reach each other's memory.
   EmulatedRuntime(std::vector<int> cliques, std::uint64_t seed);
-  // What is left is never done.
+  // Discards the remaining work.
   ~EmulatedRuntime() override;
 
   bool reaches(int device, int other) override;
@@ -35,7 +35,7 @@ class EmulatedRuntime final : public Runtime {
   std::unique_ptr<Event> event(int device, bool timed) override;
   void record(Event& event, int device, Stream stream) override;
   void wait(const Event& event, int device, Stream stream) override;
-  // Goes on a little as well, so that whoever asks again and again sees it happen.
+  // Also makes some progress, so that repeated polls end.
   bool over(const Event& event) override;
   double seconds_between(const Event& first, const Event& second) override;
   void copy(void* target, int target_device, const void* source, int source_device,
@@ -48,17 +48,19 @@ class EmulatedRuntime final : public Runtime {
   void unpack(const void* packed, DType packed_type, const std::vector<Piece>& pieces,
               DType piece_type, double scale, int device, Stream stream) override;
 
-  // Says on which device memory lies that was not allocated here: kernels of others are refused.
+  // Declares the device of memory that was not allocated here. Kernels of devices that do not reach
+  // it are refused.
   void own(int device, const void* memory, std::size_t bytes);
-  // Does all that there is to do. Throws std::logic_error where streams wait for each other.
+  // Executes all work. Throws std::logic_error if streams wait for each other.
   void run();
-  // While it is held, only run() does anything.
+  // While on, only run() executes work.
   void hold(bool on);
-  // From now on, the call after so many that succeed fails; and the wait after so many is lost.
+  // After `calls` more successful calls, the next one fails; after `waits` more waits, the next one
+  // is ignored.
   void fail_after(int calls);
   void lose_wait_after(int waits);
-  // From now on everything on this device fails, over() too, as CUDA has it behind a kernel that
-  // failed; and what it had still to do with arrays is left.
+  // From now on all calls for this device fail, over() included, as in CUDA after a failed kernel.
+  // The device's pending work on arrays is not executed.
   void break_device(int device);
   Counts counts();
 
@@ -66,9 +68,9 @@ class EmulatedRuntime final : public Runtime {
   struct Recorded;
   struct EmulatedEvent;
   struct Task {
-    std::function<bool()> ready;  // empty: always
+    std::function<bool()> ready;  // empty: always ready
     std::function<void()> work;
-    bool at_arrays = false;  // not done by a device that is broken: they may be gone
+    bool at_arrays = false;  // not executed by a broken device: the arrays may be freed
   };
   struct Lane {  // a stream
     std::deque<Task> tasks;
@@ -88,7 +90,7 @@ class EmulatedRuntime final : public Runtime {
   std::vector<int> cliques_;
   std::mt19937_64 random_;
   std::map<std::pair<int, Stream>, Lane> lanes_;
-  std::map<const std::byte*, std::pair<std::size_t, int>> owners_;  // bytes and device
+  std::map<const std::byte*, std::pair<std::size_t, int>> owners_;  // by address: bytes and device
   std::set<std::byte*> allocated_;
   std::set<int> broken_;
   bool held_ = false;

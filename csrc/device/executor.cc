@@ -31,24 +31,25 @@ Mark mark(Runtime& runtime, const Share& share) {
   return made;
 }
 
-// A stream keeps its own order by itself.
+// Work on one stream is ordered without events.
 void wait(Runtime& runtime, const Share& share, const Mark& mark) {
   if (mark.device == share.device && mark.stream == share.stream) return;
   runtime.wait(*mark.event, share.device, share.stream);
 }
 
-// Memory of a device, given back behind what its rank's stream has been given by then.
-class Loan {
+// Temporary memory of a device. It is freed in stream order, after the work that the stream has by
+// then.
+class Temporary {
  public:
-  Loan(Runtime& runtime, const Share& share, std::size_t bytes)
+  Temporary(Runtime& runtime, const Share& share, std::size_t bytes)
       : runtime_(runtime),
         share_(share),
         memory_(bytes ? runtime.allocate(share.device, bytes, share.stream) : nullptr) {}
-  ~Loan() {
+  ~Temporary() {
     if (memory_) runtime_.free(share_.device, memory_, share_.stream);
   }
-  Loan(const Loan&) = delete;
-  Loan& operator=(const Loan&) = delete;
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
   std::byte* memory() const { return memory_; }
 
  private:
@@ -57,24 +58,24 @@ class Loan {
   std::byte* memory_;
 };
 
-// Memory in one piece.
-struct Stretch {
+// Contiguous memory.
+struct Region {
   std::byte* data;
   std::size_t bytes;
 };
-using Stretches = std::vector<Stretch>;
+using Regions = std::vector<Region>;
 
-std::size_t bytes_of(const Stretches& stretches) {
+std::size_t bytes_of(const Regions& regions) {
   std::size_t sum = 0;
-  for (const Stretch& stretch : stretches) sum += stretch.bytes;
+  for (const Region& region : regions) sum += region.bytes;
   return sum;
 }
 
-// Calls work(places, bytes) for each piece of equally long memory that is in one piece everywhere.
-void side_by_side(std::vector<Stretches> spans,
-                  const std::function<void(const std::vector<std::byte*>&, std::size_t)>& work) {
+// Calls work(places, bytes) for each range that is contiguous in all spans.
+void for_each_range(std::vector<Regions> spans,
+                    const std::function<void(const std::vector<std::byte*>&, std::size_t)>& work) {
   std::size_t left = bytes_of(spans[0]);
-  for (const Stretches& span : spans) {
+  for (const Regions& span : spans) {
     if (bytes_of(span) != left) {
       throw std::logic_error("a step's source and target differ in length");
     }
@@ -88,10 +89,10 @@ void side_by_side(std::vector<Stretches> spans,
       length = std::min(length, spans[i][next[i]].bytes);
     }
     for (std::size_t i = 0; i < spans.size(); ++i) {
-      Stretch& stretch = spans[i][next[i]];
-      places[i] = stretch.data;
-      stretch.data += length;
-      stretch.bytes -= length;
+      Region& region = spans[i][next[i]];
+      places[i] = region.data;
+      region.data += length;
+      region.bytes -= length;
     }
     work(places, length);
     left -= length;
@@ -115,7 +116,7 @@ class Run {
       ranks_[r].cut.emplace(plans[r], layout);
       auto scratch = static_cast<std::size_t>(plans[r].scratch) * ranks_[r].cut->chunk_bytes();
       has_scratch_ = has_scratch_ || scratch > 0;
-      ranks_[r].scratch = std::make_unique<Loan>(runtime, share, scratch);
+      ranks_[r].scratch = std::make_unique<Temporary>(runtime, share, scratch);
     }
     channels_.resize(ranks_.size() * ranks_.size());
   }
@@ -125,14 +126,14 @@ class Run {
       for (;;) {
         enqueue_block();
         if (ranks_[0].cut->is_last()) break;
-        if (has_scratch_) settle();  // it is written anew in each block
+        if (has_scratch_) settle();  // the next block overwrites scratch
         for (Rank& rank : ranks_) {
           rank.cut->next_block();
           rank.next = 0;
         }
       }
     } catch (...) {
-      settle();  // what was enqueued reads and writes the ranks' memory all the same
+      settle();  // the work enqueued so far still uses the ranks' memory
       throw;
     }
     settle();
@@ -141,13 +142,13 @@ class Run {
  private:
   struct Message {
     Mark sent;
-    Stretches data;
+    Regions data;
   };
   struct Rank {
     std::optional<Cut> cut;
-    std::size_t next = 0;  // step
-    std::unique_ptr<Loan> scratch;
-    std::unique_ptr<Mark> present;  // as long as the stream was given nothing behind it
+    std::size_t next = 0;  // index of the next step
+    std::unique_ptr<Temporary> scratch;
+    std::unique_ptr<Mark> present;  // reset when the stream gets more work
     std::vector<std::size_t> readers;
   };
 
@@ -163,12 +164,12 @@ class Run {
     }
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       if (ranks_[r].next < plans_[r].steps.size()) {
-        throw std::logic_error("a schedule came to a stop; was it verified?");
+        throw std::logic_error("a schedule deadlocked: it was not verified");
       }
     }
   }
 
-  // Lets nobody's memory go before it was read.
+  // Makes each rank's stream wait for the ranks that read the rank's memory.
   void settle() {
     std::vector<Mark> ends;
     for (std::size_t r = 0; r < ranks_.size(); ++r) ends.push_back(present(r));
@@ -216,7 +217,7 @@ class Run {
     ranks_[rank].present.reset();
     ranks_[peer].readers.push_back(rank);
     wait(runtime_, share, message.sent);
-    Stretches target = locate(rank, step.target);
+    Regions target = locate(rank, step.target);
     if (bytes_of(target) != bytes_of(message.data)) {
       std::vector<int> both{static_cast<int>(rank), static_cast<int>(peer)};
       std::sort(both.begin(), both.end());
@@ -227,59 +228,59 @@ class Run {
                         std::to_string(bytes_of(message.data)),
                     std::move(both));
     }
-    // Asked before anything is copied, too: then it goes straight from device to device.
+    // Called for copies too: it enables direct access, so that they do not pass through the host.
     bool reaches = runtime_.reaches(share.device, shares_[peer].device);
     if (step.verb == Verb::recv) {
       copy(rank, peer, target, message.data);
     } else if (reaches) {
       reduce(rank, step, locate(rank, step.source), message.data);
     } else {
-      Loan brought(runtime_, share, bytes_of(message.data));
-      Stretches here{{brought.memory(), bytes_of(message.data)}};
+      Temporary brought(runtime_, share, bytes_of(message.data));
+      Regions here{{brought.memory(), bytes_of(message.data)}};
       copy(rank, peer, here, message.data);
       reduce(rank, step, locate(rank, step.source), here);
     }
   }
 
-  void copy(std::size_t rank, std::size_t from, const Stretches& target, const Stretches& source) {
+  void copy(std::size_t rank, std::size_t from, const Regions& target, const Regions& source) {
     const Share& share = shares_[rank];
     ranks_[rank].present.reset();
-    side_by_side({target, source}, [&](const std::vector<std::byte*>& at, std::size_t bytes) {
+    for_each_range({target, source}, [&](const std::vector<std::byte*>& at, std::size_t bytes) {
       if (at[0] == at[1]) return;
       runtime_.copy(at[0], share.device, at[1], shares_[from].device, bytes, share.stream);
     });
   }
 
   // target = a (op) b
-  void reduce(std::size_t rank, const Step& step, const Stretches& a, const Stretches& b) {
+  void reduce(std::size_t rank, const Step& step, const Regions& a, const Regions& b) {
     const Share& share = shares_[rank];
     ranks_[rank].present.reset();
     int size = step.completes ? static_cast<int>(ranks_.size()) : 0;
     const Reduction& reduction = pycollective::reduction(shape_.dtype, shape_.op);
-    // Among CPUs halves are rounded before they are divided.
+    // As on hosts, halves are rounded before the division.
     bool apart = size && reduction.half && reduction.finish;
-    side_by_side({locate(rank, step.target), a, b},
-                 [&](const std::vector<std::byte*>& at, std::size_t bytes) {
-                   std::size_t items = bytes / shape_.item;
-                   void* target = at[0];
-                   const void* sources[] = {at[1], at[2]};
-                   runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 2, items,
-                                    apart ? 0 : size, share.device, share.stream);
-                   if (!apart) return;
-                   sources[0] = target;
-                   runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 1, items, size,
-                                    share.device, share.stream);
-                 });
+    for_each_range({locate(rank, step.target), a, b},
+                   [&](const std::vector<std::byte*>& at, std::size_t bytes) {
+                     std::size_t items = bytes / shape_.item;
+                     void* target = at[0];
+                     const void* sources[] = {at[1], at[2]};
+                     runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 2, items,
+                                      apart ? 0 : size, share.device, share.stream);
+                     if (!apart) return;
+                     sources[0] = target;
+                     runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 1, items, size,
+                                      share.device, share.stream);
+                   });
   }
 
-  Stretches locate(std::size_t rank, const Span& span) const {
+  Regions locate(std::size_t rank, const Span& span) const {
     const Share& share = shares_[rank];
     const Cut& cut = *ranks_[rank].cut;
     std::byte* memory = span.buffer == Buffer::scratch  ? ranks_[rank].scratch->memory()
                         : span.buffer == Buffer::output ? share.output
                                                         : const_cast<std::byte*>(share.input);
     const std::size_t bytes = cut.bytes_of(span);
-    Stretches found;
+    Regions found;
     for (std::size_t done = 0; done < bytes; done += found.back().bytes) {
       const Cut::Bytes place = cut.locate(span, done);
       found.push_back({memory + place.offset, std::min(place.count, bytes - done)});
@@ -292,11 +293,11 @@ class Run {
   const Shape& shape_;
   const std::vector<Share>& shares_;
   std::vector<Rank> ranks_;
-  std::vector<std::deque<Message>> channels_;  // from rank to rank
+  std::vector<std::deque<Message>> channels_;  // by sender and receiver
   bool has_scratch_ = false;
 };
 
-// combine() of any number of arrays, in their order.
+// Runtime::combine() for any number of arrays, in order.
 void combine_any(Runtime& runtime, const Shape& shape, std::vector<std::byte*> targets,
                  const std::vector<const std::byte*>& sources, std::size_t count, int size,
                  const Share& on) {
@@ -306,8 +307,9 @@ void combine_any(Runtime& runtime, const Shape& shape, std::vector<std::byte*> t
     runtime.combine(shape.dtype, shape.op, to, num_targets, from.data() + first,
                     static_cast<int>(last - first), count, divided, on.device, on.stream);
   };
-  // Too many sources: the first of them into memory of their own, which is then one of them.
-  Loan so_far(runtime, on, from.size() > kMaxArrays ? count * shape.item : 0);
+  // If there are too many sources, temporary memory holds the result of the first ones and becomes
+  // a source itself.
+  Temporary so_far(runtime, on, from.size() > kMaxArrays ? count * shape.item : 0);
   std::size_t first = 0;
   while (from.size() - first > kMaxArrays) {
     void* to = so_far.memory();
@@ -340,13 +342,14 @@ bool all_reach(Runtime& runtime, const std::vector<Share>& shares) {
 }
 
 void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector<Share>& shares) {
-  std::map<int, const Share*> leaders;  // of each device, in whose stream it works
+  std::map<int, const Share*> leaders;  // by device: the rank whose stream does the device's work
   for (const Share& share : shares) leaders.try_emplace(share.device, &share);
   std::size_t bytes = shape.count * shape.item;
   bool one_shot = leaders.size() == 1 || bytes <= kDeviceOneShotBytes;
 
-  // In one shot a device may be done before another one has read what it writes to.
-  std::vector<std::unique_ptr<Loan>> copies;
+  // With one shot, a device may write its outputs before another device has read inputs that
+  // overlap them.
+  std::vector<std::unique_ptr<Temporary>> copies;
   std::vector<const std::byte*> inputs;
   for (const Share& share : shares) {
     inputs.push_back(share.input);
@@ -355,7 +358,7 @@ void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector
       return other.output < share.input + bytes && share.input < other.output + bytes;
     });
     if (!written) continue;
-    copies.push_back(std::make_unique<Loan>(runtime, share, bytes));
+    copies.push_back(std::make_unique<Temporary>(runtime, share, bytes));
     inputs.back() = copies.back()->memory();
     runtime.copy(copies.back()->memory(), share.device, share.input, share.device, bytes,
                  share.stream);
@@ -373,7 +376,7 @@ void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector
     }
   };
   try {
-    // Parts begin where wide accesses can.
+    // Align the parts for wide accesses.
     const std::size_t aligned = std::max<std::size_t>(kCacheLine / shape.item, 1);
     const std::size_t part = round_up((shape.count + leaders.size() - 1) / leaders.size(), aligned);
     std::size_t k = 0;

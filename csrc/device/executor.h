@@ -1,10 +1,10 @@
-// Enqueues one call of all ranks on their devices' streams, from one thread, which waits for
-// nothing: streams wait for each other.
+// Enqueues a call of all ranks on their devices' streams. One thread does this without waiting for
+// devices: streams wait for each other.
 //
-// A send records an event in its rank's stream, and a receive waits for it in its own, and reads
-// the sender's memory. That nothing is overwritten which a peer still reads is the schedule's
-// promise within a run (step.h): a later message carries an event behind the read. At the end the
-// stream of each rank that was read waits for those that read it.
+// A send records an event in the sender's stream. The receive makes the receiver's stream wait for
+// the event, and reads the sender's memory. Within a run, the schedule guarantees that no rank
+// overwrites memory that a peer still reads (step.h): a later message carries an event after the
+// read. At the end, the stream of each rank that was read waits for the readers' streams.
 #pragma once
 
 #include <cstddef>
@@ -16,32 +16,32 @@
 
 namespace pycollective::device {
 
-// What all ranks of a call have alike; counts as of Buffers.
+// The properties of a call that are equal on all ranks. count as in Buffers.
 struct Shape {
-  DType dtype = DType::u8;  // with op, where something is reduced
+  DType dtype = DType::u8;  // dtype and op are for collectives that reduce
   Op op = Op::sum;
   std::size_t count = 0;
   std::size_t item = 1;
 };
 
-// What a rank brings to a call, and the stream in whose order it happens to it.
+// One rank's arrays, and the stream on which its work is ordered.
 struct Share {
   int device = 0;
   Stream stream = 0;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::vector<Part> input_parts, output_parts;  // where chunks are parts, as of Buffers
+  std::vector<Part> input_parts, output_parts;  // as in Buffers; empty if chunks are not parts
 };
 
-// A run of a schedule, in the blocks in which hosts run it (executor/cut.h).
+// Enqueues a schedule, in the same blocks as on hosts (executor/cut.h).
 void run_schedule(Runtime& runtime, const std::vector<Plan>& plans, const Shape& shape,
                   const std::vector<Share>& shares);
 
-// An all-reduce of ranks whose devices all reach each other, in the order of the ranks. Ranks of
-// one device have one launch.
+// Enqueues an all-reduce among devices that all reach each other. Contributions are combined in
+// rank order. Ranks of one device share one kernel.
 //
-//   one shot  every device combines all inputs into the outputs of its own ranks.
-//   two shot  every device combines its part of all inputs, and writes it to all outputs.
+//   one shot  Each device combines all inputs into the outputs of its own ranks.
+//   two shot  Each device combines its part of all inputs into all outputs.
 void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector<Share>& shares);
 
 bool all_reach(Runtime& runtime, const std::vector<Share>& shares);

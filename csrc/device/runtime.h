@@ -1,9 +1,8 @@
-// What the executor for device arrays asks of the devices. cuda/runtime.cc answers on GPUs;
-// emulated.cc does in the host's memory, in any order that streams and events allow, so that the
-// executor is tested without a GPU.
+// The operations of devices that the executor needs. cuda/runtime.cc implements them for GPUs;
+// emulated.cc implements them in host memory for tests without a GPU.
 //
-// A stream does what it is given in order, and nothing here waits for it. Numbers of devices are
-// CUDA's. Everything throws std::runtime_error with the runtime's words when it fails.
+// A stream executes its work in order, and no function waits for a stream. Devices have CUDA's
+// numbers. All functions throw std::runtime_error with the runtime's message on failure.
 #pragma once
 
 #include <cstddef>
@@ -15,60 +14,60 @@
 
 namespace pycollective::device {
 
-// cudaStream_t, as CuPy and DLPack hand it out: 0 is the device's default stream.
+// A cudaStream_t, as CuPy and DLPack pass it; 0 is the device's default stream.
 using Stream = std::uintptr_t;
 
-// A point in a stream, which happens when all before it is done.
+// A point in a stream. It occurs when all earlier work is done.
 class Event {
  public:
   virtual ~Event() = default;
 };
 
-// An array among others that lie together: `bytes` at `place`, and from `offset` on in what they
-// are packed into.
+// One of several small arrays that are packed together: its address, and its offset in the packed
+// array.
 struct Piece {
   void* place = nullptr;
   std::size_t count = 0;   // items
   std::size_t offset = 0;  // items
 };
 
-// The most sources, and targets, that one launch of combine() takes.
+// The maximum of sources, and of targets, of one combine().
 inline constexpr int kMaxArrays = 16;
 
 class Runtime {
  public:
   virtual ~Runtime() = default;
 
-  // Whether kernels on one device reach the other's memory; asked for once, it is enabled. True for
-  // a device and itself.
+  // Returns true if kernels on one device can access the other's memory, and enables the access.
+  // True for a device and itself.
   virtual bool reaches(int device, int other) = 0;
 
-  // Memory that belongs to a stream's work: freed behind what the stream was given until then.
+  // Memory that is allocated and freed in stream order.
   virtual std::byte* allocate(int device, std::size_t bytes, Stream stream) = 0;
   virtual void free(int device, std::byte* memory, Stream stream) noexcept = 0;
 
-  // One that is `timed` notes when it happens.
+  // A `timed` event records the time of its occurrence.
   virtual std::unique_ptr<Event> event(int device, bool timed) = 0;
   virtual void record(Event& event, int device, Stream stream) = 0;
-  // What the stream is given from now on waits for the last record of the event.
+  // Makes the stream's later work wait for the event's last record.
   virtual void wait(const Event& event, int device, Stream stream) = 0;
-  // Whether the last record of the event is over.
+  // Returns true if the event's last record has occurred.
   virtual bool over(const Event& event) = 0;
-  // Between two of one device that are timed and over.
+  // Both events must be timed, of one device, and over.
   virtual double seconds_between(const Event& first, const Event& second) = 0;
 
-  // Between any devices, by way of the host where they do not reach each other.
+  // Copies between any two devices, through the host if they do not reach each other.
   virtual void copy(void* target, int target_device, const void* source, int source_device,
                     std::size_t bytes, Stream stream) = 0;
 
-  // As combine_many() of reduce/reduce.h: reads each source once, in order, accumulates halves in
-  // float32, writes to every target; a target may be one of the sources. One launch.
+  // Like combine_many() in reduce/reduce.h, in one kernel: reads each source once, in order,
+  // accumulates halves in float32, writes every target. A target may be one of the sources.
   virtual void combine(DType dtype, Op op, void* const* targets, int num_targets,
                        const void* const* sources, int num_sources, std::size_t count, int size,
                        int device, Stream stream) = 0;
 
-  // Many small arrays into one, or back: items are converted from one type to another, and
-  // multiplied by `scale` on the way. Few launches, whatever their number.
+  // Packs many small arrays into one, or unpacks them: converts the items' type and multiplies by
+  // `scale`. Runs few kernels for any number of arrays.
   virtual void pack(void* packed, DType packed_type, const std::vector<Piece>& pieces,
                     DType piece_type, double scale, int device, Stream stream) = 0;
   virtual void unpack(const void* packed, DType packed_type, const std::vector<Piece>& pieces,

@@ -1,5 +1,5 @@
-// What this project uses of NCCL's interface, declared from NCCL's documentation: building needs no
-// header and no library of it.
+// The part of NCCL's interface that this project uses, declared from NCCL's documentation. The
+// build needs neither NCCL's header nor its library.
 #pragma once
 
 #include <climits>
@@ -11,14 +11,14 @@ namespace pycollective::nccl {
 using Handle = struct OpaqueCommunicator*;
 using Stream = struct OpaqueStream*;
 
-enum class Result : int { success = 0, in_progress = 7 };  // all others are errors
+enum class Result : int { success = 0, in_progress = 7 };  // all other values are errors
 
 struct UniqueId {
   char bytes[128];
 };
 
-// The fields up to NCCL 2.18, in their order. A library takes as many bytes as `size` says, and has
-// values of its own for the fields that later versions have added.
+// The fields up to NCCL 2.18, in order. The library reads `size` bytes, and uses defaults for the
+// fields of later versions.
 struct Config {
   static constexpr int kUnset = INT_MIN;
   std::size_t size = sizeof(Config);
@@ -32,10 +32,10 @@ struct Config {
   int split_share = kUnset;
 };
 
-// Where the factor of ncclRedOpCreatePreMulSum is: it is read during the call.
+// ncclRedOpCreatePreMulSum reads the factor from host memory during the call.
 constexpr int kScalarHostImmediate = 1;
 
-// F(name, first version, parameters) of every function that returns a Result.
+// F(name, first version, parameters) for each function that returns a Result.
 #define PYCOLLECTIVE_NCCL_FUNCTIONS(F)                                                             \
   F(GetVersion, 20000, (int* version))                                                             \
   F(GetUniqueId, 20000, (UniqueId * id))                                                           \

@@ -6,7 +6,7 @@
 namespace pycollective::nccl {
 namespace {
 
-constexpr int kShrinkAfterError = 1;  // ends what is under way
+constexpr int kShrinkAfterError = 1;  // aborts running calls
 
 Config config_of(const Library& library, const Options& options) {
   Config config;
@@ -35,7 +35,7 @@ std::unique_ptr<Comm> Comm::init(std::shared_ptr<Library> library, const UniqueI
 }
 
 Handle Comm::living() const {
-  if (!handle_) throw Error("this communicator of NCCL is destroyed or aborted", 0);
+  if (!handle_) throw Error("the NCCL communicator was destroyed or aborted", 0);
   return handle_;
 }
 

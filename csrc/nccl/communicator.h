@@ -1,8 +1,8 @@
-// A communicator of NCCL: its calls as they are, with errors as exceptions.
+// A communicator of NCCL. The functions are NCCL's, with errors as exceptions.
 //
-// A call that the library goes on with in the background (a communicator that does not block)
-// returns at once; async_error() then says whether it still does. Calls of one communicator,
-// abort() included, must not be made at the same time: its owner has a lock.
+// A call of a non-blocking communicator may return while NCCL continues it in the background;
+// async_error() returns the state. Calls of one communicator, abort() included, must not run
+// concurrently: the owner holds a lock.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace pycollective::nccl {
 
-// Configured where it is not kUnset.
+// Options that are kUnset are left to NCCL.
 struct Options {
   int blocking = Config::kUnset;
   int cga_cluster_size = Config::kUnset;
@@ -27,9 +27,9 @@ class Comm {
  public:
   static std::unique_ptr<Comm> init(std::shared_ptr<Library> library, const UniqueId& id, int size,
                                     int rank, const Options& options);
-  // Nothing is ended here: NCCL waits for the peers when a communicator is destroyed, and an object
-  // may be dropped at any time. One that was neither destroyed nor aborted lives as long as the
-  // process.
+  // Does not destroy the communicator: NCCL would wait for the peers, and Python may free an object
+  // at any time. A communicator that was neither destroyed nor aborted lives until the process
+  // ends.
   ~Comm() = default;
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
@@ -41,19 +41,19 @@ class Comm {
   int rank() const;
   int device() const;  // the CUDA device
 
-  // ncclResult_t: 0, 7 for "in progress", or what has gone wrong.
+  // Returns the ncclResult_t: 0, 7 for "in progress", or an error.
   int async_error() const;
   void finalize();
   void destroy();
   void abort();
 
-  // nullptr for the color -1, which is in no part.
+  // Returns nullptr for color -1, which belongs to no new communicator.
   std::unique_ptr<Comm> split(int color, int key, const Options& options);
   std::unique_ptr<Comm> shrink(std::vector<int> excluded, bool abort, const Options& options);
 
   void* register_buffer(void* buffer, std::size_t size);
   void deregister_buffer(void* registration);
-  // A reduction that multiplies by the factor, of the element type, before it adds.
+  // Creates a reduction that multiplies by the factor (of the element type) before it adds.
   int make_pre_mul_sum(const void* factor, int type);
   void destroy_op(int op);
 
@@ -71,10 +71,10 @@ class Comm {
 
  private:
   explicit Comm(std::shared_ptr<Library> library) : library_(std::move(library)) {}
-  Handle living() const;  // throws where it is destroyed or aborted
+  Handle living() const;  // throws if destroyed or aborted
 
   std::shared_ptr<Library> library_;
-  Handle handle_ = nullptr;  // NCCL may write it later, so its address does not change
+  Handle handle_ = nullptr;  // NCCL may write to its address later, so the object does not move
 };
 
 }  // namespace pycollective::nccl

@@ -7,7 +7,7 @@
 namespace pycollective::nccl {
 namespace {
 
-// Communicators that do not block, and their configuration, came with it.
+// The first version with non-blocking communicators and their configuration.
 constexpr int kOldest = 21400;
 
 template <typename Function>
@@ -19,7 +19,7 @@ void find(void* opened, const char* name, Function& function) {
 
 std::string version_text(int version) {
   int major = version / 10000, minor = version / 100 % 100;
-  if (version < 10000) major = version / 1000, minor = version / 100 % 10;  // before 2.9
+  if (version < 10000) major = version / 1000, minor = version / 100 % 10;  // before version 2.9
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
 }
 
@@ -44,7 +44,7 @@ Library::Library(void* opened) {
     path_ = found.dli_fname;
   }
   if (!functions_.GetVersion || functions_.GetVersion(&version_) != Result::success) {
-    throw LoadError("it does not tell NCCL's version, so it is none");
+    throw LoadError("it is not NCCL: ncclGetVersion is missing or fails");
   }
   if (version_ < kOldest || !functions_.CommInitRankConfig) {
     throw LoadError(path_ + " is NCCL " + version_text(version_) +

@@ -1,4 +1,4 @@
-// NCCL, opened while the program runs.
+// NCCL's library, loaded at run time.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,14 @@
 
 namespace pycollective::nccl {
 
-// A call of NCCL that failed; `code` is its ncclResult_t.
+// A failed call of NCCL; `code` is its ncclResult_t.
 class Error : public std::runtime_error {
  public:
   Error(const std::string& message, int code) : std::runtime_error(message), code(code) {}
   int code;
 };
 
-// There is no library that can be used; the message says why.
+// There is no usable library; the message has the reason.
 class LoadError : public std::runtime_error {
  public:
   explicit LoadError(const std::string& message, bool is_too_old = false)
@@ -24,11 +24,11 @@ class LoadError : public std::runtime_error {
   bool is_too_old;
 };
 
-// "2.27.3".
+// Returns a text such as "2.27.3".
 std::string version_text(int version);
 
 #define PYCOLLECTIVE_DECLARE(name, since, parameters) Result(*name) parameters = nullptr;
-// nullptr where the library is older than the function.
+// A function that the library is too old to have is nullptr.
 struct Functions {
   PYCOLLECTIVE_NCCL_FUNCTIONS(PYCOLLECTIVE_DECLARE)
   const char* (*GetErrorString)(Result) = nullptr;
@@ -44,8 +44,8 @@ PYCOLLECTIVE_NCCL_FUNCTIONS(PYCOLLECTIVE_DECLARE)
 
 class Library {
  public:
-  // Opens the library of a name or path and leaves it open: NCCL has threads of its own. With
-  // `loaded` only one that this process has loaded already. Throws LoadError.
+  // Loads a library by name or path. It is never unloaded, because NCCL has threads of its own.
+  // `loaded`: find only a library that this process has loaded already. Throws LoadError.
   static std::shared_ptr<Library> open(const std::string& name, bool loaded);
 
   int version() const { return version_; }
@@ -54,13 +54,14 @@ class Library {
   std::string error_text(int code) const;
 
   UniqueId unique_id() const;
-  // Between these two, calls of one thread are collected.
+  // Calls of one thread between group_start() and group_end() are collected, and made at the end.
   void group_start() const;
   void group_end() const;
   void* allocate(std::size_t size) const;
   void release(void* memory) const;
 
-  // Calls a function; throws where it is missing, or fails. `handle` is asked for the reason.
+  // Calls a function. Throws if the library lacks it or if it fails; `handle` is used to get the
+  // reason.
   template <typename... Parameters, typename... Arguments>
   void call(Result (*function)(Parameters...), const char* name, int first, Handle handle,
             Arguments... arguments) const {

@@ -1,5 +1,5 @@
-// Convolution of any shape: the patches of a block of output rows are copied side by side,
-// multiplied with the filters, and finished while they are in cache.
+// Convolution of any shape: copies the patches of a block of output rows side by side, multiplies
+// them with the filters, and finishes the outputs while they are in cache.
 #include <algorithm>
 
 #include "nn/kernels.h"
@@ -9,18 +9,18 @@
 namespace pycollective::nn {
 namespace {
 
-// Patches of one block take about so many bytes: with its product and the filters they stay in the
-// second-level cache.
+// Approximate size of a block's patches. Patches, products and filters stay in the second-level
+// cache.
 constexpr Index kBlockBytes = 1 << 18;
 
 thread_local Scratch part_scratch, product_scratch, call_scratch;
 
-// What the blocks of a call have in common.
+// The sizes that all blocks of a call share.
 struct Blocks {
-  Index patch, filters, row;  // row: outputs of one output row
-  Index unit;                 // output rows that belong together: those of a pooling window
-  Index step;                 // output rows of a block
-  bool pointwise;             // the images' own rows are the patches
+  Index patch, filters, row;  // row: outputs per output row
+  Index unit;                 // output rows of a pooling window, which stay in one block
+  Index step;                 // output rows per block
+  bool pointwise;             // patches are the images' own rows, and need no copy
 
   Blocks(const Window& w, const Window* pool, Index filters_)
       : patch(w.patch()),
@@ -34,7 +34,7 @@ struct Blocks {
   }
 };
 
-// One row of pooling windows.
+// Returns the window for one row of pooling windows.
 Window strip_of(const Window& pool) {
   Window strip = pool;
   strip.height = pool.stride_h;

@@ -1,4 +1,4 @@
-// Products of matrices with bias and relu, for layers of the sizes that fit into caches.
+// Matrix products with bias and relu, for layers that fit into caches.
 #include <algorithm>
 
 #include "nn/kernels.h"
@@ -10,10 +10,10 @@ namespace {
 
 thread_local Scratch part_scratch, call_scratch;
 
-// Below so many products other threads are not worth waking.
+// With fewer products, waking other threads does not pay.
 constexpr Index kSmall = 1 << 18;
 
-// c [rows, columns] = a b, the rows or the columns divided among threads.
+// c [rows, columns] = a b. Threads divide the rows or the columns.
 void multiply(const Factor& a, const Factor& b, float* c, Index rows, Index columns, Index depth) {
   if (depth == 0) {
     std::fill(c, c + rows * columns, 0.0f);

@@ -1,7 +1,6 @@
-// Convolution with few input channels: with so few numbers in a patch (K = taps * channels),
-// copying patches and calling BLAS costs more than the products. Here the patch is read in place,
-// from an image that is padded first where it has to be, and the filters lie side by side in a
-// vector.
+// Convolution with few input channels. For short patches (K = taps * channels), copying patches and
+// calling BLAS takes longer than the products. This kernel reads patches in place, from an image
+// that is padded first if necessary. The filters of each tap lie side by side in vectors.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -16,21 +15,21 @@
 namespace pycollective::nn {
 namespace {
 
-// Everything that does not change from image to image, and memory to work in.
+// The values that are equal for all images of a call, and working memory.
 template <typename T>
 struct Plan {
-  Window w;             // over the padded image: no padding any more
-  Index filters, wide;  // `wide`: filters rounded up to whole vectors
-  Index patch, step;    // step: from one output to the next in the image
+  Window w;             // over the padded image, so without padding
+  Index filters, wide;  // wide: filters rounded up to whole vectors
+  Index patch, step;    // step: distance in the image between adjacent outputs
   bool padded;
-  std::vector<Index> offsets;  // of each number of a patch
+  std::vector<Index> offsets;  // offset of each number of a patch
   std::vector<T>& image;
   std::vector<T>& weights;  // [patch, wide]
-  std::vector<T>& rows;     // rows of convolution output or its gradient, and a vector to overrun
+  std::vector<T>& rows;     // rows of the output or its gradient, and one spare vector
 };
 
-// Kept from call to call: fresh memory is slow. Three vectors of at most an image, 64 rows of
-// weights and a few output rows each.
+// Kept between calls, because new memory is slow. At most an image, 64 rows of weights and a few
+// output rows.
 template <typename T>
 struct Scratch {
   std::vector<T> image, weights, rows;
@@ -71,7 +70,7 @@ Plan<T> make_plan(const Window& w, Index filters, Index rows) {
   return plan;
 }
 
-// The image itself, or its copy in the middle of zeros.
+// Returns the image itself, or a copy surrounded by zeros.
 template <typename T>
 const T* pad_image(const T* x, const Plan<T>& plan, const Window& w) {
   if (!plan.padded) return x;
@@ -105,7 +104,7 @@ RowKernels<T> pick_rows() {
   return {base::forward_row<T>, base::gradient_row<T>};
 }
 
-// Of one row of pooling windows over one padded image; null where there is no such kernel.
+// A kernel for one row of pooling windows over one padded image; null if there is none.
 using PooledRow = void (*)(const float* x, const Plan<float>& plan, const float* bias,
                            Index windows, float* y, std::uint8_t* codes);
 
@@ -123,7 +122,8 @@ PooledRow pick_pooled_row(Index channels) {
   return channels == 1 ? base::pooled_row<1> : channels == 3 ? base::pooled_row<3> : nullptr;
 }
 
-// Whether it was done: for images of one or three channels, 3 x 3 filters and pooling by 2 x 2.
+// Returns false if there is no kernel. The kernels are for images of one or three channels, 3 x 3
+// filters, relu, and 2 x 2 pooling.
 template <typename T>
 bool pooled_forward(const DirectForward<T>& a, const Plan<T>& plan) {
   if constexpr (std::is_same_v<T, float>) {
@@ -171,7 +171,7 @@ void direct_forward_body(const DirectForward<T>& a) {
       }
       continue;
     }
-    // One row of pooling windows: `strip` is the window over the rows it needs.
+    // `strip` is the window over the rows that one row of pooling windows needs.
     Window strip = *a.pool;
     strip.height = strip.kernel_h;
     strip.out_h = 1;
@@ -221,7 +221,7 @@ void direct_gradient_body(const DirectGradient<T>& a) {
   }
 }
 
-// Numbers of an image's part of the result.
+// Returns the size of one image's part of the result.
 template <typename A>
 Index result_size(const A& a) {
   return (a.pool ? a.pool->out_h * a.pool->out_w : a.w.out_h * a.w.out_w) * a.filters;

@@ -1,8 +1,8 @@
-// Kernels of the neural-network operations on arrays in C order, images as [n, height, width,
-// channels]. They trust their arguments: the bindings check every size before they call.
+// Kernels of neural-network operations. Arrays are in C order, images are [n, height, width,
+// channels]. The kernels do not check arguments: the bindings check every size before the call.
 //
 // Each kernel is a template body (`..._body`) that is inlined into one function per type, because
-// PYCOLLECTIVE_CLONES applies to functions, not to templates.
+// PYCOLLECTIVE_CLONES works for functions, not for templates.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 namespace pycollective::nn {
 
 // ---- patches <-> images (patches.cc) ----------------------------------------------------------
-// An "output row" is one of the n * out_h rows of the result; [first, first + rows) is a block.
-// cols: [rows * out_w, kernel_h * kernel_w * channels]; what lies in the padding is zero.
+// [first, first + rows) is a block of the n * out_h output rows. cols: [rows * out_w, kernel_h *
+// kernel_w * channels], zero for taps in the padding.
 void im2col(const float* x, float* cols, const Window& w, Index first, Index rows);
 void im2col(const double* x, double* cols, const Window& w, Index first, Index rows);
-// The transposed map: adds every element of cols to its place in x.
+// The transpose of im2col: adds every element of cols to its pixel in x.
 void col2im(const float* cols, float* x, const Window& w, Index first, Index rows);
 void col2im(const double* cols, double* x, const Window& w, Index first, Index rows);
 
@@ -36,26 +36,26 @@ void relu(const double* x, double* y, Index size);
 // z = max(x + y, 0); NaN stays NaN.
 void add_relu(const float* x, const float* y, float* z, Index size);
 void add_relu(const double* x, const double* y, double* z, Index size);
-// dz = g where y > 0, else 0 (all of g where y is null); bias_gradient += column sums of dz.
-// dz and bias_gradient may be null.
+// dz = g where y > 0, else 0; if y is null, dz = g. bias_gradient += column sums of dz. dz and
+// bias_gradient may be null.
 void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradient, Index rows,
                    Index channels);
 void relu_gradient(const double* g, const double* y, double* dz, double* bias_gradient, Index rows,
                    Index channels);
-// Softmax of logits [rows, classes], losses[r] = -log p(label) and, where `gradient` is not null,
-// its derivative p - onehot(label). Labels lie in [0, classes).
+// Softmax of logits [rows, classes]. losses[r] = -log p(label). gradient = p - onehot(label),
+// unless null. Labels must be in [0, classes).
 void softmax_cross_entropy(const float* logits, const Index* labels, float* losses, float* gradient,
                            Index rows, Index classes);
 void softmax_cross_entropy(const double* logits, const Index* labels, double* losses,
                            double* gradient, Index rows, Index classes);
 
 // ---- max pooling (pool.cc) --------------------------------------------------------------------
-// The code of an output is the number of the window's tap that holds the maximum, counted row by
-// row; the first one wins, NaN beats every number. kNone marks outputs that relu cut off.
+// The code of an output is the number of the window's tap with the maximum, counted row by row. The
+// first maximum counts; NaN is greater than every number. kNone marks outputs that relu set to 0.
 template <typename Code>
 inline constexpr Code kNone = static_cast<Code>(~Code{0});
 
-// Whether every code is below `taps` or kNone.
+// Returns true if every code is below `taps` or kNone.
 bool codes_fit(const std::uint8_t* codes, Index size, std::uint8_t taps);
 bool codes_fit(const std::uint32_t* codes, Index size, std::uint32_t taps);
 
@@ -68,8 +68,8 @@ void max_pool(const float* x, const float* bias, float* y, std::uint32_t* codes,
               Index images, bool relu);
 void max_pool(const double* x, const double* bias, double* y, std::uint32_t* codes, const Window& w,
               Index images, bool relu);
-// dx = the gradient of max_pool with respect to x (every element is written), bias_gradient +=
-// its sums by channel; bias_gradient may be null.
+// dx = the gradient of max_pool with respect to x (every element is written). bias_gradient += the
+// sums of dx by channel, unless null.
 void max_pool_gradient(const float* g, const std::uint8_t* codes, float* dx, float* bias_gradient,
                        const Window& w, Index images);
 void max_pool_gradient(const double* g, const std::uint8_t* codes, double* dx,
@@ -80,8 +80,8 @@ void max_pool_gradient(const double* g, const std::uint32_t* codes, double* dx,
                        double* bias_gradient, const Window& w, Index images);
 
 // ---- convolution without patches, for few input channels (direct.cc) --------------------------
-// Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias).
-// With `pool`, a window over the convolution's output without padding: y and codes are max_pool's.
+// Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias). With `pool`, a
+// window over the convolution's output without padding: y and codes are those of max_pool.
 template <typename T>
 struct DirectForward {
   const T* x;
@@ -96,8 +96,9 @@ struct DirectForward {
 };
 void direct_forward(const DirectForward<float>& a);
 void direct_forward(const DirectForward<double>& a);
-// Gradients of the weights (and of the bias unless null), both overwritten. Without `pool`, g has
-// the output's shape and is masked by y > 0 unless y is null; with it, codes say where g goes.
+// Overwrites the gradients of the weights and (unless null) of the bias. Without `pool`, g has the
+// output's shape, and only g where y > 0 counts, unless y is null. With `pool`, codes give the
+// position of each g.
 template <typename T>
 struct DirectGradient {
   const T* x;
@@ -114,10 +115,10 @@ void direct_gradient(const DirectGradient<float>& a);
 void direct_gradient(const DirectGradient<double>& a);
 
 // ---- 3 x 3 filters with stride 1 (winograd.cc) ------------------------------------------------
-// As direct_forward; a pooling window must be 2 x 2 with a stride of 2.
+// Like direct_forward. A pooling window must be 2 x 2 with a stride of 2.
 void winograd_forward(const DirectForward<float>& a);
-// Gradients without pooling: of the images, the weights and the bias, each overwritten unless null.
-// g is masked by y > 0 unless y is null.
+// Without pooling. Overwrites the gradients of the images, the weights and the bias that are not
+// null. Only g where y > 0 counts, unless y is null.
 struct WinogradGradient {
   const float* x;
   const float* weights;
@@ -132,8 +133,8 @@ struct WinogradGradient {
 void winograd_gradient(const WinogradGradient& a);
 
 // ---- gradients of convolution, relu and pooling (sparse.cc) -----------------------------------
-// Only the numbers of g that pooling and relu let through take part. Gradients of the images, the
-// weights and the bias, each overwritten unless null.
+// Uses only those g that pooling and relu let pass. Overwrites the gradients of the images, the
+// weights and the bias that are not null.
 struct SparseGradient {
   const float* x;
   const float* weights;
@@ -147,14 +148,15 @@ struct SparseGradient {
   Index images, filters;
 };
 void sparse_gradient(const SparseGradient& a);
-// Whether places in the images and weights fit into the 32 bits that the kernel has for them.
+// Returns true if the offsets in the images and weights fit into 32 bits, as the kernel needs.
 bool sparse_fits(const Window& w, Index filters);
 
 // ---- convolution of any shape (blocked.cc) ----------------------------------------------------
-// As direct_forward; pooling windows must cover the rows of the result, one below the other.
+// Like direct_forward. Pooling windows must cover the rows of the result without gap or overlap.
 void blocked_forward(const DirectForward<float>& a);
-// Gradients of the images, the weights and the bias, each overwritten unless null. Without `pool`,
-// g is masked by y > 0 unless y is null; with it, codes say where g goes.
+// Overwrites the gradients of the images, the weights and the bias that are not null. Without
+// `pool`, only g where y > 0 counts, unless y is null. With `pool`, codes give the position of each
+// g.
 struct BlockedGradient {
   const float* x;
   const float* weights;
@@ -174,8 +176,8 @@ void blocked_gradient(const BlockedGradient& a);
 // y [rows, units] = act(x weights + bias); bias may be null.
 void dense_forward(const float* x, const float* weights, const float* bias, float* y, Index rows,
                    Index inputs, Index units, bool relu);
-// Gradients of x [rows, inputs], weights [inputs, units] and bias, each overwritten unless null; g
-// is masked by y > 0 unless y is null.
+// Overwrites the gradients of x [rows, inputs], weights [inputs, units] and bias that are not null.
+// Only g where y > 0 counts, unless y is null.
 struct DenseGradient {
   const float* x;
   const float* weights;
@@ -189,16 +191,16 @@ struct DenseGradient {
 void dense_gradient(const DenseGradient& a);
 
 // ---- batch normalization (normalize.cc), for arrays [rows, channels] ---------------------------
-// Mean and variance of each channel; 0 where there are no rows.
+// Mean and variance of each channel; 0 without rows.
 void batch_moments(const float* x, float* mean, float* variance, Index rows, Index channels);
 void batch_moments(const double* x, double* mean, double* variance, Index rows, Index channels);
-// y = (x - mean) factor + shift, cut off at 0 with relu.
+// y = (x - mean) factor + shift, with relu max(y, 0).
 void batch_scale(const float* x, const float* mean, const float* factor, const float* shift,
                  float* y, Index rows, Index channels, bool relu);
 void batch_scale(const double* x, const double* mean, const double* factor, const double* shift,
                  double* y, Index rows, Index channels, bool relu);
-// Sums of g and of g (x - mean) by channel; unless bias is null, of those g only where
-// (x - mean) factor + bias > 0.
+// Sums by channel of g and of g (x - mean). Unless bias is null, only g where (x - mean) factor +
+// bias > 0 counts.
 void batch_sums(const float* g, const float* x, const float* mean, const float* factor,
                 const float* bias, float* sums, float* products, Index rows, Index channels);
 void batch_sums(const double* g, const double* x, const double* mean, const double* factor,
@@ -217,14 +219,14 @@ void adam_update(float* p, const float* g, float* m, float* v, Index n, double a
                  double beta2, double epsilon);
 void adam_update(double* p, const double* g, double* m, double* v, Index n, double alpha,
                  double beta1, double beta2, double epsilon);
-// Without velocity: p -= rate g. With it: velocity = momentum velocity - rate g, then p += velocity
-// or, with nesterov, p += momentum velocity - rate g.
+// Without velocity: p -= rate g. With velocity: velocity = momentum velocity - rate g; p +=
+// velocity or, with nesterov, p += momentum velocity - rate g.
 void sgd_update(float* p, const float* g, float* velocity, Index n, double rate, double momentum,
                 bool nesterov);
 void sgd_update(double* p, const double* g, double* velocity, Index n, double rate, double momentum,
                 bool nesterov);
-// v = rho v + (1 - rho) g*g, and, where they are not null, mean = rho mean + (1 - rho) g;
-// step = rate g / sqrt(v - mean*mean + epsilon) + momentum speed, speed = step; p -= step.
+// Squares: v = rho v + (1 - rho) g*g. Means, if not null: mean = rho mean + (1 - rho) g.
+// Step: step = rate g / sqrt(v - mean*mean + epsilon) + momentum speed; p -= step; speed = step.
 void rmsprop_update(float* p, const float* g, float* v, float* mean, float* speed, Index n,
                     double rate, double rho, double momentum, double epsilon);
 void rmsprop_update(double* p, const double* g, double* v, double* mean, double* speed, Index n,

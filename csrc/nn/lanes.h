@@ -1,5 +1,5 @@
-// Vectors as values, where loops over plain arrays are not vectorised well. GCC and Clang split
-// them into what the processor's registers hold.
+// Vector values, for loops that compilers do not vectorize well. GCC and Clang split them into
+// registers of the processor's size.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ template <>
 struct Lanes<float> {
   static constexpr Index kCount = 16;
   typedef float Vector __attribute__((vector_size(64)));
-  using Lane = std::int32_t;  // comparing two vectors gives such a one, all bits set where it holds
+  using Lane = std::int32_t;  // comparisons give it: all bits are set where true
   typedef Lane Mask __attribute__((vector_size(64)));
 };
 

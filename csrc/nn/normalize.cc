@@ -1,5 +1,4 @@
-// Statistics of channels and what is computed from them, in as few passes over memory as there can
-// be: arrays are [rows, channels].
+// Channel statistics and normalization with few passes over memory. Arrays are [rows, channels].
 #include <algorithm>
 #include <vector>
 
@@ -10,9 +9,9 @@
 namespace pycollective::nn {
 namespace {
 
-// Few channels are taken several rows at a time, so that loops are over many numbers.
+// If there are few channels, several rows are processed at once, so that vector loops are long.
 constexpr Index kWide = 256;
-// What is read twice stays in the first-level cache; single sums stay short, too.
+// A block that is read twice stays in the first-level cache, and short sums have small errors.
 constexpr Index kBlockNumbers = 1 << 12;
 
 Index fold_of(Index rows, Index channels) {
@@ -31,7 +30,7 @@ std::vector<T> repeated(const T* values, Index channels, Index fold) {
   return result;
 }
 
-// sums += columns of x; squares += those of (x - mean)².
+// sums += columns of x; squares += columns of (x - mean)².
 template <typename T>
 PYCOLLECTIVE_INLINE void add_columns_body(const T* __restrict x, Index rows, Index wide,
                                           T* __restrict sums) {
@@ -46,8 +45,9 @@ PYCOLLECTIVE_INLINE void add_squares_body(const T* __restrict x, const T* __rest
     for (Index c = 0; c < wide; ++c) squares[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
   }
 }
-// Chan, Golub and LeVeque, 1979: joins mean and squares of a block with those of the blocks before
-// it; `share` is the block's part of all rows, `weight` that times the rows before it.
+// Merges mean and squares of a block with those of the blocks before it (Chan, Golub and LeVeque,
+// 1979). `share` is the block's share of all rows so far, `weight` is `share` times the number of
+// rows before it.
 template <typename T>
 PYCOLLECTIVE_INLINE void join_block_body(const T* __restrict mean, const T* __restrict squares,
                                          Index wide, double share, double weight,
@@ -59,7 +59,7 @@ PYCOLLECTIVE_INLINE void join_block_body(const T* __restrict mean, const T* __re
     total_mean[c] += distance * share;
   }
 }
-// A gradient of relu((x - mean) factor + bias); without relu all of it.
+// Returns g where relu((x - mean) factor + bias) passes it, else 0. Without relu, returns g.
 template <bool kRelu, typename T>
 PYCOLLECTIVE_INLINE T let_through(T g, T x, T mean, T factor, T bias) {
   return !kRelu || (x - mean) * factor + bias > 0 ? g : T{0};
@@ -104,7 +104,7 @@ PYCOLLECTIVE_INLINE void combine_loop(const T* __restrict g, const T* __restrict
 
 }  // namespace
 
-// Clones are made of functions that can be linked to.
+// A named namespace: clones need functions with external linkage.
 namespace columns {
 
 #define PYCOLLECTIVE_NORMALIZE(T)                                                                  \
@@ -153,7 +153,7 @@ PYCOLLECTIVE_NORMALIZE(double)
 
 namespace {
 
-// Means and sums of squared distances from them of so many rows, of each column.
+// For each column: means of `rows` rows, and sums of squared differences from the means.
 struct Moments {
   double rows = 0;
   std::vector<double> mean, squares;
@@ -248,7 +248,7 @@ void batch_sums_body(const T* g, const T* x, const T* mean, const T* factor, con
   }
 }
 
-// Calls body(first row, rows, width of a row) for parts of [rows, channels], folded.
+// Calls body(offset, rows, width) for parts of [rows, channels], in which `fold` rows form one.
 template <typename Body>
 void by_rows(Index rows, Index channels, Index fold, const Body& body) {
   const Index tall = rows / fold, wide = channels * fold;

@@ -18,7 +18,7 @@
 namespace pycollective::nn {
 namespace {
 
-// OMP_NUM_THREADS is what launchers share out the cores of a host with.
+// Launchers divide the cores of a host among processes with OMP_NUM_THREADS.
 int threads_at_first() {
   const char* asked = std::getenv("OMP_NUM_THREADS");
   const int number = asked ? std::atoi(asked) : 0;
@@ -28,12 +28,12 @@ int threads_at_first() {
 
 std::atomic<int> allowed{threads_at_first()};
 
-// Threads that wait for work, made when they are first needed.
+// Threads that wait for work. They are started when they are first needed.
 class Team {
  public:
   const Origin origin;
 
-  // Returns false, having done nothing, if the team works for somebody else, or has ended.
+  // Returns false, without doing anything, if the team is busy for another caller or has ended.
   bool run(int parts, const std::function<void(int)>& body) {
     const std::unique_lock mine(busy_, std::try_to_lock);
     if (!mine || stop_) return false;
@@ -54,7 +54,7 @@ class Team {
     return true;
   }
 
-  // Ends its threads, after the work that is under way.
+  // Ends the threads after the current work.
   void end() {
     const std::lock_guard mine(busy_);
     {
@@ -68,8 +68,8 @@ class Team {
   }
 
  private:
-  // Polls a condition that becomes true soon, as the next kernel of a step comes soon. The lock is
-  // released meanwhile.
+  // Polls a condition that usually becomes true soon, because the next kernel of a step follows
+  // soon. Releases the lock meanwhile.
   template <typename Condition>
   static void spin(std::unique_lock<std::mutex>& lock, const Condition& condition) {
     lock.unlock();
@@ -77,12 +77,12 @@ class Team {
     take(lock);
   }
 
-  // The lock is never held for long.
+  // Spins first: no thread holds the lock for long.
   static void take(std::unique_lock<std::mutex>& lock) {
     if (!spin_until({kTeamSpins, 0}, [&] { return lock.try_lock(); })) lock.lock();
   }
 
-  // Takes parts as long as there are any; `lock` is held when this is called and when it returns.
+  // Does parts while there are any. The caller holds `lock`.
   void work(std::unique_lock<std::mutex>& lock) {
     working_.fetch_add(1, std::memory_order_relaxed);
     while (next_ < parts_) {
@@ -113,14 +113,13 @@ class Team {
   std::vector<std::thread> helpers_;
   const std::function<void(int)>* body_ = nullptr;
   int parts_ = 0, next_ = 0;
-  // Changed only by who has the lock; others may look.
+  // Written with mutex_ held; read without it while spinning.
   std::atomic<int> working_{0};
   std::atomic<unsigned> calls_{0};
-  bool stop_ = false;  // changed by who has both locks
+  bool stop_ = false;  // written with both mutexes held
 };
 
-// After fork() the child has none of the threads: it gets a team of its own, and the old one is
-// left alone.
+// Makes a new team after fork(): a child has none of its parent's threads. The old team is leaked.
 class Holder {
  public:
   Team& get() {
@@ -128,7 +127,7 @@ class Holder {
     if (team && team->origin.is_here()) return *team;
     Team* made = new Team;
     if (team_.compare_exchange_strong(team, made)) return *made;
-    delete made;  // another thread was first
+    delete made;  // another thread set it first
     return *team;
   }
   void end() {
@@ -140,7 +139,8 @@ class Holder {
   std::atomic<Team*> team_{nullptr};
 };
 
-// Its threads end with the process; itself it stays, for Python's daemon threads may still call.
+// Ends the threads at the end of the process. The holder itself stays, because Python's daemon
+// threads may still call kernels.
 const struct AtExit {
   ~AtExit() { lasting<Holder>().end(); }
 } at_exit;

@@ -1,4 +1,4 @@
-// One call of a kernel on several cores.
+// Runs a kernel on several cores.
 #pragma once
 
 #include <functional>
@@ -7,17 +7,17 @@
 
 namespace pycollective::nn {
 
-// Where part `part` of `count` things begins, and the part before it ends.
+// Returns the first of `count` items that belongs to part `part`.
 inline Index begin_of_part(Index count, int part, int parts) { return count * part / parts; }
 
-// Into how many parts a kernel divides its images, and on how many threads it works at most; as
-// many as there are cores unless set_threads() says something else.
+// The number of threads of a kernel, and of the parts into which it divides its images. The default
+// is the number of usable cores.
 int threads();
 void set_threads(int count);
 
-// Calls body(0), ..., body(parts - 1), some of them in other threads, and returns when all have
-// returned. The threads are shared by all callers: one that finds them at work for somebody else
-// does everything itself. `body` must not throw.
+// Calls body(0), ..., body(parts - 1), partly in other threads, and returns when all calls have
+// returned. All callers share the threads: a caller that finds them busy does all parts itself.
+// `body` must not throw.
 void in_parallel(int parts, const std::function<void(int)>& body);
 
 }  // namespace pycollective::nn

@@ -26,7 +26,7 @@ PYCOLLECTIVE_INLINE void bias_relu_body(T* z, const T* bias, Index rows, Index c
                                         bool relu) {
   if (bias && relu) add_and_cut<T, true, true>(z, bias, rows, channels);
   if (bias && !relu) add_and_cut<T, true, false>(z, bias, rows, channels);
-  // Without a bias the rows are one long row.
+  // Without a bias, all rows are processed as one row.
   if (!bias && relu) add_and_cut<T, false, true>(z, bias, 1, rows * channels);
 }
 
@@ -74,7 +74,7 @@ PYCOLLECTIVE_INLINE void add_multiple_body(const T* __restrict x, T factor, cons
 
 template <typename T>
 PYCOLLECTIVE_INLINE T sum_of_squares_body(const T* __restrict x, Index size) {
-  // In lanes, which the compiler may not make of one sum, and in blocks, which stay exact.
+  // Separate lanes, because the compiler may not split one sum. Blocks keep rounding errors small.
   constexpr Index kLanes = 64, kBlock = 1 << 12;
   double total = 0;
   for (Index first = 0; first < size; first += kBlock) {
@@ -90,9 +90,9 @@ PYCOLLECTIVE_INLINE T sum_of_squares_body(const T* __restrict x, Index size) {
   return static_cast<T>(total);
 }
 
-// exp(x) for x <= 0 in operations that compilers vectorise: x = k ln2 + r, |r| <= ln2 / 2, a Taylor
-// polynomial of r and a power of two put together from bits. Error about one unit in the last
-// place; below `kLowest` the result would not be normal and is 0. NaN gives NaN.
+// exp(x) for x <= 0, with operations that compilers vectorize: x = k ln2 + r, |r| <= ln2 / 2; a
+// Taylor polynomial of r times a power of two that is assembled from bits. The error is about one
+// unit in the last place. Below `kLowest` the result would be subnormal and is 0. NaN gives NaN.
 template <typename T>
 struct ExpConstants;
 template <>
@@ -117,7 +117,7 @@ PYCOLLECTIVE_INLINE T exp_of_negative(T x) {
   using E = ExpConstants<T>;
   using Bits = typename E::Bits;
   const T clipped = x < E::kLowest ? E::kLowest : x;
-  // Adding 1.5 * 2^mantissa rounds to an integer, which then stands in the low bits.
+  // Adding 1.5 * 2^mantissa rounds to an integer in the low bits.
   const T shifted = clipped * T(1.4426950408889634074) + E::kRound;
   const T k = shifted - E::kRound;
   const T r = (clipped - k * E::kLn2High) - k * E::kLn2Low;
@@ -133,7 +133,7 @@ PYCOLLECTIVE_INLINE void softmax_cross_entropy_body(const T* __restrict logits,
                                                     const Index* __restrict labels,
                                                     T* __restrict losses, T* __restrict gradient,
                                                     Index rows, Index classes) {
-  // Sums in 16 lanes: the compiler may not reorder one sum, and the order here is fixed.
+  // Sums in 16 lanes, in a fixed order: the compiler may not reorder one sum.
   constexpr Index kLanes = 16;
   for (Index r = 0; r < rows; ++r, logits += classes) {
     T top[kLanes], sums[kLanes];

@@ -1,4 +1,4 @@
-// One row of max pooling, for the kernels that pool while a convolution's output is in cache.
+// One row of max pooling, for kernels that pool a convolution's output while it is in cache.
 // Pooling windows are not dilated.
 #pragma once
 
@@ -9,17 +9,17 @@
 
 namespace pycollective::nn {
 
-// Codes are as wide as values while they are compared, so that loops are over vectors of one width.
+// While compared, codes are as wide as values, so that loops use vectors of one width.
 template <typename T>
 using Wide = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
 
-// So many channels are worked on at once, and those that are left over one by one. The compiler
-// makes vectors of these loops for these numbers; forwards, with 16, it does not.
+// Channels that are processed at once; the remaining ones are processed one by one. The compiler
+// vectorizes the loops for these numbers. With 16, it does not vectorize the forward loop.
 constexpr Index kChannelsForward = 32;
 constexpr Index kChannelsBack = 16;
 
-// Pools kCount channels of one window: `corner` is its first tap, `down` and `across` are the taps
-// inside the image.
+// Pools kCount channels of one window. `corner` is the window's first tap; `down` and `across` are
+// the taps inside the image.
 template <typename T, typename Code, bool kRelu, Index kCount>
 PYCOLLECTIVE_INLINE void pool_channels(const T* __restrict corner, Index line,
                                        const T* __restrict bias, T* __restrict y,
@@ -38,7 +38,7 @@ PYCOLLECTIVE_INLINE void pool_channels(const T* __restrict corner, Index line,
       const Wide<T> number = static_cast<Wide<T>>(i * kernel_w + j);
       for (Index c = 0; c < kCount; ++c) {
         const T value = tap[c] + (bias ? bias[c] : T{0});
-        // Not "value > best": a NaN is taken, and kept once taken.
+        // Not "value > best": a NaN becomes the maximum and stays it.
         const bool take = !(value <= best[c]) & (best[c] == best[c]);
         best[c] = take ? value : best[c];
         taken[c] = take ? number : taken[c];
@@ -67,7 +67,7 @@ PYCOLLECTIVE_INLINE void pool_window(const T* corner, Index line, const T* bias,
   }
 }
 
-// Pools the windows of output row `row`: x is one image, y and codes that row of the results.
+// Pools the windows of output row `row`. x is one image; y and codes are the row's results.
 template <typename T, typename Code, bool kRelu>
 PYCOLLECTIVE_INLINE void pool_row(const T* x, const T* bias, T* y, Code* codes, const Window& w,
                                   Index row) {
@@ -81,7 +81,7 @@ PYCOLLECTIVE_INLINE void pool_row(const T* x, const T* bias, T* y, Code* codes, 
     const TapRange across = inside(left, 1, w.kernel_w, w.width);
     const T* corner = x + top * line + left * channels;
     if (two_by_two && across.last - across.first == 2) {
-      // Constants, so that the loops over the taps unroll.
+      // Constant sizes, so that the compiler unrolls the loops over the taps.
       pool_window<T, Code, kRelu>(corner, line, bias, y, codes, 2, channels, {0, 2}, {0, 2});
     } else {
       pool_window<T, Code, kRelu>(corner, line, bias, y, codes, w.kernel_w, channels, down, across);
@@ -89,15 +89,15 @@ PYCOLLECTIVE_INLINE void pool_row(const T* x, const T* bias, T* y, Code* codes, 
   }
 }
 
-// Of windows with more taps, the gradient goes to each maximum alone.
+// In windows with more taps, gradients are written to the maxima alone.
 constexpr Index kMostTaps = 16;
 
-// Whether every element of the image lies in at most one window, so that gradients need no sum.
+// Returns true if every pixel is in at most one window, so that gradients need no sum.
 inline bool disjoint(const Window& w) {
   return w.stride_h >= w.kernel_h && w.stride_w >= w.kernel_w;
 }
 
-// The way back of pool_channels: with kStore writes every tap inside the image, else adds to it.
+// The gradient of pool_channels. With kStore, writes every tap inside the image; else adds to it.
 template <typename T, typename Code, bool kStore, Index kCount>
 PYCOLLECTIVE_INLINE void unpool_channels(const T* __restrict g, const Code* __restrict codes,
                                          T* __restrict corner, Index line, Index kernel_w,
@@ -136,7 +136,7 @@ PYCOLLECTIVE_INLINE void unpool_window(const T* g, const Code* codes, T* corner,
   }
 }
 
-// Adds the gradients of outputs that relu did not cut off: one sum per channel.
+// Adds, by channel, the gradients of outputs that relu let pass.
 template <typename T, typename Code>
 PYCOLLECTIVE_INLINE void add_bias_gradient(const T* __restrict g, const Code* __restrict codes,
                                            T* __restrict sums, Index pixels, Index channels) {
@@ -148,7 +148,8 @@ PYCOLLECTIVE_INLINE void add_bias_gradient(const T* __restrict g, const Code* __
   }
 }
 
-// Takes the gradient of output row `row` back to the image dx, which has been cleared if need be.
+// Writes or adds the gradients of output row `row` to the image dx, which the caller has cleared if
+// necessary.
 template <typename T, typename Code>
 PYCOLLECTIVE_INLINE void unpool_row(const T* g, const Code* codes, T* dx, const Window& w,
                                     Index row) {
@@ -157,7 +158,7 @@ PYCOLLECTIVE_INLINE void unpool_row(const T* g, const Code* codes, T* dx, const 
   const Index top = row * w.stride_h - w.pad_top;
   const TapRange down = inside(top, 1, w.kernel_h, w.height);
   const bool store = disjoint(w);
-  // Many taps and few hits: going to each hit is less work than asking every tap.
+  // With many taps, going to each maximum is less work than comparing every tap.
   const bool scatter = w.taps() > kMostTaps;
   const bool two_by_two =
       store && w.kernel_h == 2 && w.kernel_w == 2 && down.last - down.first == 2;
@@ -181,7 +182,8 @@ PYCOLLECTIVE_INLINE void unpool_row(const T* g, const Code* codes, T* dx, const 
   }
 }
 
-// Whether unpool_row writes every element of the image, so that it need not be cleared first.
+// Returns true if unpool_row writes every pixel of the image, so that the image need not be
+// cleared.
 inline bool covers(const Window& w) {
   return disjoint(w) && w.taps() <= kMostTaps && w.stride_h == w.kernel_h &&
          w.stride_w == w.kernel_w && w.out_h * w.stride_h - w.pad_top >= w.height &&

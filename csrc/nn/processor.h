@@ -1,9 +1,9 @@
-// Which instruction sets the kernels of this room use on this processor.
+// The instruction sets that the kernels use on this processor.
 //
-// Their inner loops stand in .inc files that are included once per instruction set, each time in a
-// namespace of its own: PYCOLLECTIVE_TARGET is the attribute that names the set, and
-// PYCOLLECTIVE_VECTOR_BYTES the width of its registers. (Values of vector type are split by what a
-// function is declared for, before target_clones makes its copies.)
+// The kernels' inner loops are in .inc files, which are included once per instruction set, each
+// time in another namespace. PYCOLLECTIVE_TARGET is the attribute of the instruction set.
+// PYCOLLECTIVE_VECTOR_BYTES is the width of its registers. target_clones does not work for these
+// loops: GCC splits vector values for the function's own target before it clones the function.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -12,11 +12,11 @@
 
 namespace pycollective::nn {
 
-// The width of the registers that the kernels use: 64 (AVX-512), 32 (AVX2) or 16.
+// Returns the width of the registers that the kernels use: 64 (AVX-512), 32 (AVX2) or 16.
 int vector_bytes();
 
-// Lets the kernels use no wider registers than these, for tests of the narrower ones; returns the
-// limit before.
+// Limits the width of the registers, to test the kernels for narrower ones. Returns the previous
+// limit.
 int limit_vector_bytes(int bytes);
 
 }  // namespace pycollective::nn

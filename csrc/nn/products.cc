@@ -9,8 +9,8 @@
 namespace pycollective::nn {
 namespace {
 
-// Rows of the right factor that are used together: with a panel's columns they stay in the
-// first-level cache.
+// Rows of the right factor that are processed together. With the columns of a panel they stay in
+// the first-level cache.
 constexpr Index kDepth = 128;
 
 #define PYCOLLECTIVE_LOOPS "nn/products.inc"

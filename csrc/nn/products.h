@@ -1,5 +1,5 @@
-// Products of matrices of the sizes that occur inside one layer. A BLAS has threads of its own,
-// which keep the cores from ours while they wait for work, and wants one call for each product.
+// Matrix products of the sizes inside one layer. A BLAS would need a call for each product, and its
+// waiting threads would occupy the cores.
 #pragma once
 
 #include "nn/scratch.h"
@@ -15,7 +15,7 @@ struct Factor {
 
 // The inner loops for this processor.
 struct Products {
-  // The columns of panels [first, last) of c [rows, columns] (+)= a b, where depth > 0.
+  // Computes panels [first, last) of columns of c [rows, columns] (+)= a b, where depth > 0.
   void (*multiply)(const Factor& a, const Factor& b, float* c, Index rows, Index columns,
                    Index depth, bool add, Index first, Index last, Scratch& scratch);
   Index (*count_panels)(Index columns);

@@ -1,4 +1,4 @@
-// Memory to work in, kept by each thread from call to call: fresh memory is slow.
+// Working memory that each thread keeps between calls, because new memory is slow.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace pycollective::nn {
 
-// Pieces of one block of memory, each at a multiple of 64 bytes. What was in it is left there.
+// Pieces of one block of memory, aligned to 64 bytes. Their content is undefined.
 class Scratch {
  public:
-  // Makes room for so many numbers in so many pieces; pieces taken before are gone.
+  // Provides memory for `numbers` numbers in `pieces` pieces. Invalidates all earlier pieces.
   void reserve(Index numbers, int pieces) {
     const std::size_t size = static_cast<std::size_t>(numbers + (pieces + 1) * kUnit);
     if (memory_.size() < size) memory_.assign(size, 0.0f);

@@ -1,10 +1,10 @@
-// The gradients of convolution, relu and max pooling in one. Of each pooling window only the
-// maximum has a gradient, and after relu not even every maximum: the convolution's gradients are
-// sums over those few places, instead of products of matrices that are mostly zeros.
+// The gradients of convolution, relu and max pooling together. Only the maximum of each pooling
+// window has a gradient, and relu removes some of these. The convolution's gradients are therefore
+// sums over few hits (the remaining gradients), not products of matrices that are mostly zero.
 //
-// For the weights, the places of each filter are listed, and the patches at those places summed,
-// weighted by their gradients. For the images, each window's filters are sorted by the place of
-// their maximum, and their weights summed around it.
+// For the weights, each filter has a list of its hits. The patches at the hits are added, weighted
+// by their gradients. For the images, the filters of each window are sorted by the position of
+// their maximum, and their weights are added around it.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -25,32 +25,32 @@ namespace pycollective::nn {
 namespace {
 
 constexpr Index kWidest = 16;
-// Filters whose weights are used together: those of one vector of channels stay in the first-level
+// Filters whose weights are used together. For one vector of channels they stay in the first-level
 // cache.
 constexpr Index kGroup = 32;
 constexpr Index kSlack = 16;
-// Images whose hits are listed together take about so many bytes.
+// Approximate bytes of the images whose hits are listed together.
 constexpr Index kListedBytes = 1 << 15;
 
 Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-// A gradient that was let through, and where the patch begins that it belongs to.
+// A remaining gradient, and the offset of its patch.
 struct Hit {
   std::int32_t offset;
   float gradient;
 };
 
-// Where things lie in an image: the caller's, or a copy with zeros around it and with channels
-// rounded up to whole vectors.
+// Distances in an image: the caller's, or a copy with padding and with channels rounded up to whole
+// vectors.
 struct Layout {
   Index height, width;
   Index wide;          // channels, rounded up
-  Index pixel;         // from one pixel to the next
+  Index pixel;         // distance between adjacent pixels
   Index down, across;  // taps
-  Index line, step;    // from one tap to the next
+  Index line, step;    // distances between adjacent taps
   Index filters, taps, pool_taps, windows;
   bool copied;
-  bool usual;  // 3 x 3 taps at every pixel, pooling windows of 2 x 2
+  bool usual;  // 3 x 3 taps with stride 1, and 2 x 2 pooling
   std::vector<std::int32_t> code_offsets, window_offsets;
 
   Layout(const Window& w, const Window& pool, Index filters_, bool one_channel)
@@ -74,7 +74,7 @@ struct Layout {
     const auto place = [&](Index row, Index column) {
       return static_cast<std::int32_t>((row * width + column) * pixel);
     };
-    // Also for what is no code, so that nobody need ask.
+    // Invalid codes have an offset too, so that loops need no check.
     code_offsets.resize(256, 0);
     for (Index code = 0; code < pool_taps; ++code) {
       code_offsets[static_cast<std::size_t>(code)] =
@@ -118,7 +118,7 @@ struct Loops {
   decltype(&base::add_bias) add_bias;
   decltype(&base::sort_hits) sort_hits;
   decltype(&base::add_all_weights) add_all_weights;
-  // Null where there is none.
+  // Null if there is no such kernel.
   void (*add_one_channel)(const Layout& l, const float* x, const float* g,
                           const std::uint8_t* codes, Index wide, float* sums, float* bias);
 };
@@ -140,25 +140,25 @@ Loops pick_loops() {
 
 thread_local Scratch part_scratch, call_scratch;
 
-// Everything that the parts of one call share.
+// The values that all parts of a call share.
 struct Call {
   const SparseGradient& a;
   const Layout& l;
   const Loops& loops;
   const float* weights;  // [filters, taps, wide]
-  Index in, out;         // numbers of an image, and of its part of g
+  Index in, out;         // sizes of an image and of its part of g
 };
 
-// Adds what the images [first, last) give to sums [filters, taps, wide].
+// Adds the contributions of images [first, last) to sums [filters, taps, wide].
 void add_weight_gradient(const Call& call, Index first, Index last, float* sums) {
   const Layout& l = call.l;
   const Index at_once =
       std::clamp<Index>(kListedBytes / static_cast<Index>(l.size() * sizeof(float)), 1, 8);
-  const Index room = at_once * l.windows + 1;
+  const Index capacity = at_once * l.windows + 1;
   Scratch& scratch = part_scratch;
-  scratch.reserve((l.copied ? at_once * l.size() : 0) + 2 * l.filters * room + l.filters, 3);
+  scratch.reserve((l.copied ? at_once * l.size() : 0) + 2 * l.filters * capacity + l.filters, 3);
   float* copies = l.copied ? scratch.take(at_once * l.size()) : nullptr;
-  Hit* hits = reinterpret_cast<Hit*>(scratch.take(2 * l.filters * room));
+  Hit* hits = reinterpret_cast<Hit*>(scratch.take(2 * l.filters * capacity));
   auto* counts = reinterpret_cast<std::int32_t*>(scratch.take(l.filters));
   for (Index begin = first; begin < last; begin += at_once) {
     const Index images = std::min(at_once, last - begin);
@@ -167,17 +167,17 @@ void add_weight_gradient(const Call& call, Index first, Index last, float* sums)
       if (l.copied) copy_in(call.a.x + (begin + n) * call.in, call.a.w, l, copies + n * l.size());
       call.loops.list_hits(l, call.a.g + (begin + n) * call.out,
                            call.a.codes + (begin + n) * call.out,
-                           static_cast<std::int32_t>(n * l.size()), hits, room, counts);
+                           static_cast<std::int32_t>(n * l.size()), hits, capacity, counts);
     }
     const float* x = l.copied ? copies : call.a.x + begin * call.in;
     for (Index f = 0; f < l.filters; ++f) {
       if (counts[f] == 0) continue;
-      call.loops.add_hits(l, x, hits + f * room, counts[f], sums + f * l.taps * l.wide);
+      call.loops.add_hits(l, x, hits + f * capacity, counts[f], sums + f * l.taps * l.wide);
     }
   }
 }
 
-// The same for images of one channel: sums [taps, wide], and bias [wide].
+// The same for images with one channel: sums [taps, wide], bias [wide].
 void add_one_channel(const Call& call, const Layout& l, Index first, Index last, Index wide,
                      float* sums, float* bias) {
   part_scratch.reserve(l.size(), 1);

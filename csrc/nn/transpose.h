@@ -1,4 +1,4 @@
-// Rows become columns.
+// Transposes a matrix.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace pycollective::nn {
 
-// to[j * to_row + i] = from[i * from_row + j] for i < rows and j < columns; in squares, so that
-// lines are used up while they are in cache.
+// to[j * to_row + i] = from[i * from_row + j] for i < rows and j < columns. In squares, so that
+// each cache line is used completely while it is in cache.
 inline void transpose(const float* from, Index rows, Index columns, Index from_row, float* to,
                       Index to_row) {
   constexpr Index kSide = 16;

@@ -37,7 +37,7 @@ PYCOLLECTIVE_INLINE void sgd_body(T* __restrict p, const T* __restrict g, T* __r
   }
 }
 
-// One loop for each form, so that each becomes vector instructions.
+// One loop for each case, so that the compiler vectorizes each of them.
 template <bool kCentered, bool kMomentum, typename T>
 PYCOLLECTIVE_INLINE void rmsprop_loop(T* __restrict p, const T* __restrict g, T* __restrict v,
                                       T* __restrict mean, T* __restrict speed, Index n, T rate,

@@ -17,8 +17,7 @@ Span place(const char* axis, Index size, Index kernel, Index stride, Index dilat
                                 std::to_string(stride) + " and dilation " +
                                 std::to_string(dilation) + " must all be at least 1");
   }
-  // In this form nothing overflows for absurd dilations: beyond the limit the window is too large
-  // to be of any use anyway.
+  // The form of these comparisons avoids overflows. Windows beyond the limit are of no use.
   constexpr Index kLimit = Index{1} << 31;
   if (size > kLimit || kernel > kLimit || stride > kLimit || dilation > kLimit / kernel) {
     throw std::invalid_argument(std::string(axis) +

@@ -1,5 +1,5 @@
 // The geometry of a window that slides over the rows and columns of an image [height, width,
-// channels]: a convolution's kernel or a pooling window. The number of images is not part of it.
+// channels]: a convolution's kernel or a pooling window. Independent of the number of images.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,20 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
-// Rules of TensorFlow for "VALID" and "SAME". Throws std::invalid_argument where a size is not
-// positive or, without padding, the kernel does not fit into the image.
+// Applies TensorFlow's rules for "VALID" and "SAME". Throws std::invalid_argument if a size is not
+// positive or if, without padding, the kernel is larger than the image.
 Window make_window(Index height, Index width, Index channels, Index kernel_h, Index kernel_w,
                    Index stride_h, Index stride_w, Index dilation_h, Index dilation_w, bool same);
 
-// The part [first, last) of the taps of a window at `start` that lies inside [0, size).
+// The taps [first, last) of a window at `start` that lie inside [0, size).
 struct TapRange {
   Index first, last;
 };
 
 inline TapRange inside(Index start, Index dilation, Index taps, Index size) {
   const Index first = start < 0 ? (-start + dilation - 1) / dilation : 0;
-  const Index room = size - start;  // taps k with k * dilation < room are left of the end
-  const Index last = room <= 0 ? 0 : (room + dilation - 1) / dilation;
+  const Index rest = size - start;  // taps k with k * dilation < rest lie before the end
+  const Index last = rest <= 0 ? 0 : (rest + dilation - 1) / dilation;
   return {first < taps ? first : taps, last < taps ? last : taps};
 }
 

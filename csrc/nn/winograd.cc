@@ -1,11 +1,13 @@
 // Convolution with 3 x 3 filters and stride 1 by Winograd's minimal filtering (Lavin and Gray,
-// 2015). F(2 x 2, 3 x 3): a tile of 4 x 4 pixels gives 2 x 2 outputs with 16 products a channel and
-// filter instead of 36; F(4 x 4, 3 x 3): 6 x 6 pixels give 4 x 4 outputs with 36 instead of 144.
-// Transformed, these are 16 or 36 products of matrices: [tiles, channels] by [channels, filters].
-// Transposed, the same steps give the gradients: with the transforms V = B' x B, U = G w G' and
-// D = A dz A', dw = G' (V' D) G and dx = B (D U') B'.
+// 2015).
 //
-// A tile holds one or four whole pooling windows of 2 x 2: pooling happens while the outputs are in
+// F(2 x 2, 3 x 3): a tile of 4 x 4 pixels gives 2 x 2 outputs with 16 products per channel and
+// filter instead of 36. F(4 x 4, 3 x 3): a tile of 6 x 6 pixels gives 4 x 4 outputs with 36
+// products instead of 144. After the transforms, these are 16 or 36 matrix products: [tiles,
+// channels] by [channels, filters]. The transposed steps give the gradients. With the transforms V
+// = B' x B, U = G w G' and D = A dz A': dw = G' (V' D) G and dx = B (D U') B'.
+//
+// A tile has one or four whole 2 x 2 pooling windows, so that pooling works on outputs in
 // registers.
 #include <algorithm>
 #include <cstring>
@@ -19,38 +21,38 @@
 namespace pycollective::nn {
 namespace {
 
-// What belongs to the tiles that are transformed and multiplied at once takes about so many bytes;
-// how many tiles these are at most.
+// Approximate bytes of the tiles that are transformed and multiplied together, and the maximum of
+// tiles.
 constexpr Index kBlockBytes = 1 << 18;
 constexpr Index kMostTiles = 64;
-// Rows and columns that lie together (see winograd.inc): numbers of tiles, and of channels or
-// filters, are rounded up to these.
+// Rows and columns of a block of a matrix (see winograd.inc). The number of tiles is rounded up to
+// kGroup, those of channels and filters to kWidest.
 constexpr Index kGroup = 8;
 constexpr Index kWidest = 16;
 
 Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-// From one of the products' matrices to the next. Not a power of two: the numbers of a tile would
-// meet in the same lines of the cache.
+// Returns the distance between adjacent matrices of a product. It is not a power of two: otherwise
+// the numbers of a tile would compete for the same cache lines.
 Index step_of(Index rows, Index wide) { return rows * wide + kWidest; }
 
 struct Tile {
-  Index pixel;            // number of its first pixel in the images; meaningless if that is outside
-  TapRange down, across;  // which of its pixels lie in the image
-  bool inside;            // whether all of them do
-  Index output;           // number of its first output
-  Index rows, columns;    // how many of its outputs there are
-  Index window;           // number of its first pooling window
+  Index pixel;            // index of its first pixel in the images; meaningless if outside
+  TapRange down, across;  // its pixels inside the image
+  bool inside;            // true if all its pixels are inside
+  Index output;           // index of its first output
+  Index rows, columns;    // size of its existing outputs
+  Index window;           // index of its first pooling window
 };
 
-// How images are cut into tiles, and how memory for a block of tiles is laid out.
+// The division of images into tiles, and the memory layout of a block of tiles.
 struct Tiling {
   Index height, width, channels, filters, out_h, out_w, pad_top, pad_left;
-  Index outputs, pixels;  // rows and columns of a tile
-  Index down, across;     // tiles in an image
+  Index outputs, pixels;  // outputs and pixels per row of a tile
+  Index down, across;     // tiles per column and row of an image
   Index x_wide, z_wide;   // channels and filters, rounded up to whole vectors
-  Index block;            // tiles that are worked on at once
-  Index v_step, z_step;   // from one of the products' matrices of a block to the next
+  Index block;            // tiles that are processed together
+  Index v_step, z_step;   // distances between adjacent matrices of a block's products
 
   Tiling(const Window& w, Index filters_)
       : height(w.height),
@@ -61,7 +63,8 @@ struct Tiling {
         out_w(w.out_w),
         pad_top(w.pad_top),
         pad_left(w.pad_left),
-        // With 0.8 times the products the larger tiles take as long, for their transforms.
+        // Larger tiles have more expensive transforms: with 0.8 times the products they take as
+        // long.
         outputs(4 * count_products(4) <= 3 * count_products(2) ? 4 : 2),
         pixels(outputs + 2),
         down((out_h + outputs - 1) / outputs),
@@ -74,7 +77,7 @@ struct Tiling {
     z_step = step_of(block, z_wide);
   }
 
-  // Products a channel and filter of one tile.
+  // Returns the products of one tile per channel and filter.
   Index products() const { return pixels * pixels; }
 
   Tile tile(Index number) const {
@@ -95,7 +98,7 @@ struct Tiling {
   }
 
  private:
-  // Of one image, with tiles of size x size outputs.
+  // Returns the products of one image with tiles of size x size outputs.
   Index count_products(Index size) const {
     return (out_h + size - 1) / size * ((out_w + size - 1) / size) * (size + 2) * (size + 2);
   }
@@ -131,7 +134,7 @@ Loops pick_loops(const Tiling& t) {
   return t.outputs == 4 ? pick_loops_of<4>() : pick_loops_of<2>();
 }
 
-// That of one part of a call, and that of the whole call.
+// Working memory of one part of a call, and of the whole call.
 thread_local Scratch part_scratch, call_scratch;
 
 }  // namespace
@@ -173,7 +176,7 @@ void winograd_gradient(const WinogradGradient& a) {
     }
     loops.transform_filters(turned, t.filters, t.channels, t.x_wide, u);
   }
-  // The sums of all parts lie side by side.
+  // The sums of all parts, side by side.
   float* sums = call_scratch.take(parts * sums_size);
   float* bias_sums = call_scratch.take(parts * t.z_wide);
   std::fill(sums, sums + parts * sums_size, 0.0f);

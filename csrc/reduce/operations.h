@@ -1,5 +1,5 @@
-// What the operations of the table do with two elements: the one definition of their arithmetic,
-// for processors (reduce.cc) and for GPUs (cuda/combine.h).
+// The arithmetic of the table's operations on two elements, for processors (reduce.cc) and for GPUs
+// (cuda/combine.h).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace pycollective::arithmetic {
 
-// Element types: bytes that are true or false, numbers, pairs of numbers.
+// Element types: bytes that are true or false, numbers, complex numbers.
 struct Truth {
   std::uint8_t byte;
 };
@@ -24,8 +24,8 @@ inline constexpr bool is_complex = false;
 template <class T>
 inline constexpr bool is_complex<Complex<T>> = true;
 
-// Signed ints wrap around as unsigned numbers do. Those are at least as wide as an int: narrower
-// ones would be promoted to int, which does not wrap.
+// Signed ints wrap around if computed as unsigned ints. These must be at least as wide as int:
+// narrower ones would be promoted to int, whose overflow is undefined.
 template <class T, bool = std::is_integral_v<T>>
 struct WrappingOf {
   using type = T;
@@ -51,8 +51,8 @@ struct UnsignedOf<T, true> {
 template <class T>
 using Unsigned = typename UnsignedOf<T>::type;
 
-// Operations. takes<T>: which types have it; Same<T>: a type that gives the same bits, so that one
-// loop serves both.
+// Operations. takes<T>: true for the types that have the operation. Same<T>: a type that gives the
+// same bits, so that one loop serves both.
 struct Sum {
   template <class T>
   static constexpr bool takes = is_number<T> || is_complex<T>;
@@ -158,18 +158,18 @@ struct Max {
   }
 };
 
-// A mean is a sum that is divided when all contributions are in.
+// A mean is a sum that is divided when all contributions have been added.
 struct Mean : Sum {};
 
-// Ints of so many bytes are divided in a floating-point type with room for more digits than they
-// have: exact, and a vector operation. Float64 is what many GPUs are slow at.
+// Ints of at most this size are divided in a floating-point type that represents them exactly,
+// because that vectorizes. On GPUs the limit is smaller: many are slow in float64.
 #ifdef __CUDA_ARCH__
 inline constexpr std::size_t kDividedAsFloats = 2;
 #else
 inline constexpr std::size_t kDividedAsFloats = 4;
 #endif
 
-// The quotient of a number and a number of ranks, ints toward zero.
+// Returns a number divided by a number of ranks; ints are rounded toward zero.
 template <class T>
 PYCOLLECTIVE_INLINE T quotient(T a, int size) {
   if constexpr (is_complex<T>) {

@@ -1,5 +1,5 @@
-// The loops, and the table, which has a row for each type and a column for each operation. A new
-// type is a row, a new operation a struct in operations.h and a column.
+// The loops, and the table with a row for each type and a column for each operation. To add a type,
+// add a row. To add an operation, add a struct to operations.h and a column.
 #include "reduce/reduce.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace arithmetic;
 
-// The halves have a way to be widened instead of arithmetic.
+// Halves have conversions instead of arithmetic.
 template <const HalfType& (*kType)()>
 struct Half {
   static const HalfType& type() { return kType(); }
@@ -29,7 +29,7 @@ constexpr bool is_half = false;
 template <const HalfType& (*kType)()>
 constexpr bool is_half<Half<kType>> = true;
 
-// Loops. GCC clones templates only where they are local to the file, as these are.
+// The loops. GCC's target_clones works for templates only if they are local to a file.
 template <class T, class O>
 PYCOLLECTIVE_INLINE void combine_loop(void* target, const void* left, const void* right,
                                       std::size_t count) {
@@ -46,8 +46,8 @@ PYCOLLECTIVE_CLONES void combine(void* target, const void* left, const void* rig
   combine_loop<T, O>(target, left, right, count);
 }
 
-// Products of complex numbers, for processors without fused multiplication and addition: GCC 12
-// fuses in vectors even where it is told not to, and an element's bits would depend on its place.
+// Products of complex numbers, compiled for processors without fused multiply-add. GCC 12 fuses in
+// vector loops even if told not to, and an element's bits would depend on its index.
 template <class T, class O>
 void combine_unfused(void* target, const void* left, const void* right, std::size_t count) {
   combine_loop<T, O>(target, left, right, count);
@@ -60,7 +60,7 @@ PYCOLLECTIVE_CLONES void divide(void* target, std::size_t count, int size) {
   for (std::size_t i = 0; i < count; ++i) t[i] = quotient(t[i], size);
 }
 
-// A block of float32 that halves are widened to; it stays in the first-level cache.
+// A block of halves widened to float32. It stays in the first-level cache.
 constexpr std::size_t kBlock = kReduceBlockBytes / sizeof(float);
 struct Block {
   alignas(kCacheLine) float items[kBlock];
@@ -95,7 +95,6 @@ void divide_halves(void* target, std::size_t count, int size) {
   }
 }
 
-// The table.
 template <class T, class O>
 constexpr Reduction place() {
   constexpr bool divides = std::is_same_v<O, Mean>;
@@ -186,7 +185,7 @@ void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targ
       half->widen(room.items, static_cast<const std::uint16_t*>(from), items);
       return room.items;
     };
-    // The last combination goes to the target, all others to the block.
+    // The last combination writes to the target, all others to the block.
     const void* so_far = source(0, held);
     for (std::size_t k = 1; k < num_sources; ++k) {
       void* to = k + 1 < num_sources || half ? held.items : target;

@@ -1,5 +1,4 @@
-// The one table of element types and operations. Everything above it sees bytes and function
-// pointers.
+// The only table of element types and operations. Its callers see bytes and function pointers.
 #pragma once
 
 #include <cstddef>
@@ -31,33 +30,33 @@ inline constexpr int kOps = 8;
 
 struct HalfType;
 
-// A place of the table. Where the operation has no meaning for the type, combine is nullptr.
+// An entry of the table. combine is nullptr if the type does not have the operation.
 //
-// Sums and products of ints wrap around; min and max give NaN where either is NaN, as NumPy does;
-// and, or, xor are bitwise for ints and logical for bools, of which every byte but 0 is true.
-// float16 and bfloat16 are combined in float32 and rounded once, to nearest even.
+// Sums and products of ints wrap around. As in NumPy, min and max give NaN if either element is
+// NaN. The operations and, or, xor are bitwise for ints and logical for bools, where every byte but
+// 0 is true. float16 and bfloat16 are combined in float32 and rounded once, to nearest even.
 struct Reduction {
-  // target[i] = a[i] (op) b[i]; target may be a or b, but not overlap them otherwise.
+  // target[i] = a[i] (op) b[i]. The target may be a or b, but must not overlap them otherwise.
   void (*combine)(void* target, const void* a, const void* b, std::size_t count) = nullptr;
-  // What is left to do when all `size` contributions are in, or nullptr: a mean divides (ints
-  // toward zero, as NCCL does).
+  // Finishes the result of `size` contributions, or is nullptr. A mean divides (ints toward zero,
+  // like NCCL).
   void (*finish)(void* target, std::size_t count, int size) = nullptr;
 
   std::size_t item = 0;                 // bytes of an element
-  const HalfType& (*half)() = nullptr;  // of float16 and bfloat16: how to widen and narrow them
+  const HalfType& (*half)() = nullptr;  // conversions, for float16 and bfloat16
 };
 
 const Reduction& reduction(DType dtype, Op op);
 
-// Combines `num_sources` arrays (at least 1) in their order, reads each of them once, and writes
-// the result to every target. float16 and bfloat16 are summed up in float32 and rounded once, at
-// the end. `size`, where it is not 0, is the number of contributions that are in now: what finish()
-// does is done as well. A target may be one of the sources, but not overlap one otherwise.
+// Combines `num_sources` arrays (at least 1) in order, reads each of them once, and writes the
+// result to every target. float16 and bfloat16 are accumulated in float32 and rounded once, at the
+// end. If `size` is not 0, it is the total number of contributions, and finish() is applied too. A
+// target may be one of the sources, but must not overlap a source otherwise.
 void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targets,
                   const void* const* sources, std::size_t num_sources, std::size_t count,
                   int size = 0);
 
-// Why the table has no such place, and what to do instead.
+// Explains why the type does not have the operation, and suggests an alternative.
 std::string_view refusal(DType dtype, Op op);
 
 std::size_t item_size(DType dtype);

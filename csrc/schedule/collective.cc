@@ -5,18 +5,18 @@
 namespace pycollective {
 namespace {
 
-// The chunks of a buffer: all chunks, a part of every rank, one part, or none; on the root and on
-// the others.
+// The chunks of a buffer: all chunks, one part per rank, one part, or none. The root may differ
+// from the other ranks.
 enum class Has : std::uint8_t { chunks, parts, part, nothing };
 
-struct Promise {
+struct Contract {
   std::string_view name;
   bool reduces, has_root;
   Has root_input, input, root_output, output;
 };
 
 // In the order of Collective.
-constexpr std::array<Promise, kCollectives> kPromises = {{
+constexpr std::array<Contract, kCollectives> kContracts = {{
     {"all_reduce", true, false, Has::chunks, Has::chunks, Has::chunks, Has::chunks},
     {"reduce", true, true, Has::chunks, Has::chunks, Has::chunks, Has::nothing},
     {"reduce_scatter", true, false, Has::parts, Has::parts, Has::part, Has::part},
@@ -30,8 +30,8 @@ constexpr std::array<Promise, kCollectives> kPromises = {{
     {"exscan", true, false, Has::chunks, Has::chunks, Has::nothing, Has::chunks},
 }};
 
-const Promise& promise(Collective collective) {
-  return kPromises[static_cast<std::size_t>(collective)];
+const Contract& contract_of(Collective collective) {
+  return kContracts[static_cast<std::size_t>(collective)];
 }
 
 int count(Has has, int chunks, int size) {
@@ -52,23 +52,23 @@ Content of_one(int chunk, int rank) { return {chunk, rank, rank + 1}; }
 
 }  // namespace
 
-std::string_view to_string(Collective collective) { return promise(collective).name; }
-bool reduces(Collective collective) { return promise(collective).reduces; }
-bool has_root(Collective collective) { return promise(collective).has_root; }
+std::string_view to_string(Collective collective) { return contract_of(collective).name; }
+bool reduces(Collective collective) { return contract_of(collective).reduces; }
+bool has_root(Collective collective) { return contract_of(collective).has_root; }
 bool is_prefix(Collective collective) {
   return collective == Collective::scan || collective == Collective::exscan;
 }
-bool in_parts(Collective collective) { return promise(collective).root_input != Has::chunks; }
+bool in_parts(Collective collective) { return contract_of(collective).root_input != Has::chunks; }
 bool can_be_in_place(Collective collective) { return collective != Collective::all_to_all; }
 
 int input_chunks(Collective collective, int chunks, int rank, int size) {
-  const Promise& p = promise(collective);
-  return count(rank == 0 ? p.root_input : p.input, chunks, size);
+  const Contract& c = contract_of(collective);
+  return count(rank == 0 ? c.root_input : c.input, chunks, size);
 }
 
 int output_chunks(Collective collective, int chunks, int rank, int size) {
-  const Promise& p = promise(collective);
-  return count(rank == 0 ? p.root_output : p.output, chunks, size);
+  const Contract& c = contract_of(collective);
+  return count(rank == 0 ? c.root_output : c.output, chunks, size);
 }
 
 Content initial_content(Collective collective, int rank, int size, int place) {

@@ -1,16 +1,16 @@
-// The verifier beyond 64 ranks: what a chunk holds is a number instead of a set.
+// The verifier for more than 64 ranks: the content of a chunk is a number instead of a set.
 //
 // Rank r's contribution to chunk c is a_r b_c modulo the prime p = 2^61 - 1, with a_r and b_c
-// random; a reduction adds numbers. What should hold each contribution to c exactly once must be
-// (sum of all a_r) b_c. Any other collection of contributions is another polynomial of degree two
-// in the random numbers and agrees with that value with probability at most 2 / p for each
+// random; a reduction adds numbers. A chunk that holds each contribution to c exactly once has the
+// value (sum of all a_r) b_c. Any other collection of contributions is another polynomial of degree
+// two in the random numbers. It agrees with that value with probability at most 2 / p for each
 // comparison (Schwartz 1980, Zippel 1979).
 //
-// One number for each chunk of a rank's output and scratch is kept; the input is worked out. So a
-// ring among 10,000 ranks needs 800 MB. A message holds no values: the receiver reads the sender's
-// chunks, as threads do, and a hash of what they were when they were sent shows whether the sender
-// has overwritten them in between, in the order in which the ranks are walked through. Every place
-// holds the chunk that belongs there, so that chunks are compared by their places alone.
+// Memory: one number for each chunk of a rank's output and scratch, 800 MB for a ring among 10,000
+// ranks. The values of inputs are computed when needed. A message holds no values: the receiver
+// reads the sender's chunks, as threads do. A hash of the sent chunks shows whether the sender has
+// overwritten them in the meantime, in the order in which the ranks are walked through. A chunk of
+// the data may be stored at its own index only, so that comparing indices suffices.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -39,7 +39,8 @@ std::uint64_t multiply(std::uint64_t a, std::uint64_t b) {
              static_cast<std::uint64_t>(product >> 61));
 }
 
-// 1 … p - 1, the same for the same number (the mixing of SplitMix64; Steele, Lea and Flood 2014).
+// Returns 1 … p - 1, the same for the same number (the mixing of SplitMix64; Steele, Lea and Flood
+// 2014).
 std::uint64_t random_of(std::uint64_t number) {
   std::uint64_t z = (number + 1) * 0x9e3779b97f4a7c15;
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
@@ -48,13 +49,13 @@ std::uint64_t random_of(std::uint64_t number) {
 }
 
 struct Message {
-  Span span;  // the sender's
-  int step;   // of the sender
-  std::uint64_t
-      sealed;  // hash of what the span held; in a barrier, where the sender's knowledge is
+  Span span;               // of the sender
+  int step;                // of the sender
+  std::uint64_t checksum;  // hash of the span's values; in a barrier, the index of a copy of the
+                           // sender's knowledge
 };
 
-// in_parts: whether chunks are ranks' parts, as in_parts() says of the collective.
+// in_parts: true if chunks are ranks' parts, as the function in_parts() returns for the collective.
 template <bool in_parts>
 class Fingerprints {
  public:
@@ -95,7 +96,7 @@ class Fingerprints {
     if (in_parts) scratch_chunks_.resize(scratch * static_cast<std::size_t>(size), -1);
     if (what_ == Collective::barrier) {
       words_ = static_cast<std::size_t>(size + 63) / 64;
-      heard_.resize(static_cast<std::size_t>(size) * words_);
+      knowledge_.resize(static_cast<std::size_t>(size) * words_);
       for (int r = 0; r < size; ++r) knowledge(r)[r / 64] |= std::uint64_t{1} << r % 64;
     }
   }
@@ -123,7 +124,7 @@ class Fingerprints {
 
   int inputs(int r) const { return shape_.chunks_of(r, Buffer::input); }
   int outputs(int r) const { return shape_.chunks_of(r, Buffer::output); }
-  // A rank's first cell.
+  // The index of a rank's first cell.
   std::size_t begin(int r) const {
     return r == 0 ? 0 : root_cells_ + static_cast<std::size_t>(r - 1) * rank_cells_;
   }
@@ -140,10 +141,10 @@ class Fingerprints {
     if (content.end - content.begin == 1) {
       return multiply(ranks_[static_cast<std::size_t>(content.begin)], number_of(content.chunk));
     }
-    // Several contributions are always those of the ranks from 0 on.
+    // Several contributions are always those of ranks 0 to end - 1.
     return multiply(before_[static_cast<std::size_t>(content.end - 1)], number_of(content.chunk));
   }
-  // Which place of a buffer the i-th one is.
+  // Returns an index within the buffer: the first part follows the last one.
   int wrapped(int r, Buffer buffer, int i) const {
     if (!in_parts || buffer == Buffer::scratch) return i;
     return place_of_part(i, buffer == Buffer::input ? inputs(r) : outputs(r));
@@ -157,7 +158,7 @@ class Fingerprints {
     return scratch_chunks_[static_cast<std::size_t>(r) * static_cast<std::size_t>(shape_.scratch) +
                            static_cast<std::size_t>(i)];
   }
-  // The chunk that a place holds; -1 where anything may stand and nothing does.
+  // Returns the chunk stored at an index, or -1 for scratch that is still empty.
   int chunk_at(int r, Buffer buffer, int i) {
     if (!in_parts) return buffer == Buffer::scratch ? i % chunks_ : i;
     if (buffer == Buffer::scratch) return scratch_chunk(r, i);
@@ -172,14 +173,14 @@ class Fingerprints {
     return false;
   }
 
-  // The value that a place of the input holds at first.
+  // Returns the initial value at an index of the input.
   std::uint64_t input_value(int r, int i) const {
     if (in_parts) return value_of(initial_content(what_, r, size_, i));
     return multiply(ranks_[static_cast<std::size_t>(r)],
                     chunk_numbers_[static_cast<std::size_t>(i)]);
   }
 
-  // In place, the part of the output that an input's place is; -1 when it is none.
+  // Returns the index in the output that an index of the input shares in place, or -1.
   int shared_place(int r, int i) const {
     if (!in_parts) return i < outputs(r) ? i : -1;
     if (!can_be_in_place(what_)) return -1;
@@ -187,8 +188,8 @@ class Fingerprints {
     return inputs(r) == size_ && i == r && outputs(r) == 1 ? 0 : -1;
   }
 
-  // What rank r's place holds, 0 when it was never written. The answer is the same in place, or
-  // *lost tells that it is not.
+  // Returns the value at an index of rank r's buffer, 0 if it was never written. Sets *lost if the
+  // value would be another one in place.
   std::uint64_t read(int r, Buffer buffer, int i, bool* lost) const {
     if (buffer != Buffer::input) return cells_[place(r, buffer, i)];
     i = wrapped(r, buffer, i);
@@ -203,7 +204,7 @@ class Fingerprints {
 
   // Reads a span into values_.
   struct Seen {
-    std::uint64_t sealed = 0;
+    std::uint64_t checksum = 0;
     bool lost = false, unwritten = false;
   };
   Seen read(int r, const Span& span) {
@@ -211,7 +212,7 @@ class Fingerprints {
     for (int i = 0; i < span.count; ++i) {
       std::uint64_t value = read(r, span.buffer, span.first + i, &seen.lost);
       values_[static_cast<std::size_t>(i)] = value;
-      seen.sealed = seen.sealed * 0x9e3779b97f4a7c15 + value;
+      seen.checksum = seen.checksum * 0x9e3779b97f4a7c15 + value;
       seen.unwritten = seen.unwritten || value == 0;
     }
     return seen;
@@ -254,7 +255,7 @@ class Fingerprints {
     Seen seen = read(r, step.source);
     if (seen.lost) return fail(r, kLost);
     if (seen.unwritten) return fail(r, "sends what was never written");
-    Message message{step.source, walk_.number(r), words_ ? keep(r) : seen.sealed};
+    Message message{step.source, walk_.number(r), words_ ? keep(r) : seen.checksum};
     mail_.put(r, step.peer, message);
     walk_.wake_if_waiting(step.peer, r);
     return true;
@@ -263,14 +264,14 @@ class Fingerprints {
   bool receive(int r, const Step& step) {
     Message message;
     if (!mail_.take(step.peer, r, &message)) return walk_.wait(r, step.peer), false;
-    walk_.wake_if_waiting(step.peer, r);  // there is room for another one
+    walk_.wake_if_waiting(step.peer, r);  // the peer may wait to send its next message
     auto sender = [&] { return "rank " + std::to_string(step.peer); };
     if (message.span.count != step.target.count) {
       return fail(r, sender() + " sent " + std::to_string(message.span.count) + " chunks");
     }
-    if (words_) hear(r, static_cast<std::size_t>(message.sealed));
+    if (words_) learn(r, static_cast<std::size_t>(message.checksum));
     Seen now = read(step.peer, message.span);
-    if (!words_ && (now.lost || now.sealed != message.sealed)) {
+    if (!words_ && (now.lost || now.checksum != message.checksum)) {
       return fail(r, sender() + " has overwritten what it sent in its step " +
                          std::to_string(message.step) + " before it was read");
     }
@@ -281,7 +282,8 @@ class Fingerprints {
     return read(r, step.source).lost ? fail(r, kLost) : write(r, step, r, step.source);
   }
 
-  // Writes values_, which stand in `from` of rank `owner`, or their reduction.
+  // Writes values_, which were read from `from` of rank `owner`, or their reduction with the rank's
+  // own chunks.
   bool write(int r, const Step& step, int owner, const Span& from) {
     for (int i = 0; i < step.target.count; ++i) {
       const Span& target = step.target;
@@ -338,7 +340,7 @@ class Fingerprints {
   void check_result() {
     for (int r = 0; r < size_ && problem_.empty(); ++r) {
       if (words_) {
-        check_heard_everyone(r);
+        check_knows_everyone(r);
         continue;
       }
       for (int i = 0; i < outputs(r); ++i) {
@@ -351,8 +353,9 @@ class Fingerprints {
     }
   }
 
-  // In a barrier: whom a rank has heard of, a bit for each. Messages carry a copy.
-  std::uint64_t* knowledge(int r) { return &heard_[static_cast<std::size_t>(r) * words_]; }
+  // In a barrier: one bit for each rank of which a rank knows that it has entered. Messages carry a
+  // copy.
+  std::uint64_t* knowledge(int r) { return &knowledge_[static_cast<std::size_t>(r) * words_]; }
   std::size_t keep(int r) {
     std::size_t copy = kept_.size();
     if (unused_.empty()) {
@@ -364,11 +367,11 @@ class Fingerprints {
     kept_[copy].assign(knowledge(r), knowledge(r) + words_);
     return copy;
   }
-  void hear(int r, std::size_t copy) {
+  void learn(int r, std::size_t copy) {
     for (std::size_t i = 0; i < words_; ++i) knowledge(r)[i] |= kept_[copy][i];
     unused_.push_back(copy);
   }
-  void check_heard_everyone(int r) {
+  void check_knows_everyone(int r) {
     for (int p = 0; p < size_; ++p) {
       if (knowledge(r)[p / 64] >> p % 64 & 1) continue;
       problem_ = "rank " + std::to_string(r) + " leaves the barrier before rank " +
@@ -384,19 +387,19 @@ class Fingerprints {
   int chunks_, size_;
   Walk walk_;
   Mail<Message> mail_;
-  std::vector<std::uint64_t> ranks_;          // a_r; 0 of a rank whose input does not matter
+  std::vector<std::uint64_t> ranks_;          // a_r; 0 if the rank's input does not matter
   std::uint64_t everyone_ = 0;                // the sum of all a_r
-  std::vector<std::uint64_t> before_;         // the sums of those up to each rank
-  std::vector<std::uint64_t> chunk_numbers_;  // b_c, of the first chunks,
-  std::vector<std::uint64_t> complete_;       // and what everyone's contributions to them are
+  std::vector<std::uint64_t> before_;         // sums of a_0 … a_r
+  std::vector<std::uint64_t> chunk_numbers_;  // b_c of the first chunks
+  std::vector<std::uint64_t> complete_;       // complete values of these chunks
   std::size_t root_cells_ = 0, rank_cells_ = 0;
-  // Output and scratch of each rank. Neighbours' chunks are far apart: huge pages save a third of
-  // the time.
+  // Output and scratch of each rank. Steps access distant addresses: huge pages save a third of the
+  // time.
   std::unique_ptr<std::uint64_t[], decltype(&std::free)> cells_{nullptr, &std::free};
   std::vector<int> scratch_chunks_;
   std::vector<std::uint64_t> values_;
-  std::size_t words_ = 0;  // of a rank's bits; 0 unless it is a barrier
-  std::vector<std::uint64_t> heard_;
+  std::size_t words_ = 0;  // words of a rank's bits; 0 unless the collective is a barrier
+  std::vector<std::uint64_t> knowledge_;
   std::vector<std::vector<std::uint64_t>> kept_;
   std::vector<std::size_t> unused_;
   std::vector<std::pair<int, std::size_t>>* marks_ = nullptr;

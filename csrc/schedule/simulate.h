@@ -1,23 +1,23 @@
-// The simulator: how long a schedule takes on a described cluster.
+// The simulator predicts the time of a schedule on a described cluster.
 //
-// Each rank's clock runs through its steps, which its coroutine makes one at a time, so that memory
-// is that of the ranks and of the messages under way. The model is LogGP's (Alexandrov, Ionescu,
-// Schauser and Scheiman, 1995) with links of several classes:
+// Each rank has a clock and executes its steps, which its coroutine yields one at a time. Memory
+// holds only the ranks' states and the messages in flight. The model is LogGP (Alexandrov, Ionescu,
+// Schauser and Scheiman, 1995) with several classes of links:
 //
-//   send         the rank is busy for `overhead`, and for bytes / copy_rate if the sender copies.
-//                The message then leaves through the rank's port of that link class, one after the
-//                other, bytes / bandwidth each, and is at the receiver `latency` later.
-//   recv         the rank waits until the message has come in through its port of that link class,
-//                what comes first being served first, bytes / bandwidth each. It is busy for
-//                `overhead`, and for bytes / copy_rate where the receiver copies.
-//   recv_reduce  the same with bytes / reduce_rate.
-//   copy, reduce bytes / copy_rate, bytes / reduce_rate.
+//   send         The rank is busy for `overhead`, plus bytes / copy_rate if the sender copies. The
+//                message then passes the rank's outgoing port of the link class, which sends one
+//                message at a time at `bandwidth`. It arrives `latency` later.
+//   recv         The rank waits until the message has passed its incoming port of the link class,
+//                which takes one message at a time, in order of arrival, at `bandwidth`. The rank
+//                is busy for `overhead`, plus bytes / copy_rate if the receiver copies.
+//   recv_reduce  Like recv, plus bytes / reduce_rate.
+//   copy, reduce The rank is busy for bytes / copy_rate or bytes / reduce_rate.
 //
-// Where a link is *shared*, all ranks of a place (a host) have these two ports together. Where a
-// place has fewer cores than ranks, a rank that is to be busy waits for a core and keeps it until
-// its part of the step is over. Sends never wait for room; the verifier has shown that one message
-// of room is enough. A rank is done when its steps are and all it has sent has been read. Buffers
-// are run through in blocks, as the executor does.
+// If a link is *shared*, all ranks of a place (a host) share one pair of ports. If a place has
+// fewer cores than ranks, a busy rank waits for a core and keeps it until its part of the step is
+// over. Sends never wait for buffer space: the verifier has proved that space for one message
+// suffices. A rank is done when its steps are done and all its messages have been read. Buffers are
+// processed in blocks, as in the executor.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@
 
 namespace pycollective {
 
-// Seconds and bytes per second.
+// Units: seconds, and bytes per second.
 struct Link {
   double latency = 0;
   double bandwidth = std::numeric_limits<double>::infinity();
@@ -38,30 +38,29 @@ struct Link {
   bool shared = false;
 };
 
-// Ranks in places within places: sockets, hosts, racks, the innermost first. Two ranks use
-// links[i], i being the innermost level on which they are in the same place; the last link joins
-// those that share none.
+// Ranks in nested places: sockets, hosts, racks, innermost first. Two ranks use links[i] if i is
+// the innermost level on which they are in the same place, or the last link if they share no place.
 struct Cluster {
   int ranks = 1;
-  std::vector<std::vector<int>> places;  // for each level, the place of each rank
-  std::vector<Link> links;               // one more than there are levels
+  std::vector<std::vector<int>> places;  // by level: the place of each rank
+  std::vector<Link> links;               // one more than the number of levels
   double reduce_rate = std::numeric_limits<double>::infinity();
   double copy_rate = std::numeric_limits<double>::infinity();
   double call_overhead = 0;  // seconds before a rank's first step
-  int cores = 0;             // of each innermost place, or of all ranks; 0: one for each rank
+  int cores = 0;  // of each innermost place (without places: of all ranks); 0: one per rank
 };
 
 struct Simulation {
   double seconds = 0;          // until the last rank is done
-  std::vector<double> finish;  // of each rank
+  std::vector<double> finish;  // by rank
   std::vector<double> bytes;   // by link
   std::vector<std::uint64_t> messages;
   std::uint64_t steps = 0;
 };
 
-// `bytes` is the size of the largest buffer of the call: a rank's, or the one of all parts.
-// Throws std::invalid_argument for a cluster or a schedule that does not make sense, with who waits
-// for whom where a schedule deadlocks. The algorithm's steps must fit (misfit() in verify.h).
+// Simulates a call. `bytes` is the size of the call's largest buffer: a rank's, or the buffer of
+// all parts. The algorithm's steps must fit (misfit() in verify.h). Throws std::invalid_argument
+// for an invalid cluster or schedule; a deadlock's message names the waiting ranks and steps.
 Simulation simulate(const Algorithm& algorithm, const Cluster& cluster, double bytes,
                     double segment_bytes, const Watch& watch = {});
 

@@ -1,14 +1,14 @@
-// The schedule: what an algorithm is in this library.
+// The intermediate representation of algorithms.
 //
-// A buffer of a collective call is cut into *chunks* (collective.h says which). A *step* is one
-// verb of one rank and speaks of chunks only, never of bytes or pointers. A *schedule* is the steps
-// of all ranks, each rank's in order. An algorithm yields them (steps.h), and is the one truth: the
-// executor runs the steps, the verifier proves them, the printer shows them, and none of them knows
-// the algorithm's name.
+// The buffers of a collective call are cut into *chunks* (collective.h). A *step* is one verb of
+// one rank; it refers to chunks only, never to bytes or pointers. A *schedule* has the steps of all
+// ranks, in order for each rank. An algorithm yields steps (steps.h) and is their only source: the
+// executor runs them, the verifier proves them, the printer shows them. None of these knows the
+// algorithm's name.
 //
-// Sends are asynchronous: a sent span may be read until the matching receive is over, and the
-// sender hears of that only through later messages. On each ordered pair of ranks messages keep
-// their order, and one unreceived message must be enough for the schedule not to block for ever.
+// Sends are asynchronous. A peer may read a sent span until its matching receive is over, and only
+// later messages tell the sender that it is over. Messages between an ordered pair of ranks keep
+// their order. A schedule must not deadlock if each pair can hold only one unreceived message.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +23,20 @@
 namespace pycollective {
 
 enum class Verb : std::uint8_t {
-  send,         // source goes to peer
-  recv,         // target = what peer sent
-  recv_reduce,  // target = source (op) what peer sent
+  send,         // send source to peer
+  recv,         // target = the peer's message
+  recv_reduce,  // target = source (op) the peer's message
   copy,         // target = source
   reduce,       // target = target (op) source
 };
 
-// Scratch is memory of the rank's own that lasts as long as a run of the schedule. Its chunk i is
-// as long as chunk i mod num_chunks, and holds nothing but that chunk.
+// Scratch is private memory of a rank for one run of the schedule. Chunk i of scratch is as long as
+// chunk i mod num_chunks, and holds that chunk only.
 enum class Buffer : std::uint8_t { input, output, scratch };
 
-// Chunks [first, first + count) of a buffer; a span of no chunks is a bare signal. Where chunks are
-// ranks' parts, the first part follows the last one: of 4, 3:5 are 3 and 0.
+// Chunks [first, first + count) of a buffer; a message without chunks is only a signal. If chunks
+// are ranks' parts, the first part follows the last one: in a buffer of 4 parts, 3:5 means parts 3
+// and 0.
 struct Span {
   Buffer buffer = Buffer::input;
   int first = 0;
@@ -44,21 +45,21 @@ struct Span {
 
 struct Step {
   Verb verb = Verb::copy;
-  // This reduction adds the last contribution: the place where a mean divides. The verifier checks
-  // it.
+  // True if this reduction adds the last contribution, after which a mean divides. The verifier
+  // checks it.
   bool completes = false;
   int peer = -1;
   Span source;
   Span target;
 };
 
-// A span as algorithms write it: input(first, count). It is a number because GCC keeps each
-// temporary object of a co_yield in the coroutine's frame; with spans in them, the frames of 10,000
-// ranks would be twice as large and fall out of the cache.
+// A span as algorithms write it: input(first, count). It is a number because GCC keeps every
+// temporary object of a co_yield in the coroutine's frame. With spans, the frames of 10,000 ranks
+// would be twice as large and would not fit into the cache.
 enum class Chunks : std::uint64_t {};
 
 inline Chunks chunks_of(Buffer buffer, int first, int count) {
-  constexpr std::uint32_t kMask = 0x7fffffff;  // what is negative becomes too large
+  constexpr std::uint32_t kMask = 0x7fffffff;  // negative numbers become too large
   return static_cast<Chunks>(static_cast<std::uint64_t>(buffer) << 62 |
                              static_cast<std::uint64_t>(first & kMask) << 31 | (count & kMask));
 }
@@ -84,8 +85,8 @@ inline Step copy(Chunks source, Chunks target) {
   return {Verb::copy, false, -1, span(source), span(target)};
 }
 
-// An algorithm is written for root 0; make_plan renames the ranks for any other root. num_chunks is
-// size where chunks are the ranks' parts.
+// Algorithms are written for root 0; make_plan renumbers the ranks for another root. num_chunks is
+// size if chunks are ranks' parts.
 class Algorithm : public std::enable_shared_from_this<Algorithm> {
  public:
   virtual ~Algorithm() = default;
@@ -94,15 +95,15 @@ class Algorithm : public std::enable_shared_from_this<Algorithm> {
   virtual int num_chunks(int size) const = 0;
   virtual int num_scratch(int) const { return 0; }  // chunks of scratch that a rank needs
   virtual Steps steps(int rank, int size) const = 0;
-  // Tells algorithms of one name apart.
+  // Distinguishes algorithms with the same name.
   virtual std::uint64_t fingerprint() const { return 0; }
 };
 
-// One rank's steps, ready to run: what is cached, by (algorithm, rank, size, root).
+// One rank's steps, ready to run. Cached by (algorithm, rank, size, root).
 struct Plan {
   int chunks = 1;
   int scratch = 0;
-  int packed = 0;  // parts that are sent together with others
+  int packed = 0;  // parts in messages of several parts
   std::vector<Step> steps;
 };
 

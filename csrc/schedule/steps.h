@@ -1,11 +1,12 @@
-// One rank's steps in the order in which the rank does them, made one at a time by a coroutine:
+// One rank's steps in execution order. A coroutine yields them one at a time:
 //
 //   Steps ring(int rank, int size) {
 //     …
 //     co_yield send(next, input(c));
 //
-// Nothing runs before the first step is asked for. Arguments are passed by value, since a reference
-// may not live as long as the coroutine; an algorithm outlives the coroutines of its members.
+// The coroutine starts with the first call of next(). Pass arguments by value, because a reference
+// may dangle while the coroutine lives. An algorithm outlives the coroutines of its member
+// functions.
 #pragma once
 
 #include <coroutine>
@@ -24,7 +25,7 @@ class Steps {
     Steps get_return_object() { return Steps(Handle::from_promise(*this)); }
     std::suspend_always initial_suspend() const noexcept { return {}; }
     std::suspend_always final_suspend() const noexcept { return {}; }
-    // The step lies in the coroutine's frame until the coroutine is resumed.
+    // The step is in the coroutine's frame until the coroutine resumes.
     std::suspend_always yield_value(const Step& step) noexcept {
       yielded = &step;
       return {};
@@ -43,8 +44,8 @@ class Steps {
     if (handle_) handle_.destroy();
   }
 
-  // The next step, valid until next() is called again; nullptr behind the last one. Throws what the
-  // coroutine throws.
+  // Returns the next step, valid until the next call, or nullptr after the last one. Throws the
+  // coroutine's exceptions.
   const Step* next() {
     handle_.resume();
     return handle_.promise().yielded;

@@ -1,4 +1,5 @@
-// An algorithm given as a table, for one number of ranks: what a user writes in Python.
+// An algorithm given as a table of steps for one number of ranks. Users write such algorithms in
+// Python.
 #pragma once
 
 #include <string>
@@ -9,8 +10,8 @@ namespace pycollective {
 
 class TabulatedAlgorithm final : public Algorithm {
  public:
-  // Marks the steps that complete a chunk. Throws std::invalid_argument, with the first thing that
-  // is wrong, unless the schedule is proved out of place, in place and for arrays of any length.
+  // Marks the steps that complete a chunk, and proves the schedule: out of place, in place, and for
+  // arrays of any length. Throws std::invalid_argument with the first error.
   TabulatedAlgorithm(std::string name, Schedule schedule);
 
   const Schedule& schedule() const { return schedule_; }

@@ -1,19 +1,20 @@
-// The verifier: proves that a schedule does what its collective promises.
+// The verifier proves that a schedule fulfils its collective's contract.
 //
-// It plays all ranks symbolically. A chunk's value is the set of ranks whose contribution it holds,
-// so "each contribution exactly once" is a property of sets. It rejects
-//   * a result that misses or doubles a contribution, or stands in the wrong chunk,
-//   * a send without its receive, or the other way round, or with another number of chunks,
-//   * a deadlock when each ordered pair of ranks can hold one unreceived message,
-//   * a write to a chunk that a peer may still be reading: the matching receive must happen before
-//   the
-//     write by the order of messages alone (vector clocks; Lamport 1978, Mattern 1989),
-//   * reads of what was never written, writes to the input, a chunk put where another one belongs,
-//     wrong `completes` marks.
-// An array that is shorter than the number of chunks leaves the last ones empty, and nothing is
-// sent for them: `filled` plays that. All this to 64 ranks. Beyond, sets are random fingerprints
-// (fingerprints.cc), steps are asked for one at a time, and of the races only those are found that
-// show in the one order in which the ranks are played.
+// It executes all ranks symbolically. A chunk's value is the set of ranks whose contributions it
+// holds, so that "each contribution exactly once" is a property of sets. Errors are:
+//   Results:   A contribution is missing or repeated, or a chunk is at another chunk's index.
+//   Messages:  A send or a receive has no partner, or the numbers of chunks differ.
+//   Deadlocks: Ranks wait for each other when each ordered pair can hold one unreceived message.
+//   Races:     A write to a chunk that a peer may still read. Messages must order the matching
+//              receive before the write (vector clocks; Lamport 1978, Mattern 1989).
+//   Accesses:  A read of unwritten chunks, or a write to the input.
+//   Marks:     A wrong `completes`.
+// If an array has fewer items than there are chunks, the last chunks are empty and their messages
+// are not sent; `filled` simulates that.
+//
+// These checks are for up to 64 ranks. For more ranks, sets are random fingerprints
+// (fingerprints.cc), and steps are generated one at a time. Only those races are found that occur
+// in the one order in which the ranks are executed.
 #pragma once
 
 #include <array>
@@ -35,12 +36,12 @@ struct Schedule {
   int scratch = 0;                       // chunks of scratch of each rank
 };
 
-// A rank's row of the table, which must outlive the coroutine.
+// Yields a rank's row of the table. The table must outlive the coroutine.
 Steps steps_of(const Schedule& schedule, int rank);
 
 inline constexpr std::size_t kExactRanks = 64;
 
-// A table, not yet proved, read as an algorithm.
+// An algorithm view of a table that is not proved yet.
 class ScheduleView final : public Algorithm {
  public:
   explicit ScheduleView(const Schedule& schedule) : schedule_(schedule) {}
@@ -54,9 +55,9 @@ class ScheduleView final : public Algorithm {
   const Schedule& schedule_;
 };
 
-// The chunks of the ranks' buffers, into which every step must fit.
+// The numbers of chunks of the ranks' buffers. Every step must fit them.
 struct Shape {
-  // Throws std::invalid_argument when there is nothing to fit into.
+  // Throws std::invalid_argument for an empty group or schedule.
   Shape(Collective collective, int chunks, int scratch, int size);
   int chunks_of(int rank, Buffer buffer) const {
     return (rank == 0 ? root : others)[static_cast<std::size_t>(buffer)];
@@ -67,7 +68,7 @@ struct Shape {
   int chunks, scratch, size;
   std::array<int, 3> root, others;  // by buffer
 };
-// The reason why a step cannot be played: what is wrong about it.
+// The reason why a step does not fit: its first wrong property.
 enum class Misfit : std::uint8_t {
   none,
   source,
@@ -80,29 +81,29 @@ enum class Misfit : std::uint8_t {
 };
 Misfit find_misfit(const Step& step, int rank, const Shape& shape);
 std::string explain(Misfit misfit, const Step& step, int rank, const Shape& shape);
-// The first misfit of a schedule, or an empty string.
+// Returns the description of a schedule's first misfit, or an empty string.
 std::string misfit(const Schedule& schedule);
 
 Schedule make_schedule(const Algorithm& algorithm, int size);
 
-// The first thing that is wrong, or an empty string. In place: see can_be_in_place(). Only the
-// first `filled` chunks hold anything, unless it is 0 or chunks are ranks' parts. Beyond 64 ranks:
-// out of place and in place at once, all chunks filled.
+// Returns the description of the first error, or an empty string. In place: see can_be_in_place().
+// Only the first `filled` chunks have data; 0 means all, as do chunks that are ranks' parts. For
+// more than 64 ranks: checks out of place and in place at once, with all chunks filled.
 std::string verify(const Schedule& schedule, bool in_place, int filled = 0);
 
-// verify() out of place and in place, for every number of filled chunks.
+// Runs verify() out of place and in place, for every number of filled chunks.
 std::string prove(const Schedule& schedule);
 
-// Verifies any number of ranks, out of place and in place at once, in memory of 8 bytes for each
+// Verifies any number of ranks, out of place and in place at once. Needs 8 bytes of memory for each
 // chunk of each rank's output and scratch.
 enum class Marks { checked, ignored };
 std::string verify_by_fingerprints(const Algorithm& algorithm, int size, Marks marks,
                                    const Watch& watch = {});
-// The reductions that complete a chunk: rank and step.
+// Returns the reductions that complete a chunk, as pairs of rank and step.
 std::vector<std::pair<int, std::size_t>> complete_by_fingerprints(const Algorithm& algorithm,
                                                                   int size);
 
-// Marks the reductions that complete a chunk, as far as the schedule can be played.
+// Marks the reductions that complete a chunk, up to the first error of the schedule.
 void mark_complete(Schedule& schedule);
 
 }  // namespace pycollective

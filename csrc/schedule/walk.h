@@ -1,5 +1,6 @@
-// What the readers of large schedules are made of: they walk through the steps of all ranks in one
-// thread, each rank as far as it can go, and hold no plan but only what is under way.
+// Shared parts of the verifier and the simulator for many ranks: they walk through the steps of all
+// ranks in one thread, each rank as far as it can go. Memory holds only the current state, not the
+// plans.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +14,10 @@
 
 namespace pycollective {
 
-// Told now and then which share of the steps is over; what it throws ends the walk.
+// Called regularly with the share of the steps that is done. An exception from it ends the walk.
 using Watch = std::function<void(double)>;
 
-// Where all ranks are.
+// The position of each rank in its steps.
 class Walk {
  public:
   Walk(const Algorithm& algorithm, int size, int repeats, const Watch& watch)
@@ -69,7 +70,7 @@ class Walk {
       watch_(std::min(1.0, static_cast<double>(walked_) / total_));
     }
   }
-  // Begins the steps anew where they are to be repeated.
+  // Restarts the rank's steps if they are to be repeated. Returns false if not.
   bool repeat(int r) {
     if (of(r).repeated + 1 >= repeats_) return false;
     ++of(r).repeated;
@@ -79,7 +80,7 @@ class Walk {
   int repeated(int r) const { return of(r).repeated; }
   std::uint64_t walked() const { return walked_; }
 
-  // Who waits in which step, when nobody can go on; empty when all are done.
+  // Describes the ranks that wait, and their steps; empty if all ranks are done.
   std::string waiting() const {
     std::string text;
     for (int r = 0; r < size_; ++r) {
@@ -107,7 +108,8 @@ class Walk {
     of(r).number = 0;
   }
 
-  // The steps of all ranks: those of the root are counted, the others judged by a few of them.
+  // Estimates the number of all ranks' steps: the root's are counted, the others extrapolated from
+  // a sample.
   double estimate() const {
     auto count = [&](int r) {
       double steps = 0;
@@ -134,8 +136,8 @@ class Walk {
   double total_ = 0;  // steps, about; 0: not yet asked for
 };
 
-// Messages under way. Those of an ordered pair of ranks keep their order. Each receiver has room
-// for one, which is all that a ring needs; the others go into a hash table.
+// Messages in flight, in order for each ordered pair of ranks. Each receiver has a box for one
+// message, which suffices for a ring; further messages are in a hash table.
 template <class Message>
 class Mail {
  public:
@@ -153,10 +155,10 @@ class Mail {
     put_other(key(from, to), message);
   }
 
-  // False when there is none.
+  // Returns false if there is no message.
   bool take(int from, int to, Message* message) {
     Box& box = boxes_[static_cast<std::size_t>(to)];
-    if (box.from == from) {  // older than what the table may have of this pair
+    if (box.from == from) {  // older than the pair's messages in the table
       box.from = -1;
       *message = box.message;
     } else if (box.others == 0 || !take_other(key(from, to), message)) {
@@ -176,7 +178,7 @@ class Mail {
 
   std::size_t count() const { return count_; }
 
-  // Some pair with a message under way.
+  // Returns the ranks of any message in flight.
   void any(int* from, int* to) const {
     for (std::size_t r = 0; r < boxes_.size(); ++r) {
       if (boxes_[r].from >= 0) *from = boxes_[r].from, *to = static_cast<int>(r);
@@ -198,7 +200,7 @@ class Mail {
   };
   struct Place {
     std::uint64_t key = kFree;
-    std::uint32_t first = 0, last = 0;  // the pair's messages, a list
+    std::uint32_t first = 0, last = 0;  // a list of the pair's messages
   };
   struct Node {
     Message message;
@@ -211,7 +213,7 @@ class Mail {
   std::size_t home(std::uint64_t key) const {
     return static_cast<std::size_t>(key * 0x9e3779b97f4a7c15 >> 20) & (places_.size() - 1);
   }
-  // The pair's place, or the free one where it belongs (linear probing).
+  // Returns the pair's entry, or the free entry for it (linear probing).
   std::size_t find(std::uint64_t key) const {
     std::size_t i = home(key);
     while (places_[i].key != kFree && places_[i].key != key) i = (i + 1) & (places_.size() - 1);
@@ -249,7 +251,7 @@ class Mail {
     return true;
   }
 
-  // Closes the gap, so that probing still finds what stood behind it.
+  // Closes the gap, so that linear probing still finds the entries after it.
   void erase(std::size_t gap) {
     --pairs_;
     std::size_t mask = places_.size() - 1;

@@ -1,4 +1,4 @@
-// Counts what threads hand to each other by means of their own.
+// A counter with which threads tell each other that they have finished a piece of work.
 #pragma once
 
 #include <atomic>
@@ -9,13 +9,13 @@
 
 namespace pycollective {
 
-// A thread that waits for the next arrival spins for a short time: to wake a thread that sleeps
-// takes tens of µs.
+// A waiting thread spins for a short time before it sleeps, because waking a thread takes tens of
+// µs.
 class Arrivals {
  public:
   void add() { count_.fetch_add(1, std::memory_order_release); }
   bool has(std::uint64_t count) const { return count_.load(std::memory_order_acquire) >= count; }
-  // Returns true if so many have arrived within about 1 ms.
+  // Returns true if the count is reached within about 1 ms.
   bool spin_until(std::uint64_t count) const {
     return pycollective::spin_until({kTeamSpins, kTeamYields}, [&] { return has(count); });
   }

@@ -1,25 +1,25 @@
-// A memory barrier of two unequal sides, for a rank that goes to sleep and one that may have to
-// wake it: whoever sleeps says so and passes the heavy side before it looks a last time; whoever
-// has done something passes the light side before it looks who sleeps. The light side is passed in
-// every call, and waiting there until all that was written has reached the others would take longer
-// than the rest of a small call.
+// A memory barrier with a cheap side and an expensive side, for a rank that goes to sleep and a
+// peer that may have to wake it. The sleeper announces its sleep, passes the heavy barrier, and
+// polls once more. The peer does its work, passes the light barrier, and reads the announcement.
+// Every call passes the light barrier: a full fence there would take longer than the rest of a
+// small call.
 //
-// asymmetric_barrier_linux.cc has the heavy side interrupt the other cores (membarrier). The light
-// side is then free, but only if both processes may do that, which containers may forbid: a rank
-// that sleeps says whether it may, and whoever wakes it passes the barrier of that kind. Elsewhere
-// both sides are ordinary fences.
+// On Linux the heavy barrier interrupts the other cores (membarrier), which makes the light barrier
+// free. Both processes need the permission for membarrier, and a container may refuse it. A sleeper
+// therefore announces its permission, and the peer chooses its barrier accordingly. On other
+// systems both sides are ordinary fences.
 #pragma once
 
 #include <atomic>
 
 namespace pycollective {
 
-// True if this process may interrupt others, and be interrupted by them.
+// Returns true if this process may interrupt other processes and be interrupted by them.
 bool can_interrupt();
-// Returns false if the barrier was only a fence of this thread's.
+// Returns false if the barrier was only a fence of this thread.
 bool heavy_barrier();
 
-// `interrupts`: whether whoever passes the heavy side can interrupt this process.
+// `interrupts`: true if the thread on the heavy side can interrupt this process.
 inline void light_barrier(bool interrupts) {
   static const bool interruptible = can_interrupt();
   if (interrupts && interruptible) {

@@ -12,13 +12,13 @@
 
 namespace pycollective {
 
-// For a target that no other core has in its caches. With vectors on processors that have them:
-// the string instruction, which the C library may use, is slow on some where source and target lie
-// differently within their pages.
+// For a target that no other core has in its caches. Uses vectors on processors that have them: the
+// string instruction, which the C library may choose, is slow on some processors if source and
+// target have different offsets within their pages.
 void copy_long(std::byte* to, const std::byte* from, std::size_t bytes);
 
-// For a target that another core has read: with the string instruction where the processor has a
-// fast one. It takes the other core's lines without reading them, which vector stores do first.
+// For a target that another core has read. Uses the string instruction if the processor has a fast
+// one: it acquires the other core's cache lines without reading them first, as vector stores do.
 void copy_long_to_peer(std::byte* to, const std::byte* from, std::size_t bytes);
 
 inline constexpr std::size_t kLongCopy = 2048;
@@ -39,13 +39,14 @@ inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes
   }
 }
 
-// From how many bytes on, of all ranks' arrays together, a call's copies go past the caches: what
-// `bench --tune` has measured on this processor, else the size of the last cache level.
+// Calls whose arrays (of all ranks together) have at least this many bytes copy past the caches.
+// The value comes from `bench --tune`; the default is the size of the last-level cache.
 std::size_t past_cache_from();
 void set_past_cache_from(std::size_t bytes);  // 0: the size of the last cache level
 
-// For a target that is not read soon. What is in the caches stays there, and the target's lines are
-// not read first. As with memcpy, others see the copy before what this thread does after it.
+// For a target that is not read soon. The copy evicts nothing from the caches and does not read the
+// target's lines first. As with memcpy, other threads see the copy before anything that this thread
+// writes afterwards.
 inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t kLine = 64;

@@ -1,4 +1,4 @@
-// The processor's cores that this process may use.
+// The cores that this process may use.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 
 namespace pycollective {
 
-// A bit for each core of the machine. Cores beyond these are left out.
+// A bit for each core of the machine. Cores with higher numbers are ignored.
 using CoreSet = std::array<std::uint64_t, 16>;
 
 // The cores of this process's affinity.
 CoreSet affinity();
-// Cores that the CPU quotas of this process's control groups allow, of version 1 or 2 and of all
-// groups around its own; 0 without a quota. `root` stands before all paths, for tests.
+// Returns the number of cores that the CPU quotas of the process's control groups (version 1 or 2)
+// and of their ancestors allow; 0 without a quota. Tests set `root`, a prefix of all paths.
 double quota_of_cores(const std::string& root = "");
 
-// Bytes of the last-level cache; what it mostly has, where the system does not say.
+// Returns the bytes of the last-level cache, or a usual size if the system does not report it.
 std::size_t last_level_cache();
 
 inline int count_of(const CoreSet& cores) {
@@ -28,18 +28,18 @@ inline int count_of(const CoreSet& cores) {
   return count;
 }
 
-// As many of these cores as a quota, if it is one, allows to run all the time; at least one.
+// Returns the number of these cores that a quota (0: none) lets run all the time; at least 1.
 inline int within_quota(int cores, double quota) {
   return std::max(1, quota > 0 ? std::min(cores, static_cast<int>(quota)) : cores);
 }
 
-// The number of cores that this process may use, read once: later changes do not count.
+// The number of cores that this process may use. Later changes have no effect: it is read once.
 inline int usable_cores() {
   static const int cores = within_quota(count_of(affinity()), quota_of_cores());
   return cores;
 }
 
-// Returns true if there are more threads than cores for them.
+// Returns true if there are more threads than usable cores.
 inline bool crowded(int threads) { return threads > usable_cores(); }
 
 }  // namespace pycollective

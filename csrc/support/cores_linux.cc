@@ -11,17 +11,17 @@
 namespace pycollective {
 namespace {
 
-// A mounted hierarchy of control groups: its directory `root` is seen at `place`.
+// A mounted hierarchy of control groups: `place` is the mount point of the directory `root`.
 struct Mount {
   std::string root, place;
 };
 
-// Whether a list that commas separate has a word.
+// Returns true if a comma-separated list contains a word.
 bool lists(const std::string& list, const std::string& word) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-// The mount of version 2, or the one of version 1 that has the controller "cpu".
+// Returns the mounts of version 2, or those of version 1 that have the controller "cpu".
 std::vector<Mount> mounts_of(const std::string& root, bool second) {
   std::vector<Mount> found;
   std::ifstream file(root + "/proc/self/mountinfo");
@@ -43,7 +43,7 @@ std::vector<Mount> mounts_of(const std::string& root, bool second) {
 double quota_in(const std::string& directory, bool second) {
   double quota = 0, period = 0;
   if (second) {
-    std::ifstream(directory + "/cpu.max") >> quota >> period;  // "max" is no number
+    std::ifstream(directory + "/cpu.max") >> quota >> period;  // "max" is not a number
   } else {
     std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;  // -1: none
     std::ifstream(directory + "/cpu.cfs_period_us") >> period;
@@ -59,7 +59,7 @@ CoreSet affinity() {
   CPU_ZERO(&set);
   static_assert(sizeof set <= sizeof cores);
   if (sched_getaffinity(0, sizeof set, &set) != 0) {
-    cores[0] = 1;  // more cores than the set has room for
+    cores[0] = 1;  // the machine has more cores than a cpu_set_t
     return cores;
   }
   for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
@@ -79,7 +79,7 @@ double quota_of_cores(const std::string& root) {
     bool second = controllers.empty();
     if (!second && !lists(controllers, "cpu")) continue;
     for (const Mount& mount : mounts_of(root, second)) {
-      // In a container the mount begins at the container's own group, or the path does.
+      // In a container, the mount or the path begins at the container's own group.
       std::string inner = mount.root == "/" ? path : "";
       if (mount.root != "/" && path.starts_with(mount.root)) inner = path.substr(mount.root.size());
       while (inner.ends_with('/')) inner.pop_back();
@@ -95,7 +95,7 @@ double quota_of_cores(const std::string& root) {
 }
 
 std::size_t last_level_cache() {
-  // sysconf() gives the sum of all cores' caches on some machines.
+  // sysconf() returns the sum over all cores on some machines.
   static const std::size_t known = [] {
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
     std::size_t kibibytes = 0;

@@ -1,4 +1,4 @@
-// How a collective call fails. The bindings turn a Failure into the Python error of its kind.
+// The failure of a collective call. The bindings translate a Failure to the matching Python error.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace pycollective {
 
 enum class FailureKind { timeout, mismatch, peer_lost, aborted };
 
-// The text is for people; programs read the rest.
+// Programs branch on the attributes; the text is for people.
 class Failure : public std::runtime_error {
  public:
   Failure(FailureKind kind, const std::string& message, std::vector<int> ranks = {},
@@ -22,19 +22,20 @@ class Failure : public std::runtime_error {
     }
   }
   FailureKind kind;
-  // A rank that leaves in a call aborts its own call, and peers lose the rank.
+  // The kind that peers raise. A rank that leaves in a call aborts its own call, and its peers lose
+  // a rank.
   FailureKind kind_for_peers;
 
-  // The ranks that are lost or late, whose calls differ, or that aborted the group: their numbers
-  // in the group that failed, in ascending order.
+  // The ranks that are lost or late, whose calls differ, or that aborted the group. Ascending
+  // numbers in the group that failed.
   const std::vector<int>& ranks() const { return about().ranks; }
-  // A mismatch has the call of each rank, or no call. Other failures have at most one call, which
-  // was under way.
+  // The descriptions of the calls. A mismatch has one for each rank, or none; another failure has
+  // at most one, the call that was running.
   const std::vector<std::string>& calls() const { return about().calls; }
-  // The address of each rank, which is empty for a rank of this host. No addresses: all ranks are
-  // on this host.
+  // The address of each of ranks(), empty for a rank of this host. The list is empty if all ranks
+  // are on this host.
   const std::vector<std::string>& hosts() const { return about().hosts; }
-  // The same failure, with the hosts among the addresses of the group's ranks.
+  // Returns a copy with hosts() filled in; `addresses` has the address of each rank of the group.
   Failure with_hosts(const std::vector<std::string>& addresses) const {
     About known{ranks(), calls(), {}};
     for (int rank : known.ranks) {
@@ -55,7 +56,7 @@ class Failure : public std::runtime_error {
     static const About nothing;
     return about_ ? *about_ : nothing;
   }
-  std::shared_ptr<const About> about_;  // shared, so that a copy allocates no memory
+  std::shared_ptr<const About> about_;  // shared: a copy allocates no memory
 };
 
 }  // namespace pycollective

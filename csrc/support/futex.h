@@ -1,6 +1,5 @@
-// Sleeping until a word in memory changes, which may be memory that processes share. futex_linux.cc
-// uses the futex system call; elsewhere futex_portable.cc sleeps for short whiles, which is always
-// right and only slower to wake.
+// Sleep until a word in (possibly shared) memory changes. Linux has a system call for it. On other
+// systems futex_portable.cc sleeps for short intervals, which is correct but wakes up later.
 #pragma once
 
 #include <atomic>
@@ -9,8 +8,8 @@
 
 namespace pycollective {
 
-// Returns when `word` may no longer be `expected`, or after `limit`; may also return early. Returns
-// false if a signal came.
+// Returns when `word` differs from `expected`, after `limit`, or spuriously. Returns false if a
+// signal ended the sleep.
 bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds limit);
 

@@ -1,6 +1,6 @@
 #include "support/huge_pages.h"
 
-// Only Linux lets a program ask.
+// Only Linux has such a request.
 
 namespace pycollective {
 

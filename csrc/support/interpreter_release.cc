@@ -14,52 +14,54 @@
 namespace pycollective {
 namespace {
 
-// The package's extension modules share one object of this type: a thread that is in one of them
-// passes the lock to a thread that is in another.
+// The state that the package's extension modules share, so that a thread in one module can pass the
+// GIL to a thread in another.
 struct Handover {
-  // True if the last of our threads that had the lock has let go of it, and none has come for it
-  // since. Only a hint: Python's other threads acquire and release the lock without a word here.
+  // True if a thread of this package released the GIL and no other thread of this package has
+  // claimed it since. Only a hint: other Python threads acquire and release the GIL without
+  // updating it.
   std::atomic<bool> vacant{false};
 
-  // Threads that spin until the lock is vacant.
+  // Threads that spin until the GIL is vacant.
   std::atomic<int> seekers{0};
 
-  // The interpreter ends, and the thread that ends it.
+  // True when the interpreter ends; the thread that ends it.
   std::atomic<bool> ending{false};
   std::atomic<std::thread::id> ender;
-  // Threads that ask for the lock, having seen that the interpreter does not end.
+  // Threads in a request for the GIL that began before the end of the interpreter.
   std::atomic<int> asking{0};
 };
 
-// Set when the module is imported. Never freed: threads may still use it when the process ends.
+// Set when the module is imported. Never freed, because threads may still use it when the process
+// ends.
 Handover* handover = nullptr;
 
-// More than a thread's state takes, in all versions of CPython.
+// An upper bound of the size of a thread's state in all versions of CPython.
 constexpr std::size_t kThreadStateBytes = 64 * 1024;
 
-// This thread yields so often while it waits until the lock is vacant.
+// The yields of this thread while it waits for a vacant GIL.
 [[maybe_unused]] thread_local int yields = kLockYields;
 
-// Returns true if the lock was vacant, and is now this thread's to ask for.
+// Claims a vacant GIL. Returns false if the GIL is not vacant.
 [[maybe_unused]] bool take() {
   return handover->vacant.load(std::memory_order_relaxed) &&
          handover->vacant.exchange(false, std::memory_order_acquire);
 }
 
-// A thread that asks for the lock; it does not come back when the interpreter ends.
+// A request for the GIL. After the end of the interpreter, the constructor never returns.
 class Asking {
  public:
   Asking() {
     handover->asking.fetch_add(1);
     if (!handover->ending.load() || handover->ender.load() == std::this_thread::get_id()) return;
     handover->asking.fetch_sub(1);
-    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));  // until the process is gone
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));  // until the process ends
   }
   ~Asking() { handover->asking.fetch_sub(1); }
 };
 
-// Threads that ask for the lock already get it. This takes a second at most, if other threads keep
-// the lock so long.
+// Lets the threads that already wait for the GIL have it. Waits at most a second for other threads
+// to release it.
 void end_interpreter() {
   handover->ender.store(std::this_thread::get_id());
   handover->ending.store(true);
@@ -74,7 +76,7 @@ void end_interpreter() {
 }  // namespace
 
 InterpreterLock::InterpreterLock() {
-  // CPython does not check that there is memory for the state of a new thread.
+  // CPython does not check the allocation of a new thread's state: fail here instead.
   if (!PyGILState_GetThisThreadState()) ::operator delete(::operator new(kThreadStateBytes));
   Asking asks;
   acquire_.emplace();
@@ -90,7 +92,7 @@ InterpreterRelease::~InterpreterRelease() {
   if (!state_) return;
 #ifndef Py_GIL_DISABLED
   if (!take()) {
-    // The holder needs a core of its own.
+    // Spinning steals time from the thread that holds the GIL, unless that thread has its own core.
     const bool no_core_left = crowded(handover->seekers.fetch_add(1) + 2);
     const int spins = no_core_left ? kCrowdedSpins : kLockSpins;
     const bool taken = spin_until({spins, yields}, take);
@@ -120,7 +122,7 @@ void share_interpreter_lock() {
   handover = new Handover;
   pybind11::set_shared_data(kName, handover);
   pthread_atfork(nullptr, nullptr, [] { handover->asking.store(0); });  // the child has one thread
-  // Registered before anything else of this package, it is called after all of that.
+  // atexit calls the last registered function first: this one runs after all others of the package.
   pybind11::module_::import("atexit").attr("register")(pybind11::cpp_function(&end_interpreter));
 }
 

@@ -1,14 +1,12 @@
-// Python's interpreter lock, let go of for the length of a block.
+// Releases Python's GIL for the length of a block.
 //
-// A thread that wants the lock back and finds it taken is put to sleep by Python, and waking it
-// takes tens of microseconds: long for replicas that are threads, which pass the lock to and fro in
-// every short collective and between the kernels of a layer. So the threads of this package tell
-// each other when they let go of it, and one that wants it back looks out for that for a short time
-// first.
+// CPython puts a thread that waits for the GIL to sleep, and a wake-up takes tens of microseconds.
+// Replicas that are threads would pay it in every short collective and between the kernels of a
+// layer. The threads of this package therefore announce the release of the GIL to each other, and a
+// waiting thread spins for such an announcement before it asks CPython.
 //
-// When the interpreter ends, a thread that asks for the lock would be ended by Python in the middle
-// of this code, which ends the process with an abort. So from then on such threads do not come
-// back.
+// CPython ends a thread that requests the GIL after the end of the interpreter. Inside C++ frames
+// that aborts the process, so such threads block here instead.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,8 +17,8 @@ namespace pycollective {
 
 class InterpreterRelease {
  public:
-  // With `keep` the lock is kept: what takes a few microseconds is over before anybody else could
-  // use it, and getting it back may take longer.
+  // `keep`: do not release the GIL. For work of a few microseconds, which is shorter than getting
+  // the GIL back.
   explicit InterpreterRelease(bool keep = false);
   ~InterpreterRelease();
   InterpreterRelease(const InterpreterRelease&) = delete;
@@ -32,7 +30,7 @@ class InterpreterRelease {
   PyThreadState* state_;
 };
 
-// Python's interpreter lock, for the length of a block, for a thread that has let go of it.
+// Holds Python's GIL for the length of a block, in a thread that does not have it.
 class InterpreterLock {
  public:
   InterpreterLock();
@@ -41,8 +39,8 @@ class InterpreterLock {
   std::optional<pybind11::gil_scoped_acquire> acquire_;
 };
 
-// Each extension module calls this first when it is imported. The first call of the process has the
-// end of the interpreter watched; all modules share what it makes.
+// Each extension module calls this first when it is imported. The first call of the process creates
+// the shared state and registers a handler for the end of the interpreter.
 void share_interpreter_lock();
 
 }  // namespace pycollective

@@ -3,8 +3,8 @@
 
 namespace pycollective {
 
-// The one T of the process, made when it is first asked for. It is never destroyed: threads may
-// still be in calls that use it when the process ends and its statics are destroyed.
+// Returns the only T of the process, created by the first call. It is never destroyed, because
+// threads may still use it while the process destroys its statics.
 template <class T>
 T& lasting() {
   static T& made = *new T;

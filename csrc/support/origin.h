@@ -1,6 +1,5 @@
-// The process that an object belongs to. A forked child has a copy of all that its parent had, and
-// acts for none of it: whatever frees, ends or tells something that other processes see asks its
-// Origin first.
+// The process that created an object. A forked child has copies of its parent's objects. Before
+// code frees a resource, closes it, or notifies other processes, it checks the object's Origin.
 #pragma once
 
 #include <pthread.h>
@@ -11,11 +10,12 @@ namespace pycollective {
 
 class Origin {
  public:
-  // Whether this is the process in which the object was made.
+  // Returns true in the process that created the object.
   bool is_here() const { return generation_ == generations().load(std::memory_order_relaxed); }
 
  private:
-  // Forks between the first process and this one. Unlike a process's id it is never used again.
+  // The number of forks between the first process and this one. Unlike a process id, it is never
+  // reused.
   static std::atomic<unsigned>& generations() {
     static std::atomic<unsigned> count{0};
     [[maybe_unused]] static const int registered =

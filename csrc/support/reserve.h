@@ -1,5 +1,5 @@
-// Memory that a process keeps for the moment when it finds no other: its error must still reach the
-// other ranks, and messages need memory. Address space only; no page of it is touched.
+// Memory that a process frees when an allocation has failed: the messages that report the failure
+// to the other ranks need memory. Only address space is used; no page is touched.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
-// Memory that processes share, behind a file descriptor. On Linux a memfd: nothing has a name,
-// nothing is left when the processes are killed, and /dev/shm's size does not matter.
+// Memory that processes share through a file descriptor. On Linux it is a memfd: it has no name, it
+// disappears with the processes even if they are killed, and the size of /dev/shm does not limit
+// it.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@
 
 namespace pycollective {
 
-// A part of shared memory in this process's addresses; unmapped at the end.
+// A part of shared memory, mapped into this process until the destructor unmaps it.
 class Mapping {
  public:
   Mapping(std::byte* data, std::size_t size, std::uint64_t begin)
@@ -18,13 +19,12 @@ class Mapping {
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
-  std::uint64_t begin() const { return begin_; }  // its place in the memory
+  std::uint64_t begin() const { return begin_; }  // offset in the memory
   bool has(const std::byte* address) const { return address >= data_ && address < data_ + size_; }
 
-  // Has the pages of a part of it ready, huge ones if it is large and the system can do that.
+  // Allocates the pages of a part, as huge pages if the part is large and the system supports that.
   void populate(std::byte* begin, std::size_t bytes) const noexcept;
-  // Asks for huge pages, and for core files without this memory; hints, where the system knows
-  // them.
+  // Requests huge pages, and core files without this memory. Only hints: some systems ignore them.
   void use_huge_pages() const noexcept;
 
  private:
@@ -35,11 +35,11 @@ class Mapping {
 
 class SharedMemory {
  public:
-  // New memory, all zero. It is sealed: no process can make it shorter, which would end those that
-  // touch what is gone. It can grow, which harms nobody. Throws std::system_error.
+  // Creates memory filled with zeros. A seal forbids every process to shrink it: accesses to the
+  // removed part would kill the other processes. Growing stays allowed. Throws std::system_error.
   static SharedMemory create(std::size_t bytes);
-  // The memory behind a descriptor, which is duplicated. Throws std::system_error, also where the
-  // memory is not sealed.
+  // Duplicates a descriptor of shared memory. Throws std::system_error, also if the memory is not
+  // sealed.
   static SharedMemory open(int descriptor);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -48,20 +48,19 @@ class SharedMemory {
 
   int descriptor() const { return descriptor_; }
   std::size_t size() const;
-  // Maps a part, whose `begin` is on a page; the memory grows to hold it. Throws
-  // std::system_error.
+  // Maps a part, and grows the memory if necessary. `begin` must be a multiple of the page size.
+  // Throws std::system_error.
   Mapping map(std::uint64_t begin, std::size_t bytes) const;
-  // Makes sure that there is memory for a part, and has its pages ready for a mapping. Throws
-  // std::system_error.
+  // Reserves memory for a part and allocates the pages of a mapping. Throws std::system_error.
   void reserve(Mapping& mapping, std::byte* begin, std::size_t bytes) const;
-  // Gives the memory of a part back; what was in it is zero for everyone.
+  // Frees the memory of a part. Every process then reads zeros there.
   void discard(const Mapping& mapping, std::byte* begin, std::size_t bytes) const noexcept;
-  // From now on nobody else sees what this process writes to a mapped part, on whole pages. It
-  // still sees what others write to a page that it has not written to itself. Returns false where
-  // there is no memory for that: then the part stays shared.
+  // Makes this process's writes to a mapped part (whole pages) private. Until this process writes
+  // to a page, it still sees the writes of others there. Returns false, and the part stays shared,
+  // if there is not enough memory.
   bool isolate(const Mapping& mapping, std::byte* begin, std::size_t bytes) const noexcept;
-  // Replaces a mapped part, on whole pages, by a copy that only this process sees. Threads of this
-  // process may read and write it meanwhile.
+  // Replaces a mapped part (whole pages) by a private copy. Other threads of this process may read
+  // and write it meanwhile.
   void detach(const Mapping& mapping, std::byte* begin, std::size_t bytes) const noexcept;
 
  private:

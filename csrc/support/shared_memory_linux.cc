@@ -16,12 +16,12 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
-// F_SEAL_SEAL, so that no process adds others: F_SEAL_GROW would end the heap.
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
+// F_SEAL_SEAL: no process may add seals, because F_SEAL_GROW would break the arena's growth.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_SEAL;
 
-constexpr const char* kNoRoom =
-    "cannot map shared memory (memory, `ulimit -v` and vm.max_map_count bound it)";
+constexpr const char* kCannotMap =
+    "cannot map shared memory (free memory, `ulimit -v` and vm.max_map_count limit it)";
 
 [[noreturn]] void fail(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
@@ -49,13 +49,13 @@ void Mapping::use_huge_pages() const noexcept {
 }
 
 void Mapping::populate(std::byte* begin, std::size_t bytes) const noexcept {
-#ifdef MADV_POPULATE_WRITE                           // Linux 5.14
-  (void)madvise(begin, bytes, MADV_POPULATE_WRITE);  // begin is on a page; a hint, in any case
+#ifdef MADV_POPULATE_WRITE                           // since Linux 5.14
+  (void)madvise(begin, bytes, MADV_POPULATE_WRITE);  // a hint; begin is a multiple of the page size
 #else
   (void)begin, (void)bytes;
 #endif
-  // Huge pages where the system's settings give shared memory none: large arrays are copied twice
-  // as fast.
+  // Large arrays are copied twice as fast with huge pages. This also gets them where the system's
+  // settings give shared memory none.
   const auto first = round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage);
   const auto last = reinterpret_cast<std::uintptr_t>(begin + bytes) / kHugePage * kHugePage;
   if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, kCollapse);
@@ -63,9 +63,9 @@ void Mapping::populate(std::byte* begin, std::size_t bytes) const noexcept {
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
   SharedMemory made(memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (made.descriptor_ < 0) fail("cannot make shared memory (memfd_create)");
+  if (made.descriptor_ < 0) fail("cannot create shared memory (memfd_create)");
   if (ftruncate(made.descriptor_, static_cast<off_t>(bytes)) != 0) {
-    fail("cannot size shared memory");
+    fail("cannot set the size of shared memory");
   }
   if (fcntl(made.descriptor_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal shared memory");
   return made;
@@ -80,29 +80,30 @@ SharedMemory SharedMemory::open(int descriptor) {
   if (seals < 0) fail("not a descriptor of shared memory");
   if ((seals & kSeals) != kSeals) {
     errno = EPERM;
-    fail("shared memory that is not sealed: another process could make it shorter");
+    fail("the shared memory is not sealed: another process could shrink it");
   }
   return found;
 }
 
 std::size_t SharedMemory::size() const {
   struct stat facts;
-  if (fstat(descriptor_, &facts) != 0) fail("cannot ask for the size of shared memory");
+  if (fstat(descriptor_, &facts) != 0) fail("cannot read the size of shared memory");
   return static_cast<std::size_t>(facts.st_size);
 }
 
 Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
-  // Ranks grow the memory at the same time: it never gets shorter by that, because it is sealed.
+  // Other ranks may grow the memory at the same time. ftruncate() then fails instead of shrinking
+  // it, because the memory is sealed.
   if (size() < begin + bytes && ftruncate(descriptor_, static_cast<off_t>(begin + bytes)) != 0 &&
       size() < begin + bytes) {
     fail("cannot enlarge shared memory");
   }
-  // A huge page needs addresses that begin at a multiple of its size, as its place in the memory
-  // does.
-  void* room = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) fail(kNoRoom);
-  auto* first = static_cast<std::byte*>(room);
-  const auto address = reinterpret_cast<std::uintptr_t>(room);
+  // Huge pages need the address and the offset in the memory to be equal modulo the huge page's
+  // size.
+  void* space = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (space == MAP_FAILED) fail(kCannotMap);
+  auto* first = static_cast<std::byte*>(space);
+  const auto address = reinterpret_cast<std::uintptr_t>(space);
   const std::size_t before = (begin + kHugePage - address % kHugePage) % kHugePage;
   void* place = mmap(first + before, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                      descriptor_, static_cast<off_t>(begin));
@@ -113,7 +114,7 @@ Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
   if (place == MAP_FAILED) {
     munmap(first + before, bytes);
     errno = error;
-    fail(kNoRoom);
+    fail(kCannotMap);
   }
   return Mapping(static_cast<std::byte*>(place), bytes, begin);
 }
@@ -143,7 +144,7 @@ bool SharedMemory::isolate(const Mapping& mapping, std::byte* begin,
 void SharedMemory::detach(const Mapping& mapping, std::byte* begin,
                           std::size_t bytes) const noexcept {
   if (!isolate(mapping, begin, bytes)) return;
-  for (std::size_t at = 0; at < bytes; at += kPage) {  // which copies the page
+  for (std::size_t at = 0; at < bytes; at += kPage) {  // a write copies the page
     reinterpret_cast<volatile std::atomic<unsigned char>*>(begin + at)->fetch_or(0);
   }
 }
@@ -158,7 +159,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 SharedMemory::~SharedMemory() {
   if (descriptor_ < 0) return;
-  int error = errno;  // of what made an exception that passes here
+  int error = errno;  // close() must not change the errno of an exception in flight
   close(descriptor_);
   errno = error;
 }

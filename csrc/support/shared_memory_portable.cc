@@ -3,7 +3,7 @@
 
 #include "support/shared_memory.h"
 
-// Only Linux has memory without a name that processes can share by descriptor.
+// Only Linux has unnamed memory that processes share by descriptor.
 
 namespace pycollective {
 

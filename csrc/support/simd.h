@@ -1,7 +1,7 @@
-// What helps compilers to vectorise.
+// Macros that help compilers to vectorize.
 //
-// Functions marked PYCOLLECTIVE_CLONES are compiled for several instruction sets and the loader
-// picks the best one for the processor it runs on, where the compiler and the system can do that.
+// PYCOLLECTIVE_CLONES compiles a function for several instruction sets. The loader picks the best
+// one for the processor, if compiler and system support that.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
@@ -12,16 +12,16 @@
 #define PYCOLLECTIVE_CLONES
 #endif
 
-// For what is called in such a function: it is compiled again for each instruction set. nvcc
-// compiles it for GPUs too.
+// For functions that such a function calls: they are compiled again for each instruction set. With
+// nvcc, also for GPUs.
 #ifdef __CUDACC__
 #define PYCOLLECTIVE_INLINE __host__ __device__ __forceinline__
 #else
 #define PYCOLLECTIVE_INLINE inline __attribute__((always_inline))
 #endif
 
-// Before a loop of which no turn reads what another one writes. Arrays may be the same one, element
-// for element, which the compiler cannot tell from arrays that are shifted against each other.
+// Marks a loop whose iterations do not depend on each other. Compilers cannot know this, because
+// two of its arrays may be the same array.
 #if defined(__clang__)
 #define PYCOLLECTIVE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)

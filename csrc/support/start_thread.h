@@ -1,4 +1,4 @@
-// Threads that may not start.
+// Starts threads with a clear error when the system refuses.
 #pragma once
 
 #include <stdexcept>
@@ -9,7 +9,7 @@
 
 namespace pycollective {
 
-// Starts a thread. Throws std::runtime_error, which says what to do, where the system starts none.
+// Starts a thread. Throws std::runtime_error with advice if the system starts no further thread.
 template <class Call>
 std::jthread start_thread(Call&& call) {
   try {

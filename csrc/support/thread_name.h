@@ -1,4 +1,4 @@
-// A name for a thread, as debuggers, `top -H` and profiles show it.
+// Sets the thread's name for debuggers, `top -H` and profilers.
 #pragma once
 
 #if defined(__linux__) || defined(__APPLE__)
@@ -7,7 +7,7 @@
 
 namespace pycollective {
 
-// `name` has at most 15 characters; Linux takes no more.
+// `name` has at most 15 characters, Linux's limit.
 inline void name_this_thread([[maybe_unused]] const char* name) {
 #if defined(__linux__)
   pthread_setname_np(pthread_self(), name);

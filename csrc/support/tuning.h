@@ -1,5 +1,4 @@
-// Every size and count that was chosen by measuring, in one place. The measurements are in
-// benchmarks/results/tuning.md.
+// All sizes and counts that were chosen by measurement (benchmarks/results/tuning.md).
 #pragma once
 
 #include <algorithm>
@@ -11,53 +10,52 @@ namespace pycollective {
 
 inline constexpr std::size_t kCacheLine = 64;
 
-// Most bytes of a chunk that move at once. A peer reads small segments out of the second-level
-// cache of the core that wrote them, which is slower than memory.
+// Largest segment of a chunk. Small segments are slower: a peer then reads them from the
+// second-level cache of the core that wrote them, which is slower than memory.
 inline constexpr std::size_t kSegmentBytes = 4096 * 1024;
 
-// A rank looks at its deadline, at the user's interrupt and at the group's failure between pieces
-// of so many bytes.
+// A rank checks its deadline, Ctrl-C and the group's failure after each piece of this size.
 inline constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
-// What several sources are combined through at once: small enough that the result so far, and what
-// halves are widened to, stay in the first-level cache.
+// Block in which several sources are combined. The partial result, and halves widened to float32,
+// stay in the first-level cache.
 inline constexpr std::size_t kReduceBlockBytes = 8 * 1024;
 
-// From this size on, a call for all ranks from one thread starts a thread for each rank.
+// From this size on, a call for all ranks from one thread starts one thread per rank.
 inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
 
-// Messages that a channel between threads holds; with two, it fills one cache line.
+// Messages in a channel between threads; 2 fill one cache line.
 inline constexpr int kChannelSlots = 2;
 
-// Between processes: slots of a channel, most bytes of a slot, and of the slots of all pairs of
-// ranks; up to which size a message travels in the slot's own cache lines.
+// Between processes: slots of a channel, largest slot, and limit for the slots of all pairs of
+// ranks. A message up to kShmInlineBytes travels in the slot's own cache lines.
 inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
 inline constexpr std::size_t kShmRingsBytes = std::size_t{512} << 20;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
-// Between processes, a message of at least this many bytes that all ranks of the host can reach is
-// not copied into the slots, although its sender then waits for its reader.
+// Between processes, a message of at least this size is read in place by the receiver if all ranks
+// of the host can map it. Its sender has to wait for the reader.
 inline constexpr std::size_t kShmLentBytes = 128 * 1024;
 
-// A rank's arena: its address space unless PYCOLLECTIVE_ARENA says otherwise, the pages of freed
-// memory that it keeps, and from which size on pages are made at once.
+// The arena of a rank: its default address space (environment variable PYCOLLECTIVE_ARENA), the
+// pages of freed memory that it keeps, and the size from which it allocates pages at once.
 inline constexpr std::size_t kArenaBytes = std::size_t{64} << 30;
 inline constexpr std::size_t kKeptBytes = std::size_t{512} << 20;
 inline constexpr std::size_t kPopulatedFrom = 128 * 1024;
-// The least bytes of an array of NumPy's that lies in the arena, under shared_arrays().
+// With shared_arrays(), NumPy arrays of at least this size lie in the arena.
 inline constexpr std::size_t kSharedFrom = 16 * 1024;
-// The same of a call's result, if the program gives no array for it: to choose costs 0.3 µs.
+// Results that a call allocates lie in the arena from this size on; the choice costs 0.3 µs.
 inline constexpr std::size_t kSharedResultFrom = 64 * 1024;
 
-// Between ranks of one host, what messages can have under way before their sender waits: of all
-// pairs together, and of one pair. Only what is used is ever there. A ring that fits into the
-// second-level cache keeps dirty lines going to and fro between cores.
+// Between ranks of one host, limits for unreceived messages before their sender waits: of all
+// pairs, and of one pair. Only used pages are allocated. A ring that fits into the second-level
+// cache would be slow, because its modified lines move between the cores.
 inline constexpr std::size_t kPipesBytes = std::size_t{256} << 20;
 inline constexpr std::size_t kLeastPipeBytes = 32 * 1024;
 inline constexpr std::size_t kMostPipeBytes = std::size_t{2} << 20;
-// A message of at most this many bytes is announced when all of it is in the ring. Both ranks copy
-// the blocks of a longer one at the same time.
+// A message up to this size is announced after all of it is in the ring. Longer messages are
+// announced block by block, so that both ranks copy at the same time.
 inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
   return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
@@ -65,12 +63,12 @@ inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
-// Over TCP, the polls of a rank that waits for a message before it yields, each a system call.
+// Over TCP, the polls (system calls) for a message before the waiting rank yields.
 inline constexpr int kPipeSpins = 30;
 
-// While the program's own threads make asynchronous calls and move messages, the threads for those
-// check at this interval whether they still do. With more ranks than cores they let the program's
-// threads, which wait for a core, come first. They sleep when nothing was begun for kLinger.
+// The threads for asynchronous calls and messages stay passive while the program's own threads do
+// their work, and check at this interval. With more ranks than cores the interval is longer,
+// because the program's threads need the cores. After kLinger without new work they sleep.
 inline constexpr auto kStandBy = std::chrono::microseconds(200);
 inline constexpr auto kCrowdedStandBy = std::chrono::milliseconds(5);
 inline constexpr std::chrono::microseconds stand_by(bool crowd) {
@@ -78,88 +76,86 @@ inline constexpr std::chrono::microseconds stand_by(bool crowd) {
 }
 inline constexpr auto kLinger = std::chrono::milliseconds(20);
 
-// Bytes of messages from one peer that are kept for calls of recv still to come, before no more are
-// read.
+// Bytes of messages from one peer that are kept until recv asks for them. With more, the transport
+// stops reading.
 inline constexpr std::size_t kKeptMessageBytes = std::size_t{64} << 20;
 
-// Over TCP: bytes of a part, and the polls of a waiting rank before it yields, each a system call.
+// Over TCP: bytes of a part, and the polls (system calls) of a waiting rank before it yields.
 inline constexpr std::size_t kTcpPartBytes = 256 * 1024;
 inline constexpr int kTcpSpins = 100;
 
-// Over TCP: a part of so many bytes is read straight to where it belongs; must be more than what
-// the first read of a frame asks for.
+// Over TCP, a part of at least this size is read directly to its target. It must exceed the size of
+// a frame's first read.
 inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
 
-// A rank's slots on the board. It can be one call fewer ahead of ranks that it need not wait for: a
-// root that sends short arrays is not held up by ranks that have no core. CallHistory keeps more.
+// Board slots of a rank. A rank can be kBoardSlots - 1 calls ahead of ranks on which it does not
+// depend: a root that sends short arrays need not wait for ranks without a core. CallHistory must
+// keep more calls than this.
 inline constexpr std::uint64_t kBoardSlots = 8;
 
-// The direct path of an all-reduce (executor/direct.h). Up to which size of an array, and of all
-// ranks' arrays together, everyone combines everything itself.
+// The direct path of all_reduce (executor/direct.h): each rank combines everything itself up to
+// these sizes, of an array and of all ranks' arrays together.
 inline constexpr std::size_t kOneShotBytes = 16 * 1024;
 inline constexpr std::size_t kOneShotTotalBytes = 64 * 1024;
 
-// Between devices that reach each other, up to which size of an array every device combines all of
-// them for itself. Never measured on a GPU.
+// The same limit for an array, between devices that reach each other. Never measured on a GPU.
 inline constexpr std::size_t kDeviceOneShotBytes = 256 * 1024;
 
-// A call of at most this many bytes keeps the GIL while it polls so often for its peers:
-// letting it go and getting it back takes as long as the call.
+// A call up to this size keeps the GIL for this number of polls: releasing and reacquiring the GIL
+// takes as long as the call.
 inline constexpr std::size_t kHeldBytes = 64 * 1024;
 inline constexpr int kHeldSpins = 200;
 
-// A thread that wants the interpreter lock back spins and yields so often before it asks Python,
-// which puts it to sleep. After polls without success it yields a quarter as often the next time.
+// A thread that wants the GIL back spins and yields up to these limits before it asks Python, which
+// puts the thread to sleep. Each failure divides the thread's next yields by four.
 inline constexpr int kLockSpins = 1000;
 inline constexpr int kLockYields = 1000;
 inline constexpr int kLeastLockYields = 10;
 inline constexpr auto kLockWasFree = std::chrono::microseconds(5);
 
-// A thread of a kernel's team spins and yields so often, about 1 ms, before it sleeps.
+// Spins and yields (together about 1 ms) of a thread in a kernel's team before it sleeps.
 inline constexpr int kTeamSpins = 2000;
 inline constexpr int kTeamYields = 2000;
 
-// The last-level cache where the system does not say. What a call writes goes past the caches from
-// this size of all its arrays on.
+// The last-level cache's assumed size if the system does not report it (past_cache_from()).
 inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
 
-// Staging of a rank, and the chunks that pass through it: larger than the second-level cache, and
-// within the third.
+// Staging memory of a rank, and the chunks that pass through it: larger than the second-level
+// cache, smaller than the third.
 inline constexpr std::size_t kInputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kOutputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kStagedChunkBytes = 128 * 1024;
-// The same where ranks reach all memory of their peers, as threads do.
+// The chunks where ranks reach all memory of their peers, as threads do.
 inline constexpr std::size_t kMappedChunkBytes = std::size_t{4} << 20;
 
-// Up to which size the memory of a group's direct path is put into page tables at its start.
+// A group's memory for the direct path is allocated at its start up to this size.
 inline constexpr std::size_t kPopulatedBytes = std::size_t{64} << 20;
 
-// Blocks that a rank stages ahead; more with more ranks than cores.
+// Blocks that a rank stages ahead, and the same with more ranks than cores.
 inline constexpr int kLookahead = 2;
 inline constexpr int kCrowdedLookahead = 6;
 
-// A waiting rank spins and yields so often before it sleeps. In a crowd, with more ranks than
-// cores, spinning keeps the others from working. Elsewhere ranks of one host yield for about 1 ms.
+// Spins and yields of a waiting rank before it sleeps. With more ranks than cores, spinning would
+// take cores from the other ranks. Otherwise ranks of one host yield for about 1 ms.
 inline constexpr int kSpins = 300;
 inline constexpr int kCrowdedSpins = 3;
 inline constexpr int kYields = 200;
 inline constexpr int kHostYields = 2000;
 
-// How long a rank that leaves a failed call waits for a peer to end its piece of work in this
-// rank's memory.
+// After a failed call, a rank waits this long for a peer that still works in this rank's memory.
 inline constexpr auto kWithdrawal = std::chrono::milliseconds(200);
 
-// Address space that is kept until an error has to be told to the other ranks.
+// Address space that is kept free for reporting an error to the other ranks.
 inline constexpr std::size_t kReserveBytes = 1 << 20;
 
-// How long a rank whose connection for messages has ended waits to hear why. The reason comes over
-// another connection.
+// After its connection for messages has ended, a rank waits this long for the reason, which arrives
+// over another connection.
 inline constexpr auto kEndedPipe = std::chrono::milliseconds(500);
 
-// How often a waiting rank looks at its deadline and at the user's interrupt.
+// Interval at which a waiting rank checks its deadline and Ctrl-C.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
-// How often a rank that waits says so, and the seconds without a word after which a rank is named
-// as the one that holds up the others.
+// Interval at which a waiting rank sends a sign of life, and the seconds of silence after which the
+// waiting ranks name a rank as the late one.
 inline constexpr auto kBeat = std::chrono::seconds(1);
 inline constexpr double kSilence = 2.5;
 

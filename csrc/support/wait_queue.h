@@ -1,4 +1,5 @@
-// A wait queue: where threads sleep until a peer wakes them, in memory that the peers can reach.
+// A wait queue: threads sleep in it until a peer wakes them. It lies in memory that the peers can
+// map.
 #pragma once
 
 #include <atomic>
@@ -13,25 +14,25 @@
 namespace pycollective {
 
 struct alignas(kCacheLine) WaitQueue {
-  std::atomic<std::uint32_t> wake_ups{0};  // while a thread sleeps
-  // Threads that sleep here; and kInPoll while one of them sleeps in a poll().
+  std::atomic<std::uint32_t> wake_ups{0};  // counted only while a thread sleeps
+  // The number of sleeping threads; kInPoll is set while one of them sleeps in a poll().
   std::atomic<std::uint32_t> sleepers{0};
   static constexpr std::uint32_t kInPoll = std::uint32_t{1} << 31;
-  // 1 if the threads that sleep here can interrupt whoever wakes them (asymmetric_barrier.h); 0
+  // 1 if the sleeping threads can interrupt the thread that wakes them (asymmetric_barrier.h). 0
   // until prepare().
   std::atomic<std::uint32_t> interrupts{0};
 
-  // Before the first sleep, by the process whose threads sleep here.
+  // Called before the first sleep, by the process whose threads sleep here.
   void prepare() { interrupts.store(can_interrupt()); }
 
-  // Returns the argument of sleep(). The thread must poll once more before it sleeps.
+  // Returns the argument of sleep(). The caller must poll once more before it sleeps.
   std::uint32_t announce_sleep() {
     std::uint32_t seen = wake_ups.load();
     sleepers.fetch_add(1);
     if (interrupts.load() == 0) {
       std::atomic_thread_fence(std::memory_order_seq_cst);
     } else if (!heavy_barrier()) {
-      interrupts.store(0);  // it may not any more
+      interrupts.store(0);  // the permission was withdrawn
     }
     return seen;
   }
@@ -40,16 +41,17 @@ struct alignas(kCacheLine) WaitQueue {
     return futex_wait(wake_ups, seen, limit);
   }
   void end_sleep() { sleepers.fetch_sub(1); }
-  // Called before announce_sleep() by a thread that will sleep in a poll(), which only a descriptor
-  // ends, and after end_sleep().
+  // Called before announce_sleep() and after end_sleep() by a thread that sleeps in a poll(), where
+  // only a file descriptor can wake it.
   void set_in_poll(bool in_poll) {
     in_poll ? sleepers.fetch_or(kInPoll) : sleepers.fetch_and(~kInPoll);
   }
 
-  // Both return true if a thread sleeps in a poll(): then the caller, and nobody else, ends it.
+  // Both return true if a thread sleeps in a poll(). The caller, and no other thread, must then
+  // wake it through its descriptor.
   bool wake_if_asleep() {
-    // Pairs with announce_sleep: either this thread sees that the other one sleeps, or the other
-    // one sees what this thread did before the call.
+    // Pairs with announce_sleep(): either this thread sees the sleeper, or the sleeper sees
+    // everything that this thread wrote before the call.
     light_barrier(interrupts.load(std::memory_order_relaxed) != 0);
     return sleepers.load(std::memory_order_relaxed) != 0 && wake();
   }

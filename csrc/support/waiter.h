@@ -1,5 +1,5 @@
-// The waiter: a thread that waits for others spins, yields, then sleeps until a wake-up. It looks
-// for Ctrl-C, for lost ranks and at its deadline every kWaitSlice, and at the deadline itself.
+// The waiter: a waiting thread spins, yields, then sleeps until a wake-up. Every kWaitSlice it
+// checks Ctrl-C, lost ranks and its deadline.
 #pragma once
 
 #include <algorithm>
@@ -15,33 +15,33 @@ namespace pycollective {
 
 using Clock = std::chrono::steady_clock;
 
-// A waiter calls it with no lock held. It may throw to end the wait.
+// Called by a waiter that holds no lock. May throw to end the wait.
 using Interrupt = std::function<void()>;
 
-// The result of polling once: `moved` where the wait is not over, but something has happened.
+// The result of a poll. `moved`: the wait is not over, but there was progress.
 enum class Progress { done, moved, blocked };
 
-// A thread polls `spins` times before it yields its core between polls, and yields `yields` times
-// before it sleeps.
+// A thread polls `spins` times without a pause, then `yields` times with a yield between polls,
+// then sleeps.
 struct SpinLimit {
   int spins = 0;
   int yields = 0;
 };
 
-// The limit of a thread whose poll reads memory.
+// The limit for polls that read memory.
 inline SpinLimit memory_spin_limit(bool crowd) {
   return crowd ? SpinLimit{kCrowdedSpins, kYields} : SpinLimit{kSpins, kHostYields};
 }
-// The limit of a thread whose poll is a system call.
+// The limit for polls that are system calls.
 inline SpinLimit socket_spin_limit(bool crowd) {
   return {crowd ? kCrowdedSpins : kTcpSpins, kYields};
 }
 
-// Counts the polls without success since the last progress.
+// Counts the unsuccessful polls since the last progress.
 class Backoff {
  public:
   void reset() { polls_ = 0; }
-  // Each passes a moment, or returns false where its part of the limit is used up.
+  // Each passes a moment, or returns false if its share of the limit is used up.
   bool spin(SpinLimit limit) {
     if (polls_ >= limit.spins) return false;
     ++polls_;
@@ -68,35 +68,35 @@ bool spin_until(SpinLimit limit, Condition&& condition) {
   return true;
 }
 
-// A thread that sleeps, and its view of the peers that it waits for.
+// A thread that can sleep, with its view of the peers for which it waits.
 class Sleeper {
  public:
   virtual ~Sleeper() = default;
   virtual SpinLimit spin_limit() = 0;
-  // Between the two, a peer that does something wakes this thread. The waiter polls once more after
-  // the announcement: a peer that was earlier has woken nobody.
+  // Between announce_sleep() and end_sleep(), a peer that makes progress wakes this thread. The
+  // waiter polls once more after the announcement, because earlier progress woke nobody.
   virtual void announce_sleep() {}
   virtual void end_sleep() {}
   // Sleeps until a wake-up, at most for `limit`. Returns false if a signal ended the sleep.
   virtual bool sleep(Clock::duration limit) = 0;
 
-  // Returns true if the group has failed, as far as this thread knows without a system call.
+  // Returns true if this thread knows, without a system call, that the group has failed.
   virtual bool has_failed() { return false; }
   // Throws the group's failure.
   virtual void check() {}
-  // Called every kWaitSlice: exchanges news with the peers. Throws if one of them is lost.
+  // Exchanges notifications with the peers, every kWaitSlice. Throws if a peer is lost.
   virtual void check_peers() {}
 };
 
-// `Poll` returns the Progress of what the thread waits for.
+// `Poll` returns a Progress.
 template <class Poll>
 class Waiter {
  public:
   Waiter(Sleeper& sleeper, Poll poll, Clock::time_point deadline, const Interrupt& interrupt)
       : sleeper_(sleeper), poll_(std::move(poll)), deadline_(deadline), interrupt_(interrupt) {}
 
-  // Returns true when the poll says `done`, false at the deadline. Throws what the interrupt
-  // throws, and the group's failure.
+  // Returns true when the poll returns `done`, false at the deadline. Throws the interrupt's error
+  // or the group's failure.
   bool wait() {
     next_check_ = std::min(Clock::now() + kWaitSlice, deadline_);
     for (;;) {
@@ -124,11 +124,12 @@ class Waiter {
   }
 
  private:
-  // The data that this call needs may have come before the failure, which then is the next call's.
+  // The data for this call may have arrived before the failure. Then the next call reports the
+  // failure.
   Progress poll_after_failure() {
     Progress progress = poll_();
     if (progress != Progress::blocked) return progress;
-    if (interrupt_) interrupt_();  // Ctrl-C says more than the peers' leaving because of it
+    if (interrupt_) interrupt_();  // Ctrl-C is the cause of the peers' failure
     sleeper_.check();
     return progress;
   }

@@ -1,4 +1,4 @@
-"""What the CUDA part of this build can see; its kernels alone, for tests and benchmarks."""
+"""The CUDA part of this build, and its kernels alone for tests and benchmarks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,14 +19,14 @@ def combine(
     device: int = 0,
     stream: int = 0,
 ) -> None: ...
-def rehearse_combine(
+def combine_on_host(
     op: str,
     sources: Sequence[npt.NDArray[Any]],
     outputs: Sequence[npt.NDArray[Any]],
     size: int = 0,
     multiprocessors: int = 1,
 ) -> None: ...
-def rehearse_pack(
+def pack_on_host(
     packed: npt.NDArray[Any],
     pieces: Sequence[npt.NDArray[Any]],
     offsets: Sequence[int],

@@ -1,4 +1,4 @@
-"""Calls on devices' arrays, by ranks of one process. Memory and streams are addresses."""
+"""Calls on device arrays, by ranks of one process. Memory and streams are addresses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -51,15 +51,13 @@ class EmulatedRuntime(Runtime):
 class Operation:
     def __init__(self) -> None: ...
     @property
-    def met(self) -> bool: ...
-    @property
     def number(self) -> int: ...
 
-class Meeting:
+class CallMatcher:
     def __init__(self, group: ThreadGroup, runtime: Runtime) -> None: ...
 
 class Caller:
-    def __init__(self, communicator: Communicator, meeting: Meeting) -> None: ...
+    def __init__(self, communicator: Communicator, matcher: CallMatcher) -> None: ...
     def call(
         self,
         operation: Operation,

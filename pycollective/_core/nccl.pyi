@@ -1,4 +1,4 @@
-"""NCCL, as it is, opened while the program runs.
+"""NCCL's functions, loaded at run time.
 
 Memory and streams are addresses; types and operations are NCCL's numbers (`pycollective.nccl.types`).
 A call that fails raises `pycollective.errors.NcclError`.

@@ -61,7 +61,7 @@ class DeviceExecutor:
         assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
         assert isinstance(host, HostCore) and used is not None
         meeting, parcels = member._family.shared(
-            lambda: (_core.device.Meeting(group, used), Parcels())
+            lambda: (_core.device.CallMatcher(group, used), Parcels())
         )
         self._runtime = used
         self._caller = _core.device.Caller(host, meeting)

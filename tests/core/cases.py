@@ -1,4 +1,4 @@
-"""What test_suite.py goes through: calls of every collective, with results that are known exactly."""
+"""The cases of test_suite.py: calls of every collective, with exactly known results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ COMPLEX = ["complex64", "complex128"]
 OPS = ["sum", "prod", "min", "max", "mean"]
 BITS = ["and", "or", "xor"]
 
-# What is reduced: every dtype with every op that it has. What is moved: every dtype.
+# Reductions have every dtype with each of its ops, moves have every dtype.
 KINDS = [
     *itertools.product(INTS, [*OPS, *BITS]),
     *itertools.product(FLOATS, OPS),
@@ -115,7 +115,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Of a rank's array; of each part, where it is cut into parts."""
+        """The rows of a rank's array, or of each part if there are parts."""
         in_parts = self.what.collective in CUT or "gather" in self.what.collective
         chunks = 1 if in_parts else num_chunks(self.what, self.ranks)
         if self.size == "large":
@@ -179,7 +179,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def contributions(case: Case) -> np.ndarray:
-    """Return what the ranks give: numbers of which every reduction in any order is exact.
+    """Return the ranks' inputs. Their reductions are exact in any order.
 
     The shape is (ranks, rows of a rank, ...).
     """
@@ -237,7 +237,7 @@ def neutral(op: str, dtype: np.dtype[Any]) -> Any:
 
 
 class Known:
-    """What each rank gives and gets in a case."""
+    """The inputs and results of each rank in a case."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

@@ -61,7 +61,7 @@ def _flat(buffer):
 
 
 class _Shared:
-    """What the ranks of a communicator have together."""
+    """The state that the ranks of a communicator share."""
 
     def __init__(self, size):
         self.size = size

@@ -20,11 +20,11 @@ INTS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 3
 BOOL = np.dtype(bool)
 DTYPES = [BOOL, *INTS, *HALVES, F32, F64, *COMPLEX]
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-GRAIN = 64  # what a room is aligned to, wherever it lies
+GRAIN = 64  # alignment in the memory of a case
 
 
 def has(dtype: np.dtype, op: str) -> bool:
-    """Say whether the table has such a place."""
+    """Return True if the table has the operation for the dtype."""
     bitwise = op in ("and", "or", "xor")
     if dtype == BOOL:
         return bitwise or op in ("min", "max")
@@ -128,7 +128,7 @@ def check_combinations(runner, random, dtype, op):
 
 
 def check_packing(runner, random, packed_dtype, piece_dtype, scale, counts, *, dense, aligned):
-    """Pack arrays of `counts` items and unpack them; `dense`: without room between them."""
+    """Pack arrays of `counts` items and unpack them; `dense`: without gaps."""
     item, packed_item = piece_dtype.itemsize, packed_dtype.itemsize
     shift = 0 if aligned else item
     places, offsets, end, offset = [], [], 0, 0 if aligned else 1
@@ -185,7 +185,7 @@ CONVERSIONS = [
 
 
 def check_packings(runner, random, packed_dtype, piece_dtype, scale):
-    """Aligned and not, with room between pieces and without, and more pieces than one launch has."""
+    """Pack with and without alignment and gaps, and more pieces than fit in a launch."""
     few = [0, 1, 2, 17, 4095, 4096, 4097, int(random.integers(4098, 9000))]
     for dense in (False, True):
         for aligned in (False, True):

@@ -1,4 +1,4 @@
-"""What counts as an array: layouts, other libraries' arrays, outputs that are given."""
+"""Arguments that count as arrays: layouts, other libraries' arrays, given outputs."""
 
 from __future__ import annotations
 

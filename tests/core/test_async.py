@@ -23,7 +23,7 @@ RANKS = [1, 2, 5]
 
 
 def progress_threads():
-    """How many there are; the names are the core's."""
+    """Count the core's threads by their name."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has just ended
@@ -32,7 +32,7 @@ def progress_threads():
 
 
 def progress_threads_become(count):
-    """Whether so many remain; one that was joined is still listed for a moment."""
+    """Return True when `count` threads remain; the system lists joined threads for a moment."""
     gc.collect()  # communicators of earlier tests
     for _ in range(1000):
         if progress_threads() == count:
@@ -67,7 +67,7 @@ def calls(c):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_every_collective(ranks, on_ranks):
+def test_async_op_every_collective_returns_work(ranks, on_ranks):
     def work(c):
         works = [(call(async_op=True), want) for call, want in calls(c)]
         for under_way, want in reversed(works):
@@ -194,7 +194,7 @@ def test_progress_needs_no_interpreter(ranks):
     assert [w.wait()[0] for w in works] == [ranks] * ranks
 
 
-def test_as_contexts(on_ranks):
+def test_works_as_contexts_wait_at_the_end(on_ranks):
     def work(c):
         a, b = np.ones(2), np.full(3, 2.0)
         with c.all_reduce(a, out=a, async_op=True), c.all_reduce(b, out=b, async_op=True):

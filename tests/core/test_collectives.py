@@ -23,7 +23,7 @@ def check(got, want):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_many_blocks(ranks, on_ranks):
+def test_collectives_of_several_segments_are_right(ranks, on_ranks):
     """Parts of several segments; scratch is written anew in each block."""
     comms = local_group(ranks, timeout=60)
     n = 1_100_003
@@ -40,7 +40,7 @@ def test_many_blocks(ranks, on_ranks):
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_rows_and_scalars_as_mpi_has_them(ranks, on_ranks):
-    """Where a part is one row, or the result may be stacked."""
+    """A part may be one row, and a result may be stacked."""
     comms = local_group(ranks, timeout=30)
     rows = np.arange(3.0 * ranks).reshape(ranks, 3)
     check(on_ranks(comms, lambda c: c.all_gather(c.rank)), [np.arange(ranks)] * ranks)
@@ -126,7 +126,7 @@ def test_all_reduce_many(bytes_per_pack, kind, on_ranks):
         c.close()
 
 
-# What goes wrong ------------------------------------------------------------------------------
+# Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_calls_that_do_not_belong_together(calls, named, on_ranks):
             comms[0].barrier()
 
 
-def test_bad_arguments():
+def test_collectives_wrong_arguments_raise():
     comm, _ = local_group(2, timeout=5)
     x = np.ones((3, 2))
     for call in (comm.reduce_scatter, comm.scatter, comm.all_to_all):

@@ -137,7 +137,7 @@ def test_together_with_threads_for_large_arrays():
         np.testing.assert_array_equal(result, x.sum(axis=0))
 
 
-# What goes wrong ------------------------------------------------------------------------------
+# Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ def test_ctrl_c_is_not_lost_while_a_dtype_is_named():
     assert comm.broadcast(x) is not None
 
 
-def test_bad_arguments():
+def test_all_reduce_wrong_arguments_raise():
     (comm,) = local_group(1)
     with pytest.raises(
-        ValueError, match="unknown op 'avg'; there are: sum, prod, min, max, mean, and"
+        ValueError, match="unknown op 'avg'; choose one of: sum, prod, min, max, mean, and"
     ):
         comm.all_reduce(np.ones(2), "avg")
     with pytest.raises(ValueError, match="no all_reduce algorithm is called 'bus'"):
@@ -313,7 +313,7 @@ def test_many_ranks_and_calls(on_ranks):
     assert on_ranks(comms, work) == [None] * ranks
 
 
-# What the system refuses -----------------------------------------------------------------------
+# Limits of the system ---------------------------------------------------------------------------
 
 _LIMITED = """
 import resource

@@ -1,4 +1,4 @@
-"""How many cores there are: those of the affinity, within the quotas of control groups."""
+"""The number of usable cores: the affinity, limited by the quotas of control groups."""
 
 from __future__ import annotations
 

@@ -172,8 +172,8 @@ def test_a_rank_that_does_not_come_is_waited_for(kind, size, on_ranks):
         comms[1].all_reduce(np.zeros(size))
 
 
-class TestShortWay:
-    """What goes straight to the core, and what does not, give the same answers."""
+class TestFastPath:
+    """The fast path to the core and the general method give the same results."""
 
     @pytest.fixture
     def alone(self):
@@ -186,7 +186,7 @@ class TestShortWay:
         assert callable(alone.all_reduce)
         np.testing.assert_array_equal(pc.Communicator.all_reduce(alone, np.ones(3)), np.ones(3))
 
-    def test_arguments(self, alone):
+    def test_all_argument_forms_give_the_same(self, alone):
         x = np.arange(6.0).reshape(2, 3)
         ways = [
             lambda: alone.all_reduce(x),
@@ -210,7 +210,7 @@ class TestShortWay:
                 x = np.arange(size, dtype="int16")
                 np.testing.assert_array_equal(alone.all_reduce(x, "max"), x)
 
-    def test_errors(self, alone):
+    def test_wrong_arguments_raise_value_error(self, alone):
         x = np.ones(4)
         with pytest.raises(ValueError, match="read-only"):
             frozen = np.ones(4)
@@ -233,12 +233,12 @@ class TestShortWay:
         with pytest.raises(ValueError, match="timeout must be"):
             alone.all_reduce(x, timeout=-1)
 
-    def test_overlapping_arrays(self, alone):
+    def test_overlapping_arrays_are_copied_first(self, alone):
         x = np.arange(10.0)
         want = x[:8].copy()
         np.testing.assert_array_equal(alone.all_reduce(x[:8], out=x[2:]), want)
 
-    def test_closed(self, alone):
+    def test_closed_communicator_raises(self, alone):
         alone.all_reduce(np.ones(2))
         alone.close()
         with pytest.raises(pc.CollectiveError, match="closed"):
@@ -271,7 +271,7 @@ class TestShortWay:
 
 
 def test_a_thread_that_only_computes_and_ranks_that_are_threads_get_on(on_ranks):
-    """They take turns for the interpreter lock, which the ranks pass among themselves."""
+    """The GIL goes to both, although the ranks pass it among themselves."""
     counted, ending = [0], threading.Event()
 
     def compute():

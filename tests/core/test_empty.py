@@ -193,7 +193,7 @@ def test_arrays_outlive_the_communicator(on_ranks):
         assert x.sum() == 3000
 
 
-def test_zero_items(on_ranks):
+def test_empty_without_items_keeps_its_shape(on_ranks):
     for x in on_ranks(shm_group(2), lambda c: c.empty((0, 3))):
         assert x.shape == (0, 3)
 
@@ -252,7 +252,7 @@ def test_empty_short_arrays_that_were_dropped_give_their_memory_back(monkeypatch
     assert grown < 3 << 20  # of 9.6 MB; the group's own pages count, too
 
 
-def test_errors(on_ranks):
+def test_empty_wrong_arguments_raise(on_ranks):
     (alone,) = local_group(1)
     with pytest.raises(ValueError, match="must be 0 or more"):
         alone.empty((2, -1))

@@ -25,7 +25,7 @@ def held():
 
 
 def grown(before):
-    """What is more than before, but for what the memory allocator keeps; threads go a little later."""
+    """Compare the process's resources with those before; threads may end a little later."""
     for _ in range(100):
         more = [now - then for now, then in zip(held(), before, strict=True)]
         if more[1] <= 0:

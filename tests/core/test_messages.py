@@ -79,7 +79,7 @@ def test_tags_choose_and_order_holds_within_a_tag(pair, on_ranks):
     assert got == [list(range(t, 18, 3)) for t in (2, 0, 1)]
 
 
-def test_to_oneself(pair):
+def test_send_to_oneself_is_received(pair):
     c = pair[1]
     c.send(np.arange(5), 1, tag=7)
     np.testing.assert_array_equal(c.recv(source=1, tag=7, shape=5, dtype=int), np.arange(5))
@@ -204,7 +204,7 @@ def test_a_failed_group_ends_the_waiting(pair):
         pair[0].send([1.0], 1)
 
 
-def test_ctrl_c(pair, ctrl_c):
+def test_ctrl_c_in_recv_aborts_the_group(pair, ctrl_c):
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
@@ -214,7 +214,7 @@ def test_ctrl_c(pair, ctrl_c):
         pair[0].send([1.0], 1)
 
 
-def test_bad_arguments(pair):
+def test_messages_wrong_arguments_raise(pair):
     c = pair[0]
     for wrong in (-1, 2):
         with pytest.raises(ValueError, match=f"dest {wrong} is not among the 2 ranks"):
@@ -261,7 +261,7 @@ def test_close_waits_and_a_dropped_communicator_fails_its_messages(pair):
 
 
 def test_a_receiver_that_does_not_come_bounds_what_is_kept():
-    """Sends beyond the room of a pipe wait; nothing grows."""
+    """A send waits when the pipe is full; memory does not grow."""
     a, b = local_group(2)
     sent = 0
     with pytest.raises(pc.CollectiveTimeoutError, match="in send"):

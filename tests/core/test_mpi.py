@@ -24,7 +24,7 @@ r, n = comm.rank, comm.size
 
 @pytest.fixture
 def mpirun(tmp_path):
-    """Return a function that runs a script on so many ranks; gives each rank's lines, sorted."""
+    """Return a function that runs a script on n ranks and returns their lines, sorted."""
     program = next(filter(None, map(shutil.which, ("mpirun", "mpiexec.hydra"))), None)
     if program is None:
         pytest.skip("no mpirun")
@@ -59,7 +59,7 @@ def mpirun(tmp_path):
 
 @pytest.mark.parametrize("which", ["reductions", "moves"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_suite(mpirun, ranks, which):
+def test_suite_over_real_mpi(mpirun, ranks, which):
     body = """
 from cases import FACTORS, Case, Known, pairwise, play
 factors = dict(FACTORS[WHICH])
@@ -194,7 +194,7 @@ if n > 1:  # what only one of them saves ends all
 
 
 def test_workers_on_several_hosts_need_no_address(mpirun):
-    """Where not all are said to be on this host, MPI hands out the address, and a secret."""
+    """If ranks may be on several hosts, MPI distributes the address and a secret."""
     body = """
 os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = os.environ["MPI_LOCALNRANKS"] = "1"
 strategy = pc.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=30)

@@ -17,7 +17,7 @@ import pycollective as pc
 
 @pytest.fixture
 def on_mpi(monkeypatch, on_ranks):
-    """Return a function that calls ``work(communicator)`` for so many ranks."""
+    """Return a function that calls ``work(communicator)`` on n ranks."""
     package = types.ModuleType("mpi4py")
     package.MPI = fake_mpi
     monkeypatch.setitem(sys.modules, "mpi4py", package)

@@ -28,7 +28,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 
 @pytest.mark.parametrize("mine", [ring, through_scratch], ids=lambda a: a.name)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
-def test_they_run(mine, ranks, on_ranks):
+def test_own_algorithm_gives_sums_and_means(mine, ranks, on_ranks):
     comms = local_group(ranks, timeout=30)
     for n in (0, 1, 2, 33, 1009, 3_300_001 if ranks == 3 else 50_000):
         x = (np.arange(n * ranks) % 17).reshape(ranks, n).astype("float32") * ranks

@@ -101,7 +101,7 @@ CALLS = st.lists(
 @given(ranks=st.integers(1, 4), calls=CALLS)
 @calmly
 def test_any_sequence_of_calls(kind, ranks, calls):
-    """What one call leaves behind does not disturb the next one, of whatever kind it is."""
+    """No call disturbs the next one, of any kind."""
 
     def value(rank, turn, n):
         return (np.arange(n) * (rank + 2) + turn) % 251

@@ -88,7 +88,7 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 @in_table
 @pytest.mark.parametrize("shift", [0, 1])
-def test_pairs(dtype, op, shift):
+def test_combine_arrays_any_size_and_alignment(dtype, op, shift):
     """Sizes around those of vectors, begun away from their alignment too; nothing beyond is written."""
     for n in SIZES:
         a, b = values(dtype, (2, n + shift), n)
@@ -269,7 +269,7 @@ def test_a_mean_of_any_int_and_size(dtype):
 
 @pytest.mark.parametrize("dtype", [*HALVES, F32, F64], ids=str)
 @pytest.mark.parametrize("op", ["min", "max"])
-def test_nan_wins(dtype, op):
+def test_min_and_max_of_nan_give_nan(dtype, op):
     x = np.array([np.nan, 1.0, np.nan, np.inf] * 9, dtype)
     y = np.array([2.0, np.nan, np.nan, -np.inf] * 9, dtype)
     out = np.zeros(36, dtype)
@@ -315,7 +315,7 @@ def test_other_dtypes_are_refused_by_name(dtype):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_arrays(data):
+def test_reduce_arrays_equals_the_reference(data):
     """Any number of sources of any values, each a view at any offset."""
     dtype, op = data.draw(st.sampled_from(TABLE))
     ranks, n = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 70))

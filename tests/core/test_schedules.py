@@ -175,7 +175,7 @@ def test_missing_contribution_is_described():
     )
 
 
-def test_unreceived_message():
+def test_message_to_unknown_peer_is_rejected():
     steps = [
         [Step(Verb.copy, -1, span("input", 0), span("output", 0)),
          Step(Verb.send, 0, span("output", 0))],
@@ -302,7 +302,7 @@ def test_short_arrays_are_proved_too():
          Step(Verb.send, 0, c[1]), Step(Verb.send, 0, c[0]), Step(Verb.send, 0, c[2])],
     ]  # fmt: skip
     assert prove(Schedule(Collective.all_reduce, 3, steps)) == ""
-    # Rank 0 makes room in its input's memory on the word of a message that short arrays do not send.
+    # Rank 0 overwrites its input after a message that is not sent for short arrays.
     steps = [
         [Step(Verb.send, 1, span("input", 0, 2)), Step(Verb.recv_reduce, 1, i[1], c[1], True),
          Step(Verb.recv_reduce, 1, i[0], c[0], True)],

@@ -57,7 +57,7 @@ def numbers(items, rank):
 
 
 @pytest.mark.parametrize(("kind", "ranks"), GROUPS)
-def test_doubling(kind, ranks, on_ranks):
+def test_all_gather_sends_several_parts_together(kind, ranks, on_ranks):
     counts = [BEYOND_A_BLOCK, 0, 5, BEYOND_A_BLOCK - 4096, 1][:ranks]
     ragged = [numbers(count, r) for r, count in enumerate(counts)]
     equal = [numbers(BEYOND_A_BLOCK, r) for r in range(ranks)]
@@ -73,7 +73,7 @@ def test_doubling(kind, ranks, on_ranks):
 
 
 @pytest.mark.parametrize(("kind", "ranks"), GROUPS)
-def test_halving(kind, ranks, on_ranks):
+def test_reduce_scatter_sends_several_parts_together(kind, ranks, on_ranks):
     given = [numbers(ranks * BEYOND_A_BLOCK, r) for r in range(ranks)]
     sums = sum(given).reshape(ranks, -1)
 

@@ -11,7 +11,7 @@ from rank_groups import ALL_KINDS, make_group
 
 import pycollective as pc
 
-# What rank 0 and rank 1 call, and how these are named.
+# The calls of rank 0 and rank 1, and their descriptions.
 CASES = {
     "roots of a broadcast": (
         lambda c: c.broadcast(np.ones(4), c.rank),

@@ -45,7 +45,7 @@ def span(buffer, first, count=1):
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 64, 100, 1000])
-def test_latency_alone(n):
+def test_latency_alone_gives_the_rounds(n):
     cluster = Cluster.flat(n, Link(latency=2e-6))
     rounds = math.ceil(math.log2(n))
     assert time_of("ring", cluster, n * 64) == pytest.approx(2 * (n - 1) * 2e-6)
@@ -60,7 +60,7 @@ def test_latency_alone(n):
 
 
 @pytest.mark.parametrize("n", [2, 5, 8, 100])
-def test_bandwidth_alone(n):
+def test_bandwidth_alone_gives_the_bytes(n):
     cluster = Cluster.flat(n, Link(0.0, bandwidth=1e9))
     one = CHUNK / 1e9
     assert time_of("ring", cluster, n * CHUNK) == pytest.approx(2 * (n - 1) * one)
@@ -171,7 +171,7 @@ def test_what_comes_first_is_served_first():
 
 
 def test_a_fan_comes_in_through_one_port():
-    """What is received last arrived first: the port was not idle meanwhile."""
+    """The message that is received last arrives first, so the port is not idle."""
     n = 5
     others = [[Step(Verb.send, 0, span("input", 0))] for _ in range(n - 1)]
     others[0].insert(0, Step(Verb.copy, -1, span("input", 0), span("output", 0)))
@@ -266,7 +266,7 @@ def test_nothing_is_faster_than_its_ports(which, n, data, within, between, bytes
     assert result.seconds >= least * (1 - 1e-12)  # rounding
     if collective in ("all_reduce", "all_gather", "broadcast", "barrier") and len(set(hosts)) > 1:
         assert result.seconds >= between.latency
-    # What leaves a host leaves through its port, or its ranks' ports.
+    # All data that leaves a host passes its port, or its ranks' ports.
     ports = len(set(hosts)) if between.shared else n
     through = result.link_bytes[1] / between.bandwidth / ports
     assert result.seconds >= through * (1 - 1e-9)
@@ -327,8 +327,8 @@ def test_what_makes_no_sense_is_refused():
     for what, cluster, bytes, message in (
         (peerless, good, 64, "rank 0, step 0 .* no such peer among 2 ranks"),
         (outside, good, 64, "chunks outside 0:1"),
-        (peerless, Cluster.flat(3, link), 64, "a schedule among 2 ranks, not 3"),
-        ("bus", good, 64, "no all_reduce algorithm is called 'bus'; there are: ring"),
+        (peerless, Cluster.flat(3, link), 64, "the schedule is for 2 ranks, not for 3"),
+        ("bus", good, 64, "no all_reduce algorithm is called 'bus'; choose one of: ring"),
         ("ring", good, -1, "bytes must be 0 or more"),
         ("ring", good, 1 << 70, "bytes must be a number from 0 to"),
         ("ring", 0, 64, "at least 1 rank"),
@@ -364,7 +364,7 @@ def test_algorithms_of_ones_own(n):
     assert own_algorithms.ring.simulate(n, 1 << 20).seconds == time_of("ring", n, 1 << 20)
 
 
-def test_roots():
+def test_simulate_begins_at_the_root():
     """Two ranks of one host and a third elsewhere: it matters where the chain begins."""
     cluster = Cluster.of_hosts("aab", Link(1.0), Link(10.0))
     for root, finish in enumerate([[1, 11, 11], [20, 10, 20], [11, 11, 10]]):
@@ -385,7 +385,7 @@ def my_chain(rank, size):
         yield send(rank + 1, output[0])
 
 
-def test_show():
+def test_show_describes_the_simulation():
     text = simulate("ring", Cluster.grid(2, 2, Link(1e-6), Link(1e-3)), 4096).show()
     assert re.fullmatch(
         r"ring all_reduce of 4,096 bytes among 4 ranks \(cluster\)\n"

@@ -44,7 +44,7 @@ def test_rows_and_columns_at_the_same_time(on_ranks):
     assert got == [[3 * (r // 3 * 3 + 1), 2 * (r % 3) + 3, 15] for r in range(6)]
 
 
-def test_nested(on_ranks):
+def test_split_of_split_groups_work(on_ranks):
     def work(c):
         sizes = []
         while c.size > 1:
@@ -118,7 +118,7 @@ def test_it_is_a_collective_call(on_ranks):
         local_group(1)[0].split(0.5)
 
 
-def test_later(on_ranks):
+def test_split_async_returns_works_of_communicators(on_ranks):
     """Works that give communicators, or None, in the order of the calls."""
 
     def work(c):

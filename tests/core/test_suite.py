@@ -90,7 +90,7 @@ def test_every_two_values_meet(which):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("which", FACTORS)
-def test_pairs(which, kind, ranks, group, on_ranks):
+def test_all_pairs_of_factors(which, kind, ranks, group, on_ranks):
     cases = pairs(which)[kind, ranks]
     play_all(group(kind, ranks), on_ranks, cases[::5] if SANITIZED else cases)
 
@@ -116,7 +116,7 @@ def product(ranks, factors, names):
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("of", PRODUCTS)
 @pytest.mark.parametrize("which", FACTORS)
-def test_products(which, of, kind, ranks, group, on_ranks):
+def test_all_products_of_factors(which, of, kind, ranks, group, on_ranks):
     factors = {**FACTORS[which], **(SHAPES if of == "shapes" else {})}
     cases = list(product(ranks, factors, PRODUCTS[of]))
     # One rank count has another quarter over each of the four transports; one transport has each
@@ -128,7 +128,7 @@ def test_products(which, of, kind, ranks, group, on_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("what", [*REDUCTIONS, *MOVES], ids=str)
-def test_many_blocks(what, kind, group, on_ranks):
+def test_arrays_of_many_blocks(what, kind, group, on_ranks):
     """Arrays that the executor goes through in several turns of the schedule."""
     op = "sum" if what in REDUCTIONS else ""
     cases = [

@@ -28,7 +28,7 @@ def remade(made: Schedule, rank: int, steps: list[Step]) -> Schedule:
 
 
 def changes(step: Step, size: int, chunks: int):
-    """What is wrong with any step of any algorithm."""
+    """Yield wrong versions of a step."""
 
     def made(**other):
         fields = {
@@ -176,7 +176,7 @@ def test_two_messages_of_one_pair_under_way():
 
 
 @pytest.mark.parametrize("size", [3, 70, 130])
-def test_barriers(size):
+def test_barrier_too_short_is_rejected(size):
     good = algorithms.schedule("dissemination", size, "barrier")
     assert found(good) == ""
     short = Schedule(Collective.barrier, 1, [steps[:-2] for steps in good.steps])

@@ -1,4 +1,4 @@
-"""What a rank looks at while it waits: the clock, signals, what its peers are in."""
+"""A waiting rank checks the clock, signals and its peers' calls."""
 
 from __future__ import annotations
 

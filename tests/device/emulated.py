@@ -17,7 +17,7 @@ JUNK = 0xAA
 
 
 def layouts(size):
-    """Return where the ranks are: each one's device, and each device's clique."""
+    """Return layouts: the device of each rank, and the clique of each device."""
     own = list(range(size))
     pairs = [rank // 2 for rank in own]
     return {
@@ -36,8 +36,8 @@ class World:
         self.streams = [100 if shared_streams else 100 + rank for rank in range(len(devices))]
         self.runtime = _core.device.EmulatedRuntime(cliques, seed)
         self.communicators = local_group(len(devices), timeout=DEADLINE)
-        meeting = _core.device.Meeting(self.communicators[0]._group, self.runtime)
-        self.callers = [_core.device.Caller(c._core, meeting) for c in self.communicators]
+        matcher = _core.device.CallMatcher(self.communicators[0]._group, self.runtime)
+        self.callers = [_core.device.Caller(c._core, matcher) for c in self.communicators]
         self.kept = []
 
     def own(self, rank, array):
@@ -113,7 +113,7 @@ class Stream:
         self._local.present = self._before
 
     def wait_event(self, event):
-        """What CuPy's stand-in is asked for is done at once."""
+        """Do nothing: the stand-in for CuPy executes everything at once."""
 
     def synchronize(self):
         sys.modules["cupy"].emulated.run()

@@ -52,7 +52,7 @@ def first_call(c, cupy):
     c.all_reduce(cupy.asarray(np.zeros(1, np.float32)))
 
 
-def test_every_collective(devices, on_devices, caplog):
+def test_every_collective_on_devices_is_right(devices, on_devices, caplog):
     caplog.set_level(logging.INFO, "pycollective")
     size = 3
 
@@ -150,7 +150,7 @@ def test_streams_of_the_program(devices, on_devices):
 
 
 def test_a_stream_that_is_each_threads_own(devices, on_devices, monkeypatch):
-    """What the last rank enqueues is on streams that mean the same in all threads."""
+    """The last rank enqueues on streams whose numbers mean the same in all threads."""
     named = []
     wait = devices.cuda.get_current_stream
 
@@ -249,7 +249,7 @@ def test_a_rank_does_not_come_to_a_call_that_goes_on(devices, on_devices):
     assert work.done() and isinstance(work.exception(), CollectiveTimeoutError)
 
 
-def test_abort(devices, on_devices):
+def test_abort_fails_a_waiting_rank(devices, on_devices):
     def work(c):
         first_call(c, devices)
         if c.rank == 1:
@@ -323,7 +323,7 @@ WORDS = "rank 0: device 0 failed in all_reduce on GPUs .* or before it: device 0
 
 
 def test_a_device_that_breaks_behind_a_call(devices, on_ranks):
-    """Whoever notices it fails the group: all hear of it, and can still leave."""
+    """A rank that detects it fails the group: all ranks raise, and can still leave."""
     group = local_group(3, timeout=20)
 
     def work(c):
@@ -402,7 +402,7 @@ def test_others_do_not_hear_of_a_device_that_broke(devices, on_devices):
     assert not on_device._left
 
 
-def test_ctrl_c(devices, on_devices, ctrl_c):
+def test_ctrl_c_aborts_the_group(devices, on_devices, ctrl_c):
     (c, other) = local_group(2, timeout=20)
     check(on_devices([c, other], lambda c: first_call(c, devices)))
     timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])

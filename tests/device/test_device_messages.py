@@ -39,7 +39,7 @@ def put(cupy, number, values):
 
 @pytest.mark.parametrize("reach", [True, False])
 def test_in_the_order_of_the_streams(monkeypatch, on_ranks, reach):
-    """What is sent is what the sender's stream had written by then, and not what it writes next."""
+    """The message has the data that the sender's stream had written before the send."""
     kinds = [np.float32, np.int16, np.complex128, np.bool_]
     kinds += [] if dtypes.bfloat16 is None else [dtypes.bfloat16]
     for seed in range(8):
@@ -128,7 +128,7 @@ def test_arrays_are_kept_until_the_devices_are_done_with_them(devices, on_ranks)
     assert all(array() is None for array in kept)
 
 
-def test_what_differs(devices, on_ranks):
+def test_recv_of_another_shape_or_dtype_raises(devices, on_ranks):
     x, host = put(devices, 0, np.zeros(3, np.float32)), np.zeros(3, np.float32)
     came = r"from rank 0 with tag 6, and rank 0 sent"
     for out, words in (

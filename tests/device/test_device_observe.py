@@ -1,4 +1,4 @@
-"""What timelines and traces say of calls that the device executor makes."""
+"""Timelines and traces of the device executor's calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def on_devices(devices, on_ranks):
     return run
 
 
-def test_a_timeline(devices, on_devices, tmp_path):
+def test_timeline_has_the_times_of_devices(devices, on_devices, tmp_path):
     """Calls stand where the devices made them, also those that were made before others had come."""
     file = tmp_path / "timeline.json"
     comms = local_group(3, timeout=20)

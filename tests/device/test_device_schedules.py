@@ -31,7 +31,7 @@ def expect(found, wanted, what):
 
 
 @pytest.mark.parametrize("how", ["auto", *algorithms.names("all_reduce")])
-def test_all_reduce(how):
+def test_all_reduce_in_any_order_is_right(how):
     for size in SIZES:
         for name, world in cases(size):
             for count, in_place in ((150, False), (100, True)):
@@ -77,7 +77,7 @@ def test_with_a_root(collective):
 @pytest.mark.parametrize(
     "collective", ["reduce_scatter", "all_gather", "scatter", "gather", "all_to_all"]
 )
-def test_parts(collective):
+def test_collectives_of_parts_are_right(collective):
     count = 5
     for how in ["auto", *algorithms.names(collective)]:
         for size in SIZES:
@@ -113,7 +113,7 @@ def test_parts(collective):
 
 
 @pytest.mark.parametrize("how", algorithms.names("all_gather"))
-def test_ragged_parts(how):
+def test_collectives_of_ragged_parts_are_right(how):
     for size in (1, 3, 4, 6):
         counts = [(3 * r) % 5 for r in range(size)]
         parts = [np.full(n, r + 1, np.int16) for r, n in enumerate(counts)]
@@ -291,7 +291,7 @@ def right(how, lost, seed, where):
 
 @pytest.mark.parametrize("how", ["auto", "ring", "halving_doubling"])
 def test_a_wait_that_is_lost_shows(how):
-    """What these tests rest on: each wait is needed, and some order shows that it is lost."""
+    """Each wait is needed: without it, some order of execution gives a wrong result."""
     where = layouts(4)["all reach"]
     world = World(*where)
     x = data(4, 64)

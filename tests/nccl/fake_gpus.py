@@ -101,7 +101,7 @@ class Event:
         self._first = list(stream.awaited)
 
     def behind(self):
-        """Return how many operations of which streams come first."""
+        """Yield the streams, and numbers of their operations, that must be done first."""
         yield self._stream, self._count
         for event in self._first:
             yield from event.behind()
@@ -124,7 +124,7 @@ class Event:
 
 
 class Cuda:
-    """``cupy.cuda`` of so many devices."""
+    """``cupy.cuda`` with this number of devices."""
 
     def __init__(self, library, devices):
         self.library, self.streams = library, {}

@@ -26,7 +26,7 @@ def test_what_is_timed_is_right(gpus, tmp_path, capsys):
     assert any("ReduceScatter" in line for line in gpus.log())
 
 
-def test_registered_memory(gpus, capsys):
+def test_bench_registered_memory_is_used(gpus, capsys):
     names = ("all_reduce", "all_gather", "scatter", "gather", "send_recv")
     more = ["-b", "1K", "-e", "1K", "-i", "5", "-w", "1", "--registered"]
     assert cli.main(["bench", "--device", "gpu", "-c", *names, *more]) == 0

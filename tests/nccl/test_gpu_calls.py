@@ -25,7 +25,7 @@ def check(results):
     return results
 
 
-def test_every_collective(gpus, on_gpus):
+def test_every_collective_on_gpus_is_right(gpus, on_gpus):
     size = 3
 
     def work(c):
@@ -191,7 +191,7 @@ def test_arrays_of_other_libraries(gpus, on_gpus):
 @pytest.mark.skipif(dtypes.bfloat16 is None, reason="needs ml_dtypes")
 @pytest.mark.parametrize("shared", [False, True])
 def test_bfloat16_of_other_libraries(gpus, on_gpus, monkeypatch, shared):
-    """By NCCL, and over the host where ranks share a GPU."""
+    """Through NCCL, or through the host if ranks share a GPU."""
     refuse_bfloat16(monkeypatch, gpus)
 
     def work(c):
@@ -337,7 +337,7 @@ def test_calls_that_differ_far_behind(gpus, on_gpus, same):
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_arrays_of_another_gpu_than_the_present_one(gpus, on_ranks, first):
-    """What is copied for a call lies where its arrays do, by NCCL as over the host."""
+    """A call's temporary copies are on its arrays' GPU, with NCCL and through the host."""
 
     def work(c):
         number = 2 if c.rank else first
@@ -398,7 +398,7 @@ def test_an_exchange_is_one_operation(gpus, on_gpus, monkeypatch):
         assert received is other
         found = [gpus.asnumpy(a).tolist() for a in (out, other)]
         assert found == [[before] * 4, [after] * 4]
-        # What is put off goes before other calls, and at the end.
+        # Deferred messages are sent before other calls, and at the end.
         if c.rank == 0:
             c.send(x, 1, async_op=True)
         total = c.all_reduce(x) if c.rank != 1 else (c.recv(out, 0), c.all_reduce(x))[1]
@@ -557,7 +557,7 @@ def test_calls_that_differ(gpus, on_gpus):
 
 
 def test_an_older_library(monkeypatch, older_path, no_library, on_ranks):
-    """One that has no calls of its own for gather, scatter and all_to_all."""
+    """An NCCL without functions for gather, scatter and all_to_all."""
     gpus = fake_gpus.make_gpus(monkeypatch, older_path)
 
     def work(c):

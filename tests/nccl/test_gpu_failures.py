@@ -32,7 +32,7 @@ def soon(monkeypatch):
 
 
 class Part:
-    """What stands for a part of NCCL of which some methods fail."""
+    """A stand-in for a part of NCCL, in which some methods fail."""
 
     def __init__(self, whole, *failing):
         self._whole, self._failing = whole, failing
@@ -74,7 +74,7 @@ def test_an_error_of_a_call(gpus, on_gpus):
                 failed.set()
                 return error
         failed.wait(20)  # the failure is to be rank 0's
-        while True:  # the other rank hears of it, at the latest in its next call
+        while True:  # the other rank raises it, at the latest in its next call
             c.all_reduce(ones(gpus))
             time.sleep(0.01)
 
@@ -135,7 +135,7 @@ def test_a_rank_that_does_not_come(gpus, on_gpus):
 
 
 def test_a_rank_without_elements_has_made_its_calls(gpus, on_gpus):
-    """It is not named when another rank is late."""
+    """A rank without elements is not named when another rank is late."""
 
     def work(c):
         mine = ones(gpus)[: 4 * (c.rank != 1)]
@@ -222,7 +222,7 @@ def test_a_new_group_after_a_failure(gpus, on_gpus):
 
 
 def test_nccl_that_refuses(gpus, on_gpus):
-    """What NCCL says is what the ranks say, and none waits for another."""
+    """The ranks raise NCCL's error, and no rank waits for another."""
 
     gpus.cuda.library.fake_set_device = lambda number: None  # NCCL sees one where CuPy shows two
     for error in on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(ones(gpus))):
@@ -231,7 +231,7 @@ def test_nccl_that_refuses(gpus, on_gpus):
 
 
 def test_nccl_that_refuses_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monkeypatch):
-    """The others are in the creation, which waits for that rank: they hear of its error from it."""
+    """The other ranks wait for that rank in the creation, and raise its error."""
     found = gpu.nccl.NcclCommunicator
 
     def refusing(library, unique_id, size, rank, *rest):
@@ -250,7 +250,7 @@ def test_nccl_that_refuses_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monke
 
 @pytest.mark.parametrize("failing", ["abort", "async_error"])
 def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
-    """The others hear of it all the same."""
+    """The other ranks raise the failure nevertheless."""
 
     def work(c):
         begun(c, gpus).barrier()
@@ -391,14 +391,14 @@ print("ends with", threading.active_count(), "threads")
 @pytest.mark.slow
 @pytest.mark.parametrize("stall", [False, True])
 def test_the_end_of_a_process(fake_path, stall):
-    """It waits for no device, and for no thread."""
+    """The process ends without waiting for a device or a thread."""
     found = run(EXITS.format(stall=stall), fake_path)
     assert found.returncode == 0 and found.stdout == "ends with 2 threads\n", found
     assert found.stderr == ""
 
 
 @pytest.mark.slow
-def test_ctrl_c(fake_path):
+def test_ctrl_c_interrupts_a_wait_in_nccl(fake_path):
     """A rank that waits for others in NCCL can be interrupted."""
     code = """
 import signal

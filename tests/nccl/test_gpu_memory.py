@@ -15,13 +15,13 @@ from pycollective.nccl.memory import Registered
 
 @pytest.fixture(autouse=True)
 def freed(gpus):
-    """What errors still hold of arrays is freed while there is a CuPy that does it."""
+    """Free the arrays that errors hold while the stand-in for CuPy exists."""
     yield
     gc.collect()
 
 
 def calls(gpus, rank):
-    """Return what a rank had NCCL do with memory."""
+    """Return a rank's calls of NCCL that concern memory."""
     words = ("Mem", "CommRegister", "CommDeregister", "CommDestroy")
     return [
         text.split()[0]
@@ -120,7 +120,7 @@ def test_ranks_that_ask_for_different_arrays(gpus, on_gpus):
 
 
 def test_a_gpu_that_is_full(gpus, on_gpus, monkeypatch):
-    """All ranks hear of it, and none has an array that others do not have."""
+    """All ranks raise, and no rank keeps an array."""
 
     def work(c):
         c.all_reduce(ones(gpus))
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_full(gpus, on_gpus, monkeypatch):
 
 
 @pytest.mark.parametrize("version", ["21800", None])
-def test_without_it(gpus, on_gpus, monkeypatch, tmp_path, version):
+def test_empty_without_nccl_is_an_array_of_cupy(gpus, on_gpus, monkeypatch, tmp_path, version):
     """An NCCL that is too old, or none: an array of CuPy's."""
     if version is None:
         monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
@@ -157,7 +157,7 @@ def test_without_it(gpus, on_gpus, monkeypatch, tmp_path, version):
     assert not any("MemAlloc" in line for line in gpus.log())
 
 
-def test_without_cupy(monkeypatch):
+def test_empty_without_cupy_raises_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError):
         local_group(1)[0].empty(2, device="gpu")

@@ -1,4 +1,4 @@
-"""What timelines and traces say of calls on GPUs."""
+"""Timelines and traces of calls on GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def by_nccl(file):
     return [e for e in slices(file) if e["args"]["transport"] == "NCCL"]
 
 
-def test_a_timeline(gpus, on_gpus, tmp_path, monkeypatch):
+def test_timeline_has_the_times_of_gpus(gpus, on_gpus, tmp_path, monkeypatch):
     """Calls stand where the device made them, not where they were enqueued."""
     monkeypatch.setattr(watch.Watch, "SECONDS", 0.01)
     monkeypatch.setattr("pycollective.nccl.communicator._WATCH_SECONDS", 0.01)
@@ -80,7 +80,7 @@ def test_a_timeline(gpus, on_gpus, tmp_path, monkeypatch):
         assert reduced["tid"] == cast["tid"] == message["tid"]
     rows = [e for e in json.loads(file.read_text())["traceEvents"] if e["name"] == "thread_name"]
     assert {(0, "GPU 0"), (1, "GPU 1")} < {(e["pid"], e["args"]["name"]) for e in rows}
-    # What the ranks tell each other while they wait is nobody's call.
+    # The timeline leaves out the messages of waiting ranks.
     gathers = [e for e in slices(file) if e["name"] == "all_gather"]
     assert {e["args"]["shape"][0] for e in gathers} == {1}, gathers
     assert {e["args"]["dtype"] for e in gathers} == {"a GPU array"}
@@ -104,7 +104,7 @@ def test_timeline_that_ends_before_the_device_has_its_calls(gpus, on_gpus, tmp_p
     on_gpus(comms, lambda c: c.barrier())
 
 
-def test_a_trace(gpus, on_gpus, monkeypatch, capsys):
+def test_trace_has_calls_and_errors(gpus, on_gpus, monkeypatch, capsys):
     before = LOG.handlers[:], LOG.level, LOG.propagate
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "TRACE")
 

@@ -179,7 +179,7 @@ def faulty(tmp_path, fake_path, fault, replicas=1, timeout=100, again=False, **m
 
 @pytest.mark.parametrize(("replicas", "told"), [(1, True), (2, False)])
 def test_a_worker_that_is_killed_in_a_collective(tmp_path, fake_path, replicas, told):
-    """It is named, also where NCCL reports by itself that a peer is gone."""
+    """The lost worker is named, also if NCCL itself reports the lost peer."""
     more = {"FAKE_NCCL_REMOTE_ERRORS": "1"} if told else {}
     fault = "os.kill(os.getpid(), 9)"
     processes, lost = faulty(tmp_path, fake_path, fault, replicas, **more)

@@ -1,4 +1,4 @@
-"""Which libnccl is opened, what is said where there is none, and the calls of it as they are."""
+"""The choice of libnccl, the errors without one, and calls of its functions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_library_that_is_named(nowhere, monkeypatch, fake_path, caplog):
 
 
 def test_a_named_library_that_is_none(nowhere, monkeypatch, tmp_path):
-    for name, why in ((tmp_path / "none.so", SYSTEM_HAS_NONE), ("libm.so.6", "so it is none")):
+    for name, why in ((tmp_path / "none.so", SYSTEM_HAS_NONE), ("libm.so.6", "it is not NCCL")):
         monkeypatch.setenv(finding.VARIABLE, str(name))
         with pytest.raises(NcclNotFoundError, match=f"cannot be used .{finding.VARIABLE}.*{why}"):
             finding.library()
@@ -63,7 +63,7 @@ def test_a_library_that_is_too_old(nowhere, monkeypatch, fake_path):
         finding.library()
 
 
-def test_the_order(nowhere, monkeypatch, fake_path, older_path):
+def test_libraries_are_found_in_this_order(nowhere, monkeypatch, fake_path, older_path):
     monkeypatch.setattr(finding, "_in_package", lambda: str(older_path))
     assert finding.library().version == 22100
     finding._opened = None
@@ -75,7 +75,7 @@ def test_the_order(nowhere, monkeypatch, fake_path, older_path):
     assert finding.library().version == 22100
 
 
-def test_the_systems(nowhere, monkeypatch, fake_path, tmp_path, caplog):
+def test_library_of_the_system_is_loaded(nowhere, monkeypatch, fake_path, tmp_path, caplog):
     other = shutil.copy(fake_path, tmp_path / "libnccl-of-the-system.so.2")  # not loaded so far
     monkeypatch.setattr(finding, "_NAME", str(other))
     with caplog.at_level("INFO", "pycollective"):
@@ -83,7 +83,7 @@ def test_the_systems(nowhere, monkeypatch, fake_path, tmp_path, caplog):
     assert f"NCCL 2.28.3, system: {other}" in caplog.text
 
 
-def test_the_package(monkeypatch, tmp_path):
+def test_library_in_the_package_is_found(monkeypatch, tmp_path):
     here = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     here.parent.mkdir(parents=True)
     here.touch()
@@ -174,7 +174,7 @@ def test_every_call_on_one_rank(fake_path):
 
 
 def test_what_a_communicator_is_configured_with(fake_path):
-    """What is not said is left to NCCL; the version is never newer than the library's."""
+    """Unset options are left to NCCL; the version is never newer than the library's."""
     fake = ctypes.CDLL(str(fake_path))
     fake.fake_log.restype = ctypes.c_char_p
     library = _core.nccl.Library(str(fake_path))

@@ -1,4 +1,4 @@
-// Checks of the kernels' arguments: every array is checked before a kernel runs without the GIL.
+// Checks of the kernels' arguments. Every array is checked before a kernel runs without the GIL.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -63,7 +63,7 @@ T* out(MaybeArray& a, const char* name, Index size) {
   return a ? out<T>(*a, name, size) : nullptr;
 }
 
-// Calls `body` with a value of the array's element type.
+// Calls `body` with a zero of the array's element type.
 template <typename Body>
 void with_real(const Array& a, const char* name, Body body) {
   if (pybind11::isinstance<pybind11::array_t<float>>(a)) {
@@ -77,7 +77,7 @@ void with_real(const Array& a, const char* name, Body body) {
   }
 }
 
-// The number of blocks of `unit` elements in the array.
+// Returns the number of blocks of `unit` elements in the array.
 inline Index count(const Array& a, const char* name, Index unit) {
   if (a.size() % unit != 0) {
     throw pybind11::value_error(std::string(name) + " of shape " + shape_text(a) +
@@ -87,7 +87,7 @@ inline Index count(const Array& a, const char* name, Index unit) {
   return a.size() / unit;
 }
 
-// The product of two sizes that must describe an array in memory.
+// Returns the product of two sizes. Throws if no array in memory can have that size.
 inline Index area(Index a, Index b) {
   Index product;
   if (__builtin_mul_overflow(a, b, &product)) throw pybind11::value_error("sizes overflow");
@@ -104,7 +104,7 @@ inline void check_pool(const Window& pool, Index taps) {
   }
 }
 
-// Codes come from outside too: one beyond the window would send a gradient out of the image.
+// Codes may come from outside the kernels: a code beyond the window would write outside the image.
 template <typename Code>
 void check_codes(const Code* codes, Index size, const Window& pool) {
   const bool good = nn::codes_fit(codes, size, static_cast<Code>(pool.taps()));

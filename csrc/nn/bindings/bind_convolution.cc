@@ -1,4 +1,4 @@
-// Convolution: patches, and the kernels that do without them.
+// Convolution: patches, and the kernels that work without patches.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -15,7 +15,7 @@ namespace {
 namespace py = pybind11;
 using namespace pybind11::literals;
 
-// A pooling window over the convolution's output, in disjoint strips of rows.
+// Checks a pooling window over the convolution's output, which must be in disjoint strips of rows.
 void check_fused(const Window& w, const Window& pool, Index filters) {
   check_pool(pool, nn::kNone<std::uint8_t>);
   if (pool.height != w.out_h || pool.width != w.out_w || pool.channels != filters ||
@@ -210,7 +210,8 @@ void sparse_gradient(const Array& x, const Array& weights, const Array& g, const
   nn::sparse_gradient(a);
 }
 
-// Pooling windows one below the other, which divide the rows into blocks.
+// Checks that pooling windows lie directly below each other, so that they divide the rows into
+// blocks.
 void check_strips(const Window& w, const Window& pool, Index filters) {
   check_fused(w, pool, filters);
   if (pool.stride_h != pool.kernel_h || pool.out_h * pool.stride_h != w.out_h) {

@@ -13,7 +13,7 @@ namespace {
 namespace py = pybind11;
 using namespace pybind11::literals;
 
-// The number of rows of an array that has this number of channels.
+// Returns the number of rows of an array with this number of channels.
 Index rows_of(const Array& a, const char* name, Index channels) {
   if (channels < 1) throw py::value_error("there must be at least one channel");
   return count(a, name, channels);
@@ -46,7 +46,7 @@ void batch_scale(const Array& x, const Array& mean, const Array& factor, const A
   });
 }
 
-// Gradients pass where relu(... factor + bias) is positive: both must be given, or neither.
+// Checks that both or neither are given: gradients pass where relu(... factor + bias) is positive.
 void check_cut(const MaybeArray& factor, const MaybeArray& bias) {
   if (factor.has_value() != bias.has_value()) {
     throw py::value_error("factor and bias of the result that relu cuts off go together");

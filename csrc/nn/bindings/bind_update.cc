@@ -21,7 +21,7 @@ namespace py = pybind11;
 using namespace pybind11::literals;
 using Arrays = std::vector<py::array>;
 
-// Several arrays as one run of numbers, to be divided among threads.
+// Several arrays as one sequence of numbers, which threads divide.
 template <typename T>
 struct Run {
   std::vector<T*> data;
@@ -44,8 +44,8 @@ std::vector<Index> sizes_of(const Arrays& arrays) {
   return sizes;
 }
 
-// Calls body(k, first, count) for ranges of the numbers of arrays k = 0, 1, ... of these sizes,
-// which together are all of them.
+// Calls body(k, first, count) for ranges of the numbers of arrays k = 0, 1, ... of these sizes. The
+// ranges cover all numbers.
 template <typename Body>
 void over_all(const std::vector<Index>& sizes, const Body& body) {
   const Index total = std::accumulate(sizes.begin(), sizes.end(), Index{0});
@@ -60,8 +60,8 @@ void over_all(const std::vector<Index>& sizes, const Body& body) {
   });
 }
 
-// Returns true if all are arrays of one type that kernels take, in C order and aligned, and the
-// arrays at each place have one shape.
+// Returns true if all arrays have one type supported by the kernels, C order and alignment, and the
+// arrays at each index have the same shape.
 bool alike(const std::vector<std::vector<py::object>>& columns) {
   const py::dtype real = py::dtype::of<float>(), wide = py::dtype::of<double>();
   constexpr int kPlain = int{py::array::c_style} | int{py::detail::npy_api::NPY_ARRAY_ALIGNED_};
@@ -146,8 +146,8 @@ void adagrad_update(Array& p, const Array& g, Array& a, double rate, double epsi
 
 void bind_update(py::module_& m) {
   m.def("alike", &alike, "columns"_a,
-        "Return True if lists hold arrays of one type that kernels take, of equal shapes at each "
-        "place.");
+        "Return True if all arrays of the lists have one type that kernels support, and those at "
+        "the same index have the same shape.");
   m.def("adam_update", &adam_update, "p"_a, "g"_a, "m"_a, "v"_a, "alpha"_a, "beta1"_a, "beta2"_a,
         "epsilon"_a);
   m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,

@@ -13,7 +13,7 @@ using pycollective::nn::Window;
 namespace nn = pycollective::nn;
 
 PYBIND11_MODULE(_nn, m) {
-  m.doc() = "Kernels of the trainer that NumPy has no fast form of.";
+  m.doc() = "Kernels of the trainer for which NumPy has no fast function.";
   pycollective::share_interpreter_lock();
   py::class_<Window>(m, "Window",
                      "Geometry of a window sliding over an image [height, width, channels].")
@@ -36,7 +36,8 @@ PYBIND11_MODULE(_nn, m) {
             smaller.out_w = out_w;
             return smaller;
           },
-          "out_h"_a, "out_w"_a, "The same window with only the first rows and columns of output.")
+          "out_h"_a, "out_w"_a,
+          "Return the same window with only the first rows and columns of output.")
       .def_readonly("height", &Window::height)
       .def_readonly("width", &Window::width)
       .def_readonly("channels", &Window::channels)
@@ -51,11 +52,12 @@ PYBIND11_MODULE(_nn, m) {
       .def_readonly("out_h", &Window::out_h)
       .def_readonly("out_w", &Window::out_w);
   m.def("vector_bytes", &nn::vector_bytes,
-        "The width of the registers that the kernels use on this processor.");
+        "Return the width in bytes of the registers that the kernels use on this processor.");
   m.def("limit_vector_bytes", &nn::limit_vector_bytes, "bytes"_a,
-        "Let kernels use no wider registers than these; return the limit before.");
-  m.def("threads", &nn::threads, "How many threads a kernel works on at most.");
-  m.def("set_threads", &nn::set_threads, "count"_a, "Set how many threads a kernel works on.");
+        "Limit the width of the registers that kernels use; return the previous limit.");
+  m.def("threads", &nn::threads, "Return the maximum number of threads of a kernel.");
+  m.def("set_threads", &nn::set_threads, "count"_a,
+        "Set the maximum number of threads of a kernel.");
   pycollective::bind_convolution(m);
   pycollective::bind_pooling(m);
   pycollective::bind_pointwise(m);

@@ -1,4 +1,4 @@
-// Short kernels: from which size on other threads help, and the interpreter lock is released.
+// For short kernels: the size from which they use several threads and release the GIL.
 #pragma once
 
 #include <algorithm>
@@ -7,10 +7,11 @@
 
 namespace pycollective {
 
-// A kernel passes over this many numbers in less time than it may take to get the lock back.
+// A kernel processes this many numbers in less time than reacquiring the GIL may take.
 inline constexpr nn::Index kBrief = 1 << 16;
 
-// Calls body(first, last) for parts of `size` numbers; few are not worth waking other threads.
+// Calls body(first, last) for parts of `size` numbers. For few numbers, waking other threads does
+// not pay.
 template <typename Body>
 void by_parts(nn::Index size, const Body& body) {
   constexpr nn::Index kLeast = 1 << 15;

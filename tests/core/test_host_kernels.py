@@ -31,18 +31,18 @@ class Host:
     @staticmethod
     def combine(room, dtype, op, targets, sources, count, size):
         arrays = [[view(room, dtype, p, count) for p in places] for places in (sources, targets)]
-        cuda.rehearse_combine(op, *arrays, size)
+        cuda.combine_on_host(op, *arrays, size)
 
     @staticmethod
     def pack(room, packed_dtype, packed, pieces, piece_dtype, scale, unpacks):
         end = max(offset + count for _, count, offset in pieces)
         arrays = [view(room, piece_dtype, place, count) for place, count, _ in pieces]
         whole = view(room, packed_dtype, packed, end)
-        cuda.rehearse_pack(whole, arrays, [offset for *_, offset in pieces], scale, unpacks, 2)
+        cuda.pack_on_host(whole, arrays, [offset for *_, offset in pieces], scale, unpacks, 2)
 
 
 @pytest.mark.parametrize(("dtype", "op"), TABLE, ids=lambda v: str(v))
-def test_combining(dtype, op):
+def test_combine_on_host_gives_the_bits_of_the_table(dtype, op):
     check_combinations(Host, fresh(), dtype, op)
 
 
@@ -53,7 +53,7 @@ def test_packing_converts_and_scales(packed, piece):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_packing_copies(dtype):
+def test_packing_equal_dtypes_copies(dtype):
     check_packings(Host, fresh(), dtype, dtype, 1.0)
 
 
@@ -62,7 +62,7 @@ def test_a_piece_that_is_not_aligned():
     room = make_room(random, 4096)
     whole, piece = view(room, F32, 3, 301), view(room, F16, 2049, 300)
     piece[...] = np.arange(300)
-    cuda.rehearse_pack(whole, [piece], [1], 0.5)
+    cuda.pack_on_host(whole, [piece], [1], 0.5)
     np.testing.assert_array_equal(whole[1:], np.arange(300) / 2)
 
 
@@ -73,7 +73,7 @@ def test_a_piece_that_is_not_aligned():
 )
 def test_what_is_not_converted(packed, piece, scale):
     with pytest.raises(ValueError, match=f"cannot pack {piece} as {packed} times"):
-        cuda.rehearse_pack(np.zeros(5, packed), [np.zeros(5, piece)], [0], scale)
+        cuda.pack_on_host(np.zeros(5, packed), [np.zeros(5, piece)], [0], scale)
 
 
 def test_how_arrays_are_cut():
@@ -104,9 +104,9 @@ def test_how_arrays_are_cut():
 def test_numbers_of_arrays():
     x = np.zeros(3, "f4")
     with pytest.raises(ValueError, match="1 to 16 sources into 1 to 16 targets, not 17 into 1"):
-        cuda.rehearse_combine("sum", [x] * 17, [x])
+        cuda.combine_on_host("sum", [x] * 17, [x])
     with pytest.raises(TypeError, match="bools are neither summed"):
-        cuda.rehearse_combine("sum", [np.zeros(3, bool)], [np.zeros(3, bool)])
+        cuda.combine_on_host("sum", [np.zeros(3, bool)], [np.zeros(3, bool)])
 
 
 @pytest.mark.skipif(cuda.built(), reason="this build has CUDA")

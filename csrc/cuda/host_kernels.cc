@@ -1,4 +1,4 @@
-#include "cuda/rehearsal.h"
+#include "cuda/host_kernels.h"
 
 #include <stdexcept>
 #include <string>
@@ -20,13 +20,12 @@ void on_threads(unsigned blocks, Work&& work) {
 
 void check_access(const void* place, std::size_t bytes) {
   if (is_aligned(place, bytes)) return;
-  throw std::logic_error("a kernel would access " + std::to_string(bytes) +
-                         " bytes where they are not aligned");
+  throw std::logic_error("a kernel would access " + std::to_string(bytes) + " unaligned bytes");
 }
 
-void rehearse_combine(DType dtype, Op op, void* const* targets, int num_targets,
-                      const void* const* sources, int num_sources, std::size_t count, int size,
-                      int multiprocessors) {
+void combine_on_host(DType dtype, Op op, void* const* targets, int num_targets,
+                     const void* const* sources, int num_sources, std::size_t count, int size,
+                     int multiprocessors) {
   with_kernel(dtype, op, num_sources, [&]<class T, class O, int kSources>(std::size_t factor) {
     Combination c = combination<T, kSources>(op, targets, num_targets, sources, num_sources,
                                              count * factor, size, multiprocessors);
@@ -35,8 +34,8 @@ void rehearse_combine(DType dtype, Op op, void* const* targets, int num_targets,
   });
 }
 
-void rehearse_pack(void* packed, DType packed_type, const std::vector<device::Piece>& pieces,
-                   DType piece_type, double scale, bool unpacks, int multiprocessors) {
+void pack_on_host(void* packed, DType packed_type, const std::vector<device::Piece>& pieces,
+                  DType piece_type, double scale, bool unpacks, int multiprocessors) {
   DType from = unpacks ? packed_type : piece_type, to = unpacks ? piece_type : packed_type;
   with_conversion(from, to, scale, [&]<class From, class To>(std::size_t factor) {
     for (const Packing& p : packings(packed, pieces, factor, scale, unpacks)) {

@@ -1,4 +1,4 @@
-#include "device/meeting.h"
+#include "device/call_matcher.h"
 
 #include <exception>
 #include <stdexcept>
@@ -6,16 +6,16 @@
 
 namespace pycollective::device {
 
-Meeting::Meeting(std::shared_ptr<Group> group, std::shared_ptr<Runtime> runtime)
+CallMatcher::CallMatcher(std::shared_ptr<Group> group, std::shared_ptr<Runtime> runtime)
     : group_(std::move(group)),
       runtime_(std::move(runtime)),
       posted_(static_cast<std::size_t>(group_->size())) {}
 
-void Meeting::check() const {
+void CallMatcher::check() const {
   if (auto failure = group_->failure()) throw *failure;
 }
 
-void Meeting::begin(int rank, Operation& operation) {
+void CallMatcher::begin(int rank, Operation& operation) {
   const Share& share = operation.share;
   try {
     if (operation.after) {
@@ -32,7 +32,7 @@ void Meeting::begin(int rank, Operation& operation) {
   }
 }
 
-void Meeting::post(int rank, const std::shared_ptr<Operation>& operation) {
+void CallMatcher::post(int rank, const std::shared_ptr<Operation>& operation) {
   std::lock_guard lock(mutex_);
   check();
   operation->posted_ = true;
@@ -41,15 +41,15 @@ void Meeting::post(int rank, const std::shared_ptr<Operation>& operation) {
   if (ahead == turns_.size()) turns_.push_back({Operations(posted_.size()), 0});
   Turn& turn = turns_[ahead];
   turn.operations[static_cast<std::size_t>(rank)] = operation;
-  if (++turn.come < group_->size()) return;
-  // It is the first one: who comes to a call has come to all before it.
+  if (++turn.posted < group_->size()) return;
+  // This is turns_.front(): all ranks have posted this call, so all have posted every earlier call.
   Turn whole = std::move(turn);
   turns_.pop_front();
   ++first_;
-  carry_out(whole.operations);
+  match(whole.operations);
 }
 
-void Meeting::carry_out(const Operations& operations) {
+void CallMatcher::match(const Operations& operations) {
   const Operation& one = *operations[0];
   std::vector<Share> shares;
   for (std::size_t r = 0; r < operations.size(); ++r) {
@@ -73,16 +73,17 @@ void Meeting::carry_out(const Operations& operations) {
                               " could not be enqueued on devices for all ranks: " + error.what(),
                           {}, {one.record.describe()}));
     try {
-      mark_ends(operations);  // of what was enqueued of it
+      mark_ends(operations);  // for the work that was enqueued
     } catch (const std::exception&) {
-      // Then the devices do nothing any more.
+      // A device has failed, and executes nothing any more.
     }
     check();
   }
-  for (const auto& operation : operations) operation->met_.store(true, std::memory_order_release);
+  for (const auto& operation : operations)
+    operation->is_enqueued_.store(true, std::memory_order_release);
 }
 
-void Meeting::mark_ends(const Operations& operations) {
+void CallMatcher::mark_ends(const Operations& operations) {
   for (const auto& operation : operations) {
     const Share& share = operation->share;
     std::unique_ptr<Event> end = runtime_->event(share.device, operation->timed);
@@ -91,7 +92,7 @@ void Meeting::mark_ends(const Operations& operations) {
   }
 }
 
-bool Meeting::over(int rank, const Operation& operation) {
+bool CallMatcher::over(int rank, const Operation& operation) {
   std::lock_guard lock(mutex_);
   if (!operation.end_) return !operation.posted_ || group_->failure().has_value();
   try {
@@ -101,9 +102,9 @@ bool Meeting::over(int rank, const Operation& operation) {
   }
 }
 
-std::optional<std::pair<double, double>> Meeting::times(int rank, const Operation& operation,
-                                                        const Event& first) {
-  if (!operation.timed || !operation.met() || !over(rank, operation)) return std::nullopt;
+std::optional<std::pair<double, double>> CallMatcher::times(int rank, const Operation& operation,
+                                                            const Event& first) {
+  if (!operation.timed || !operation.is_enqueued() || !over(rank, operation)) return std::nullopt;
   try {
     double begin = runtime_->seconds_between(first, *operation.begin_);
     return std::pair{begin, begin + runtime_->seconds_between(*operation.begin_, *operation.end_)};
@@ -112,7 +113,7 @@ std::optional<std::pair<double, double>> Meeting::times(int rank, const Operatio
   }
 }
 
-void Meeting::order(int rank, const Operation& operation, Stream stream) {
+void CallMatcher::order(int rank, const Operation& operation, Stream stream) {
   try {
     runtime_->wait(*operation.end_, operation.share.device, stream);
   } catch (const std::exception& error) {
@@ -120,7 +121,7 @@ void Meeting::order(int rank, const Operation& operation, Stream stream) {
   }
 }
 
-void Meeting::fail(int rank, const Operation& operation, const std::exception& error) {
+void CallMatcher::fail(int rank, const Operation& operation, const std::exception& error) {
   group_->fail({FailureKind::aborted,
                 "rank " + std::to_string(rank) + ": device " +
                     std::to_string(operation.share.device) + " failed in " +
@@ -128,10 +129,10 @@ void Meeting::fail(int rank, const Operation& operation, const std::exception& e
                 {rank},
                 {operation.record.describe()}});
   check();
-  throw;  // NOLINT: a group that has failed has a failure
+  throw;  // NOLINT: unreachable, because check() throws the group's failure
 }
 
-void Meeting::enqueue(const Operation& one, const std::vector<Share>& shares) {
+void CallMatcher::enqueue(const Operation& one, const std::vector<Share>& shares) {
   if (one.algorithm) {
     run_schedule(*runtime_, plans(*one.algorithm, one), one.shape, shares);
   } else if (all_reach(*runtime_, shares)) {
@@ -143,7 +144,7 @@ void Meeting::enqueue(const Operation& one, const std::vector<Share>& shares) {
   }
 }
 
-const std::vector<Plan>& Meeting::plans(const Algorithm& algorithm, const Operation& one) {
+const std::vector<Plan>& CallMatcher::plans(const Algorithm& algorithm, const Operation& one) {
   auto [place, added] = plans_.try_emplace({&algorithm, one.root});
   if (added) {
     place->second.kept = one.kept;
@@ -154,7 +155,7 @@ const std::vector<Plan>& Meeting::plans(const Algorithm& algorithm, const Operat
   return place->second.plans;
 }
 
-std::vector<int> Meeting::absent(const Operation& operation) {
+std::vector<int> CallMatcher::absent(const Operation& operation) {
   std::lock_guard lock(mutex_);
   std::vector<int> found;
   for (std::size_t r = 0; r < posted_.size(); ++r) {
@@ -163,10 +164,10 @@ std::vector<int> Meeting::absent(const Operation& operation) {
   return found;
 }
 
-Caller::Caller(Communicator& communicator, std::shared_ptr<Meeting> meeting)
-    : communicator_(communicator), meeting_(std::move(meeting)) {
-  if (&communicator.group() != &meeting_->group()) {
-    throw std::invalid_argument("the meeting is another group's");
+Caller::Caller(Communicator& communicator, std::shared_ptr<CallMatcher> matcher)
+    : communicator_(communicator), matcher_(std::move(matcher)) {
+  if (&communicator.group() != &matcher_->group()) {
+    throw std::invalid_argument("the matcher belongs to another group");
   }
 }
 
@@ -179,29 +180,29 @@ void Caller::call(const std::shared_ptr<Operation>& operation, bool later,
   enter(endpoint, operation->record);
   try {
     operation->record.number = group.calls(rank);
-    meeting_->begin(rank, *operation);
+    matcher_->begin(rank, *operation);
     last_ = operation;
-    meeting_->post(rank, operation);
-    if (operation->met()) {
+    matcher_->post(rank, operation);
+    if (operation->is_enqueued()) {
       endpoint.board()->wake_others();
     } else if (!later) {
       wait(*operation, interrupt);
     }
   } catch (...) {
     abandon(endpoint, operation->record);
-    meeting_->settle();
+    matcher_->settle();
     throw;
   }
   endpoint.leave();
 }
 
 void Caller::finish(Operation& operation, const Interrupt& interrupt) {
-  if (operation.met()) return;
+  if (operation.is_enqueued()) return;
   try {
     wait(operation, interrupt);
   } catch (const Failure&) {
     communicator_.group().endpoint(communicator_.rank()).note_thrown();
-    meeting_->settle();
+    matcher_->settle();
     throw;
   }
 }
@@ -213,9 +214,10 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
   LongWait wait(communicator_.warning(), group, rank, waiting);
   bool late = false;
   auto look = [&] {
-    std::vector<int> absent = meeting_->absent(operation);
+    std::vector<int> absent = matcher_->absent(operation);
     wait.check(absent, false);
-    // Once more, after the endpoint has compared the ranks' calls: that says more.
+    // The first time, return: a comparison of the ranks' calls may find a mismatch, which explains
+    // more than a timeout.
     if (absent.empty() || Clock::now() < operation.deadline || !std::exchange(late, true)) return;
     std::string text = "rank " + std::to_string(rank) + " waited until its deadline for " +
                        operation.record.describe() + ", to which not all ranks have come: ";
@@ -225,17 +227,18 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
     group.fail({FailureKind::timeout, text, absent, {operation.record.describe()}});
     group.endpoint(rank).check();
   };
-  group.endpoint(rank).wait([&] { return operation.met() ? Progress::done : Progress::blocked; },
-                            Clock::time_point::max(), look);
+  group.endpoint(rank).wait(
+      [&] { return operation.is_enqueued() ? Progress::done : Progress::blocked; },
+      Clock::time_point::max(), look);
 }
 
 void Caller::leave() noexcept {
-  if (!last_ || last_->met()) return;
+  if (!last_ || last_->is_enqueued()) return;
   communicator_.group().fail({FailureKind::aborted,
                               "rank " + std::to_string(communicator_.rank()) +
                                   " let go of its communicator while calls were under way",
                               {communicator_.rank()}});
-  meeting_->settle();
+  matcher_->settle();
 }
 
 }  // namespace pycollective::device
