@@ -47,7 +47,7 @@ def test_input_is_a_symbolic_tensor():
     for arguments in ({}, {"shape": (1,), "batch_shape": (None, 1)}):
         with pytest.raises(ValueError, match="needs the shape of an example"):
             keras.Input(**arguments)
-    with pytest.raises(ValueError, match="no sparse"):
+    with pytest.raises(ValueError, match="sparse, ragged and optional inputs are not supported"):
         keras.Input((1,), sparse=True)
 
 

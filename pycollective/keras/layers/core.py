@@ -87,9 +87,7 @@ class Dense(Layer):
         """Return the output, which has the input's shape with ``units`` as its last length."""
         shape = inputs.array.shape
         if len(shape) < 2:
-            raise self._incompatible(
-                shape, "at least two axes, the first of which is the batch"
-            )
+            raise self._incompatible(shape, "at least two axes, the first of which is the batch")
         if shape[-1] != self._inputs:
             raise self._incompatible(
                 shape,
