@@ -111,7 +111,7 @@ def test_load_weights_of_a_checkpoint_without_a_model_is_an_error(tmp_path):
 def test_load_weights_without_a_checkpoint_says_so(tmp_path):
     with pytest.raises(ValueError, match="latest_checkpoint"):
         make().load_weights(train.latest_checkpoint(tmp_path))
-    with pytest.raises(ValueError, match="there is no checkpoint of this name"):
+    with pytest.raises(ValueError, match="no checkpoint has this name"):
         make().load_weights(tmp_path / "none")
 
 
