@@ -1,6 +1,6 @@
 """`serialize_keras_object`, `deserialize_keras_object`: configs of objects in Keras's format.
 
-A config never causes an import or runs code: it can only refer to published classes, and to those
+A config never causes an import or runs code. It can only refer to published classes, and to classes
 that the program registered or passed as ``custom_objects``.
 """
 
@@ -34,8 +34,8 @@ _BESIDE = ("accumulate_steps",)
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        #: How often each object was written, by id. The object is kept alive, so that no other
-        #: object gets its id.
+        #: Each written object with its number of times, by id. The reference keeps the object alive,
+        #: so that no other object gets its id.
         self.written: dict[int, tuple[Any, int]] | None = None
         #: The ids of objects to mark, because they occur more than once.
         self.marked: frozenset[int] = frozenset()
@@ -68,8 +68,8 @@ def serialize_keras_object(obj: Any) -> Any:
     Parameters
     ----------
     obj
-        An object with ``get_config`` (such as a layer, model, optimizer, loss or metric), a function,
-        an array, a number, a string, or a list, tuple or dict of these.
+        An object with ``get_config``, such as a layer, model, optimizer or metric, a function, an
+        array, a number, a string, or a nest of these.
 
     Raises
     ------

@@ -73,7 +73,7 @@ def test_history_is_plotted(tmp_path):
     assert [text.get_text() for text in figure.legends[0].texts] == ["training", "validation"]
     history.plot(["loss"]).savefig(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="there is no .'accuracy'"):
+    with pytest.raises(ValueError, match="found no .'accuracy'"):
         history.plot(["accuracy"])
 
 

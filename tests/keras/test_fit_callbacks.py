@@ -255,7 +255,7 @@ def test_what_is_monitored_says_itself_what_is_better():
         early = callbacks.EarlyStopping(monitor, restore_best_weights=True)
         fit = {"epochs": 1, "verbose": 0, "callbacks": [early], "validation_split": 0.5}
         if mode is None:
-            with pytest.raises(ValueError, match=f"monitor={monitor}, of which it is not known"):
+            with pytest.raises(ValueError, match=f"monitor={monitor}, whose direction is unknown"):
                 model.fit(ONES, ONES, **fit)
         else:
             model.fit(ONES, ONES, **fit)

@@ -159,7 +159,7 @@ WRONG = {
     "unknown metric": (compiled(metrics=["accurate"]), "unknown metric 'accurate'"),
     "several losses": (
         fitted(compile={"loss": ["mse", "mse"]}),
-        "the model has one output, but of loss there is 2 in a list",
+        "the model has one output, but loss has 2 in a list",
     ),
     "no batches at once": (compiled(accumulate_steps=0), "accumulate_steps must be at least 1"),
     "no steps": (compiled(steps_per_execution=0), "steps_per_execution must be at least 1"),
@@ -202,7 +202,7 @@ WRONG = {
     "nothing left": (fitted(validation_split=0.99), "not sufficient to split it"),
     "validation that ends": (
         fitted(epochs=2, validation_data=iter([(ONES, ONES)])),
-        "evaluate: the input has no batch, or is an iterator that has none left",
+        "evaluate: the input has no batch, or is an iterator at its end",
     ),
     "never validated": (fitted(validation_data=DATASET, validation_freq=0), "validation_freq"),
     "tuple": (
@@ -224,7 +224,7 @@ WRONG = {
     ),
     "several outputs": (
         pair,
-        r"the model has 2 outputs \(output_1, output_2\), but of y there is one",
+        r"the model has 2 outputs \(output_1, output_2\), but y has one",
     ),
     "verbose": (fitted(verbose=3), "verbose must be"),
 }

@@ -134,19 +134,19 @@ def test_targets_of_those_outputs_alone_that_have_a_loss():
     assert model.evaluate(X, [TARGETS], verbose=0) == expected
     assert model.evaluate(X, TARGETS, verbose=0) == expected
     model.compile("sgd", [None, None], metrics=[None, "mse"])
-    with pytest.raises(ValueError, match="of y there is one"):
+    with pytest.raises(ValueError, match="but y has one"):
         model.evaluate(X, TARGETS, verbose=0)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"y": TARGETS}, r"the model has 2 outputs \(kind, size\), but of y there is one"),
+        ({"y": TARGETS}, r"the model has 2 outputs \(kind, size\), but y has one"),
         ({"y": {"kind": CLASSES, "sise": TARGETS}}, r"y names \['sise'\]; the outputs are"),
         ({"loss": {"kind": "mse", "sise": "mse"}}, r"loss names \['sise'\]"),
-        ({"loss": ["mse"] * 3}, "of loss there is 3 in a list"),
-        ({"metrics": ["mae"]}, "of metrics there is 1 in a list"),
-        ({"loss_weights": 3.0}, "of loss_weights there is one"),
+        ({"loss": ["mse"] * 3}, "but loss has 3 in a list"),
+        ({"metrics": ["mae"]}, "but metrics has 1 in a list"),
+        ({"loss_weights": 3.0}, "but loss_weights has one"),
     ],
 )
 def test_what_does_not_fit_the_outputs(change, text):

@@ -494,5 +494,5 @@ def test_clone_model():
         (6, 4),
         (4,),
     ]
-    with pytest.raises(ValueError, match="are not known"):
+    with pytest.raises(ValueError, match="are unknown"):
         keras.models.clone_model(type("Own", (keras.Model,), {})(), clone_function=wider)

@@ -162,7 +162,7 @@ def test_activations():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: constraints.get("max"), "unknown constraint 'max'; there are .*max_norm"),
+        (lambda: constraints.get("max"), "unknown constraint 'max'; known names are .*max_norm"),
         (lambda: constraints.get(3), "3 is no constraint"),
         (lambda: constraints.get({"config": {}}), "describes no constraint"),
         (lambda: regularizers.get({"class_name": "L3", "config": {}}), "unknown regularizer 'L3'"),

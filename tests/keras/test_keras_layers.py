@@ -244,7 +244,10 @@ def test_incompatible_input_names_layer_and_shapes():
         (lambda: layers.Conv2D(2, 3, padding="full"), "'full'"),
         (lambda: layers.Conv2D(2, 3, data_format="channels_first"), "channels_first"),
         (lambda: layers.Dropout(1.0), r"rate.*1\.0"),
-        (lambda: layers.Dense(2, activation="rleu"), "unknown activation 'rleu'; there are .*relu"),
+        (
+            lambda: layers.Dense(2, activation="rleu"),
+            "unknown activation 'rleu'; known names are .*relu",
+        ),
         (lambda: layers.Dense(2, kernel_initializer="x"), "unknown initializer 'x'"),
         (lambda: layers.Dense(2, kernel_regularizer=3), "3 is no regularizer"),
         (lambda: layers.Reshape((-1, -1)), "at most one -1"),
@@ -621,7 +624,7 @@ def test_sequential_grows_and_shrinks():
     model.pop()
     assert model(X).shape == (4, 2)
     model.pop()
-    with pytest.raises(TypeError, match="no layer to take off"):
+    with pytest.raises(TypeError, match="no layer to remove"):
         model.pop()
 
 

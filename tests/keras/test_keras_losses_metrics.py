@@ -132,7 +132,7 @@ def test_labels_of_any_integer_type_and_shape():
     [
         (
             [0, 3, 4, 1, 2, 3],
-            r"label 4 at position \[2\] is out of range: with 4 classes .* 0 to 3",
+            r"label 4 at position \[2\] is out of range: with 4 classes, .* 0 to 3",
         ),
         ([0, 3, 1, 1, -1, 3], r"label -1 at position \[4\]"),
         ([0.0, 1.5, 0, 0, 0, 0], r"label 1.5 at position \[1\]"),

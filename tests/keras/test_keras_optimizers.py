@@ -275,7 +275,7 @@ def test_schedule_drives_the_steps():
         (lambda: schedules.ExponentialDecay(0.1, 0, 0.5), "decay_steps must be positive"),
         (lambda: optimizers.SGD(momentum=2), "momentum must be from 0 to 1, got 2"),
         (lambda: optimizers.Adam(beta_2=1.0), "beta_2"),
-        (lambda: optimizers.get("lion"), "unknown optimizer 'lion'; there are ada"),
+        (lambda: optimizers.get("lion"), "unknown optimizer 'lion'; known names are ada"),
         (lambda: optimizers.get(3), "3 is no optimizer"),
     ],
 )

@@ -96,7 +96,7 @@ def test_classes_along_another_axis():
     np.testing.assert_allclose(
         sparse(LABELS, CHANCES.T, axis=0).numpy(), sparse(LABELS, CHANCES).numpy(), rtol=1e-12
     )
-    with pytest.raises(ValueError, match="ignore_class=3 is not available"):
+    with pytest.raises(ValueError, match="ignore_class=3 is not supported"):
         sparse(LABELS, CHANCES, ignore_class=3)
 
 

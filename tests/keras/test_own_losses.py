@@ -253,9 +253,9 @@ def test_outputs_in_nests_weights_of_examples():
 @pytest.mark.parametrize(
     ("targets", "text"),
     [
-        ({"p": Y, "q": [Y]}, r"the model has 2 outputs \(q/b, q/c\), but of y there is 1 in a"),
+        ({"p": Y, "q": [Y]}, r"the model has 2 outputs \(q/b, q/c\), but y has 1 in a"),
         ({"p": Y, "r": [Y, Y]}, r"y names \['r'\]; the outputs are \['p', 'q'\]"),
-        ({"p": [Y, Y], "q": [Y, Y]}, "output 'p' is one tensor, but of y there is 2 in a"),
+        ({"p": [Y, Y], "q": [Y, Y]}, "output 'p' is one tensor, but y has a tuple of 2"),
     ],
 )
 def test_outputs_in_nests_targets_that_do_not_fit_are_named(targets, text):

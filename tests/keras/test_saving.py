@@ -466,7 +466,7 @@ def test_registered_classes_and_functions():
         keras.saving.deserialize_keras_object(stored, {"mean_of_squares": mean_of_squares})
         is mean_of_squares
     )
-    with pytest.raises(ValueError, match="files have no code"):
+    with pytest.raises(ValueError, match="files hold no code"):
         keras.saving.serialize_keras_object(lambda x: x)
     with pytest.raises(TypeError, match="get_config"):
         keras.saving.serialize_keras_object(object())

@@ -129,10 +129,10 @@ class BackupAndRestore(Callback):
     """Save the state of training, and resume from it after an interruption.
 
     The state is a checkpoint of the model, its optimizer, the position of training and, within an
-    epoch, its metrics. It is written completely or not at all. A program that is started again with
-    the same callback restores the state, and resumes after the last saved step. The earlier batches
-    of that epoch are read and skipped, so the input should have the same order (``shuffle=False``, or
-    a seed).
+    epoch, its metrics. A checkpoint is written completely or not at all. A program that is started
+    again with the same callback restores the state, and resumes after the last saved step. The
+    earlier batches of that epoch are read and skipped, so the input should have the same order
+    (``shuffle=False``, or a seed).
 
     Parameters
     ----------
