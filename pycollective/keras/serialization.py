@@ -1,7 +1,7 @@
 """`serialize_keras_object`, `deserialize_keras_object`: configs of objects in Keras's format.
 
-A config never causes an import or runs code. It can only refer to published classes, and to classes
-that the program registered or passed as ``custom_objects``.
+A config never causes an import or runs code. Its names can only refer to published classes, and to
+classes that the program registered or passed as ``custom_objects``.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_cifar10_is_downloaded_once(made, tmp_path, monkeypatch):
         (lambda files: b"no archive", "no archive of CIFAR-10"),
         (
             lambda files: packed({**files, "test_batch.bin": files["test_batch.bin"][:-1]}),
-            "records",
+            "a record's 3073 bytes",
         ),
         (lambda files: packed({**files, "test_batch.bin": b"\x0a" * 3073}), "label 10"),
         (lambda files: packed({"data_batch_1": b"\x80\x04."}), "lacks data_batch_1.bin.*pickles"),
@@ -261,7 +261,7 @@ def test_a_model_is_trained_on_pictures(pictures):
         ({"validation_split": 2.0, "subset": "both"}, "between 0 and 1"),
         ({"validation_split": 0.5, "subset": "test"}, "`subset` must be either"),
         ({"validation_split": 0.5, "subset": "both", "shuffle": True}, "provide a `seed`"),
-        ({"validation_split": 0.01, "subset": "both"}, "leaves a part empty"),
+        ({"validation_split": 0.01, "subset": "both"}, "makes an empty subset"),
         ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "Only one of"),
         ({"image_size": (0, 3)}, "image_size must be"),
         ({"data_format": "channels_first"}, "`data_format` must be one of"),
@@ -273,7 +273,7 @@ def test_wrong_arguments_for_pictures(pictures, options, message):
 
 
 def test_missing_and_damaged_pictures(pictures, tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="there is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "nowhere")
     with pytest.raises(DataError, match="No images found"):
         load(tmp_path / "cats" / "deep", class_names=[])
@@ -310,8 +310,8 @@ def test_split_dataset():
     [
         ({}, "At least one"),
         ({"left_size": 1.5}, "between 0 and 1"),
-        ({"left_size": 10}, "do not go into a dataset of 10"),
-        ({"left_size": 6, "right_size": 5}, "do not go into"),
+        ({"left_size": 10}, "do not fit into a dataset of 10"),
+        ({"left_size": 6, "right_size": 5}, "do not fit into"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes, message):

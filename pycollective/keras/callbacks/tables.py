@@ -14,7 +14,7 @@ Logs = dict[str, Any]
 
 
 class CSVLogger(Callback):
-    """Write the results of each epoch as a line of a file; of several workers, the chief writes.
+    """Write the results of each epoch as a line of a file; only the chief worker writes.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class TensorBoard(Callback):
 
     The callback needs the package tensorboard (``pip install 'pycollective[tensorboard]'``), but not
     TensorFlow. Each result of an epoch is a scalar ``epoch_<name>`` in the runs ``train`` and
-    ``validation``. Of several workers, the chief writes.
+    ``validation``. If there are several workers, the chief writes.
 
     Parameters
     ----------

@@ -201,7 +201,7 @@ def _read_folder(collection: Collection, folder: Path) -> tuple[Images, Images]:
 
 
 def _damaged(path: Path, what: str) -> DataError:
-    return DataError(f"{str(path)!r} {what}; delete it and get it anew")
+    return DataError(f"{str(path)!r} {what}; delete it and download it again")
 
 
 def _unpacked(path: Path) -> bytes:

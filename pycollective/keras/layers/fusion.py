@@ -77,7 +77,7 @@ class ConvReluPool:
         images = conv.checked(inputs)
         shape = images.array.shape
         if shape[1:] != self._fitting:
-            # These calls raise the error of the layer whose window does not fit.
+            # Raises the error of the layer whose window does not fit.
             pool.compute_output_shape(conv.compute_output_shape(shape))
             self._fitting = shape[1:]
         return conv2d_relu_max_pool(

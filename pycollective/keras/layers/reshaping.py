@@ -45,7 +45,7 @@ class Reshape(Layer):
     Parameters
     ----------
     target_shape
-        The new shape of an example. One length may be -1, and is computed from the others.
+        The new shape of an example. A length of -1, at most one, is computed from the others.
     """
 
     takes_one_tensor = True

@@ -78,8 +78,8 @@ class Loss:
     reduction
         The reduction of the examples' values.
     dtype
-        The dtype that predictions are converted to. By default, float16 and bfloat16 are converted
-        to ``floatx()``, and other dtypes are kept.
+        The dtype that predictions are converted to. The default converts float16 and bfloat16 to
+        ``floatx()``, and keeps other dtypes.
     """
 
     def __init__(

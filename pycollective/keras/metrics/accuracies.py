@@ -104,8 +104,8 @@ def sparse_top_k_categorical_accuracy(
 def accuracy_by_shape(y_true: Any, y_pred: Any) -> Tensor:
     """Return the accuracy of each example, of the kind that the shapes choose.
 
-    One prediction per example: `binary_accuracy`. One label for several predictions:
-    `sparse_categorical_accuracy`. Otherwise: `categorical_accuracy`.
+    The kind is `binary_accuracy` for one prediction per example, `sparse_categorical_accuracy` for
+    one label and several predictions per example, and `categorical_accuracy` otherwise.
     """
     true, predicted = as_tensor(y_true).shape, as_tensor(y_pred).shape
     if len(predicted) < 2 or predicted[-1] == 1:

@@ -116,7 +116,7 @@ def _column(yes: Array, values: Array, weights: Array, thresholds: Array) -> tup
     size = len(thresholds) + 1
     positive, all_of = [], []
     for kind in (yes, ~yes):
-        # Not bincount, because CuPy's waits for the device.
+        # CuPy's bincount would wait for the device.
         share = array_module(values).zeros(size, np.float64)
         scatter_add(share, below, (weights * kind).astype(np.float64))
         from_here = share[::-1].cumsum()[::-1]

@@ -89,21 +89,21 @@ def _clone(
 def _compiled_like(model: Model, clone: Any) -> Any:
     """Compile a clone like its model, with a new optimizer and new metrics, and return it."""
     if model.compiled and not clone.compiled:
-        arguments = {name: _anew(value) for name, value in model.compile_arguments.items()}
+        arguments = {name: _copied(value) for name, value in model.compile_arguments.items()}
         clone.compile(**arguments)
         if clone.optimizer is not None and clone.built:
             clone.optimizer.build(clone.trainable_variables)
     return clone
 
 
-def _anew(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Return an argument of `compile` with a copy of each optimizer and metric in it."""
     if isinstance(value, (Optimizer, Metric)):
         return type(value).from_config(value.get_config())
     if isinstance(value, Mapping):
-        return {key: _anew(item) for key, item in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_anew(item) for item in value]
+        return [_copied(item) for item in value]
     return value
 
 

@@ -133,8 +133,8 @@ class Compiled:
         """Return a replica's shares of the global batch's losses, times their weights.
 
         Weighted losses are divided by the number of examples, not by the sum of the weights, as in
-        Keras. Raise ``ValueError`` if ``y`` is missing or does not fit the outputs, or if the
-        examples have weights and the loss returns one number for all of them.
+        Keras. Raise ``ValueError`` if ``y`` is missing or does not fit the outputs. Also raise it if
+        examples have weights, but the loss returns one number for all of them.
         """
         if self.loss is None:
             return []

@@ -82,7 +82,7 @@ def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
             continue
         places, weights = _taps(result.shape[axis], size[axis], interpolation)
         shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
-        # One tap at a time, so that only the needed pixels are converted to float.
+        # The sum runs over single taps, so that only the needed pixels are converted to float.
         total = None
         for place, weight in zip(places.T, weights.T, strict=True):
             part = result.take(place, axis).astype(np.float32)
