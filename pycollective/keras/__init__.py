@@ -63,7 +63,7 @@ __all__ = [
     "utils",
 ]
 
-#: Where the names that are not modules come from; everything is imported when it is first used.
+#: The modules of the names that are not modules. All are imported at their first use.
 _ORIGIN = {
     "DTypePolicy": "policy",
     "Initializer": "initializers",

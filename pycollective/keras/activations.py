@@ -67,25 +67,25 @@ def exponential(x: Any) -> Tensor:
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.2) -> Tensor:
-    """Return ``x`` where it is positive, else ``negative_slope * x``."""
+    """Return ``x`` if positive, else ``negative_slope * x``."""
     return nn.leaky_relu(x, negative_slope)
 
 
 def relu(
     x: Any, negative_slope: float = 0.0, max_value: float | None = None, threshold: float = 0.0
 ) -> Tensor:
-    """Return ``max(x, 0)``, or a form of it.
+    """Return ``max(x, 0)``, with an optional slope, maximum and threshold.
 
     Parameters
     ----------
     x
         A floating-point tensor.
     negative_slope
-        Below the threshold the result is ``negative_slope * (x - threshold)``.
+        The slope below the threshold, where the result is ``negative_slope * (x - threshold)``.
     max_value
-        What is larger becomes this.
+        The largest result; None: no limit.
     threshold
-        Where the function begins to be ``x`` itself.
+        The smallest ``x`` for which the result is ``x``.
     """
     if not negative_slope and not threshold:
         if max_value is None:
@@ -101,19 +101,19 @@ _KNOWN: dict[str, Any] = {
     name: globals()[name] for name in __all__ if name not in ("deserialize", "get", "serialize")
 }
 _KIND = Kind("activation", _KNOWN, "a callable(tensor)")
-#: Functions of `pycollective.nn` that stand for one of these, which layers look for.
+#: Functions of other packages, with the activation that layers recognize in their place.
 _SAME = {nn.relu: relu, nn.leaky_relu: leaky_relu, ops.exp: exponential}
 _NAMES = {function: name for name, function in reversed(_KNOWN.items())}
 
 
 def serialize(activation: Any) -> Any:
-    """Return the name of an activation; of one that is not in this module, a dictionary."""
+    """Return the name of an activation of this module, or the config of another one."""
     name = _NAMES.get(activation)
     return _KIND.serialize(activation) if name is None else name
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the activation that `serialize` described: a function, or a layer."""
+    """Return the activation, a function or a layer, from the result of `serialize`."""
     if isinstance(config, Mapping) and "config" in config:
         name = config.get("class_name")
         if isinstance(name, str) and name != "function" and name not in _KNOWN:
@@ -122,12 +122,12 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 def get(identifier: Any) -> Callable[[Any], Any]:
-    """Return an activation: itself, one by its name (``"relu"``) or config, or `linear` for None.
+    """Return an activation, given as itself, a name such as ``"relu"``, a config or None (`linear`).
 
     Raises
     ------
     ValueError
-        For an unknown name, or what is neither a name, a config nor callable.
+        For an unknown name, and for a value that is neither a name, a config nor callable.
     """
     if identifier is None:
         return linear

@@ -1,4 +1,4 @@
-"""Settings that everything in `pycollective.keras` shares: the float type, and automatic names."""
+"""Global settings of `pycollective.keras`: the float dtype, epsilon and automatic names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _names_lock = threading.Lock()
 
 
 def floatx() -> str:
-    """Return the name of the dtype that layers, losses, metrics and optimizers use by default."""
+    """Return the name of the default dtype of layers, losses, metrics and optimizers."""
     return _floatx
 
 
 def set_floatx(value: Any) -> None:
-    """Set the default dtype: ``"float16"``, ``"float32"`` (at the start) or ``"float64"``.
+    """Set the default dtype: ``"float16"``, ``"float32"`` (the initial value) or ``"float64"``.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def set_epsilon(value: float) -> None:
 
 
 def unique_name(prefix: str) -> str:
-    """Return ``prefix``, then ``prefix_1``, ``prefix_2``, … ."""
+    """Return ``prefix`` at the first call, then ``prefix_1``, ``prefix_2``, … ."""
     with _names_lock:
         number = _names[prefix]
         _names[prefix] += 1
@@ -59,12 +59,12 @@ def unique_name(prefix: str) -> str:
 
 
 def name_of_class(cls: type) -> str:
-    """Return the name of a class in small letters, with ``_`` between its words."""
+    """Return the name of a class in snake case."""
     text = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", cls.__name__.lstrip("_"))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()
 
 
 def clear_session() -> None:
-    """Let automatic names begin again."""
+    """Restart the numbers of automatic names."""
     with _names_lock:
         _names.clear()

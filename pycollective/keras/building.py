@@ -1,4 +1,4 @@
-"""How objects that make variables late make them when replicas use them at the same time."""
+"""The scope in which objects make variables after their construction, also in replicas."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pycollective.distribute.context import created_once, current_mode
 
 
 def build_scope_of_new() -> Callable[[Any], AbstractContextManager[Any]]:
-    """Return the scope, a function of the object, in which an object made here is to be built.
+    """Return a function of an object that returns the scope in which to build the object.
 
-    An object that was made outside of the replicas is shared by them: whichever comes first builds
-    it for all. One that a replica made is its own, and every replica has one like it: they are
-    all built, and the strategy gives variables that are made at the same point to all of them.
+    Replicas share an object that was made outside of them: the first replica builds it for all. If
+    each replica made its own object, all objects are built, and the strategy joins the variables
+    that the replicas make at the same point.
     """
     mode = current_mode()
     if mode is None or mode.replica_context is None:

@@ -1,4 +1,4 @@
-"""Objects that are stored by their constructor's arguments, and the objects of one kind by name."""
+"""Configs of objects from their constructor's arguments, and lookup of objects by name."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ deserialize_any = deserialize_keras_object
 
 
 class Configured:
-    """Base of objects that are made again from the arguments of their constructor."""
+    """Base of objects whose config holds the constructor's arguments."""
 
-    #: The arguments, each of which is an attribute too.
+    #: The arguments in the config; each is an attribute too.
     _config_names: tuple[str, ...] = ()
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as values that JSON can hold."""
+        """Return the constructor's arguments as JSON values."""
         return {name: plain(getattr(self, name)) for name in self._config_names}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make an object of what `get_config` returned."""
+        """Make an object from the result of `get_config`."""
         return cls(**config)
 
 
 class Kind:
-    """The objects of one kind, such as losses, with the functions that a package of them exports.
+    """The objects of one kind, such as losses: the functions ``get``, ``serialize`` and so on.
 
-    ``known`` are its classes and functions by name; messages have the kind's ``name``, and in
-    ``needed`` a description of what may be given besides a name.
+    ``known`` holds the kind's classes and functions by name. ``name`` is the kind's name, and
+    ``needed`` describes the accepted values other than names; both are for messages.
     """
 
     def __init__(self, name: str, known: Mapping[str, Any], needed: str) -> None:
         self.name = name
         self.known = dict(known)
-        #: Functions that only descriptions name: `get` finds a class of the same kind instead.
+        #: Functions that only `deserialize` finds; for these names `get` finds a class.
         self.functions: dict[str, Any] = {}
         self.needed = needed
 
     def serialize(self, obj: Any) -> Any:
-        """Return an object, or a function, as a dictionary (None stays None)."""
+        """Return the config of an object or a function; None stays None."""
         return serialize_keras_object(obj)
 
     def deserialize(self, config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-        """Return the object or function that `serialize` described.
+        """Return the object or function from the result of `serialize`.
 
         Raises
         ------
@@ -63,12 +63,12 @@ class Kind:
         return deserialize(config, self.name, known, custom_objects)
 
     def get(self, identifier: Any) -> Any:
-        """Return an object: itself, or one by its name, its class or its dictionary; None for None.
+        """Return an object, given as itself, a name, a class or a config; None stays None.
 
         Raises
         ------
         ValueError
-            For an unknown name, or what is neither a name, a dictionary nor callable.
+            For an unknown name, and for a value that is neither a name, a config nor callable.
         """
         found = identifier
         if isinstance(identifier, str):
@@ -85,23 +85,23 @@ class Kind:
         Raises
         ------
         ValueError
-            If there is none; the message lists the names.
+            If the name is unknown; the message lists the known names.
         """
         found = self.known.get(name)
         if found is None:
             raise ValueError(
-                f"unknown {self.name} {name!r}; there are {', '.join(sorted(self.known))}"
+                f"unknown {self.name} {name!r}; known names are {', '.join(sorted(self.known))}"
             )
         return found
 
 
 def by_name(*classes: type) -> dict[str, Any]:
-    """Return classes by their names, also in small letters with ``_`` between the words."""
+    """Return classes by their names, and by their names in snake case."""
     return {name: cls for cls in classes for name in (cls.__name__, name_of_class(cls))}
 
 
 def plain(value: Any) -> Any:
-    """Return a number or an array as Keras's files hold it; anything else as it is."""
+    """Return a number or an array as in Keras's files; return any other value unchanged."""
     if isinstance(value, Tensor):
         value = value.numpy()
     if isinstance(value, np.ndarray) and value.ndim:
@@ -111,11 +111,11 @@ def plain(value: Any) -> Any:
 
 
 def array_or_number(value: Any) -> Any:
-    """Return what `plain` stands for; also a tensor of Keras's."""
+    """Return the number or array from the result of `plain`, or from a tensor of Keras."""
     if not isinstance(value, Mapping):
         return value
     if value.get("class_name") not in ("__numpy__", "__tensor__"):
-        raise ValueError(f"{value!r} stands for no number and no array")
+        raise ValueError(f"{value!r} is neither a number nor the config of an array")
     content = value["config"]
     return np.asarray(content["value"], as_dtype(content["dtype"]))
 
@@ -126,10 +126,10 @@ def deserialize(
     known: Mapping[str, Any],
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the object that a dictionary with ``class_name`` and ``config``, or a name, describes.
+    """Return the object of a name, or of a dict with ``class_name`` and ``config``.
 
-    ``known`` are the classes and functions of the kind by name. Registered ones, and
-    ``custom_objects``, come first. A name that is not known raises ValueError.
+    ``known`` holds the classes and functions of the kind by name; ``custom_objects`` and registered
+    objects take precedence. Raise ``ValueError`` for an unknown name.
     """
 
     def found(name: Any, registered: Any) -> Any:
@@ -139,7 +139,7 @@ def deserialize(
                 if custom is not None:
                     return custom
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(sorted(known))}")
+            raise ValueError(f"unknown {kind} {name!r}; known names are {', '.join(sorted(known))}")
         return known[name]
 
     if isinstance(config, str):

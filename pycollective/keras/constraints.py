@@ -1,4 +1,4 @@
-"""What weights are held to after each step, under the names of ``tf.keras.constraints``."""
+"""Constraints of weights, under the names of ``tf.keras.constraints``."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ __all__ = [
 
 
 class Constraint(Configured):
-    """Base class: one of your own overrides `__call__`.
+    """Base class of constraints; a subclass overrides `__call__`.
 
-    Optimizers call it after they have updated a variable, with the new value, and store what it
-    returns.
+    After the update of a variable, an optimizer calls the variable's constraint with the new value,
+    and stores the result.
     """
 
     def __call__(self, w: Any) -> Tensor:
-        """Return the weight as it shall be: the same shape and dtype."""
+        """Return the constrained weight, with the same shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} must override __call__()")
 
 
 class NonNeg(Constraint):
-    """Negative numbers become 0."""
+    """Replace negative elements by 0."""
 
     def __call__(self, w: Any) -> Tensor:
         return ops.maximum(as_tensor(w), 0)
 
 
 class _Norm(Constraint):
-    """Base of what scales each vector along ``axis`` to another Euclidean norm."""
+    """Base of constraints that scale each vector along ``axis`` to another Euclidean norm."""
 
     def __init__(self, axis: Any = 0) -> None:
         self.axis = axis
 
     def wanted(self, norms: Tensor) -> Tensor | float:
-        """Return the norms there shall be."""
+        """Return the norms to scale the vectors to."""
         raise NotImplementedError
 
     def __call__(self, w: Any) -> Tensor:
@@ -61,15 +61,15 @@ class _Norm(Constraint):
 
 
 class MaxNorm(_Norm):
-    """Vectors along ``axis`` that are longer than ``max_value`` are scaled down to it.
+    """Scale vectors along ``axis`` down to the norm ``max_value`` if they are longer.
 
     Parameters
     ----------
     max_value
         The largest Euclidean norm.
     axis
-        The axis, or axes, that a vector takes up: 0 for the inputs of each unit of `Dense`,
-        ``[0, 1, 2]`` for each filter of `Conv2D`.
+        The axis, or axes, of a vector: 0 for the inputs of each unit of `Dense`, ``[0, 1, 2]`` for
+        each filter of `Conv2D`.
     """
 
     _config_names = ("max_value", "axis")
@@ -83,7 +83,7 @@ class MaxNorm(_Norm):
 
 
 class UnitNorm(_Norm):
-    """Vectors along ``axis`` are scaled to norm 1."""
+    """Scale vectors along ``axis`` to norm 1."""
 
     _config_names = ("axis",)
 
@@ -92,14 +92,14 @@ class UnitNorm(_Norm):
 
 
 class MinMaxNorm(_Norm):
-    """The norms of vectors along ``axis`` are brought between two values.
+    """Scale vectors along ``axis`` so that their norms are between two values.
 
     Parameters
     ----------
     min_value, max_value
         The smallest and the largest norm.
     rate
-        How far a norm outside is moved towards them in each step; 1: all the way.
+        The fraction of the distance to this range that a norm is moved in each step; 1: all of it.
     axis
         As for `MaxNorm`.
     """

@@ -13,15 +13,15 @@ from pycollective.train.trackable import Trackable
 
 
 class CopiedByConfig(Trackable):
-    """Base of objects that are pickled and copied as their configs and the values of their variables.
+    """Base of objects that are pickled and copied by their config and their variables' values.
 
-    A copy has variables of its own. A pickled object is made again in the strategy whose scope it is
-    unpickled in; a copied one stays in the strategy of its variables.
+    A copy has its own variables. Unpickling makes an object in the current strategy; copying makes it
+    in the strategy of the original's variables.
     """
 
     def __reduce__(self) -> Any:
         stored, own = serialize_with_own(self)
-        # The class is there for its module alone: unpickling imports it, and so publishes its name.
+        # Unpickling the class imports its module, which registers the names in the config.
         module = None if type(self) in own.values() else type(self)
         return _rebuilt, (stored, own, contents_of(self), module)
 
@@ -40,7 +40,7 @@ class CopiedByConfig(Trackable):
 def _rebuilt(stored: Any, own: dict[str, Any], contents: Contents, _: type | None) -> Any:
     with sharing():
         made = deserialize_keras_object(stored, own)
-    # Variables that are made later, such as the slots of an optimizer, start with their values too.
+    # The restoration also covers variables that are made later, such as an optimizer's slots.
     restoration = Restoration(f"copy of {type(made).__name__}", contents)
     restoration.carry_out(restoration.plan(made, 0))
     return made

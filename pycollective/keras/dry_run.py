@@ -1,4 +1,4 @@
-"""`dry_run`: calls of layers that only find out shapes."""
+"""`dry_run`: calls of layers that only compute shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pycollective.tensor import Tensor, Variable
 
 
 class _Thread(threading.local):
-    #: In a dry run: the components of variables by their ids, each with the value to go back to.
+    #: In a dry run: the components of variables by id, each with the value to restore.
     kept: dict[int, tuple[Variable, Tensor]] | None = None
 
 
@@ -24,9 +24,9 @@ def in_dry_run() -> bool:
 
 @contextmanager
 def dry_run(variables: Iterable[Variable]) -> Iterator[None]:
-    """Undo what calls of layers inside the block assign to variables.
+    """Undo the assignments of layer calls inside the block.
 
-    Layers that are built inside the block go back to the values after their ``build``.
+    Variables of layers that are built inside the block are restored to their values after ``build``.
     """
     if in_dry_run():
         yield
@@ -38,12 +38,12 @@ def dry_run(variables: Iterable[Variable]) -> Iterator[None]:
     finally:
         kept, _thread.kept = _thread.kept, None
         for variable, value in kept.values():
-            # The value is still there: variables copy what somebody holds before they write.
+            # The saved value is unchanged, because a variable copies a shared value before a write.
             variable._tensor = value
 
 
 def keep_values(variables: Iterable[Variable]) -> None:
-    """Make the present values those that a `dry_run` goes back to."""
+    """Make the current values those that the enclosing `dry_run` restores."""
     if _thread.kept is None:
         return
     for variable in variables:

@@ -1,4 +1,4 @@
-"""Where weights start, under the names of ``tf.keras.initializers``.
+"""Initializers of weights, under the names of ``tf.keras.initializers``.
 
 Random numbers are drawn in float64 and rounded, so that a seed gives the same weights in every
 dtype, up to rounding.
@@ -61,10 +61,10 @@ Shape = tuple[int, ...]
 
 
 class Initializer(Configured):
-    """Base class: one of your own overrides `values`."""
+    """Base class of initializers; a subclass overrides `values`."""
 
     def __call__(self, shape: Any, dtype: Any = None) -> Tensor:
-        """Return the values to start from, for a shape; the dtype is by default ``floatx()``."""
+        """Return the initial values for a shape; the default dtype is ``floatx()``."""
         sizes = tuple(int(n) for n in shape)
         return Tensor(
             np.asarray(self.values(sizes)).astype(as_dtype(floatx() if dtype is None else dtype))
@@ -75,7 +75,7 @@ class Initializer(Configured):
         raise NotImplementedError(f"{type(self).__name__} must override values()")
 
     def clone(self) -> Any:
-        """Return another one like it."""
+        """Return a copy of the initializer."""
         return self.from_config(self.get_config())
 
 
@@ -124,12 +124,12 @@ class Identity(Initializer):
 
 
 class _Random(Initializer):
-    """Base of what draws; with a seed each call gives the same values, as in Keras 3."""
+    """Base of random initializers; with a seed, each call gives the same values, as in Keras 3."""
 
     _config_names: tuple[str, ...] = ("seed",)
 
     def __init__(self, seed: Any = None) -> None:
-        # Keras stores a generator, where one was given as the seed, as an object of its own.
+        # Keras stores a generator that was given as the seed as a nested config.
         self.seed: int | None = seed["config"]["seed"] if isinstance(seed, Mapping) else seed
 
     def _generator(self) -> np.random.Generator:
@@ -158,7 +158,7 @@ class TruncatedNormal(RandomNormal):
 
 
 class RandomUniform(_Random):
-    """Values that are equally likely from ``minval`` to ``maxval``."""
+    """Uniformly distributed values from ``minval`` to ``maxval``."""
 
     _config_names = ("minval", "maxval", "seed")
 
@@ -174,10 +174,10 @@ class RandomUniform(_Random):
 
 
 class Orthogonal(_Random):
-    """Orthogonal columns (or rows, of which there are fewer), each of norm ``gain``.
+    """A matrix with orthogonal columns, or rows if it has fewer rows, each of norm ``gain``.
 
-    They are those of a matrix of normally distributed numbers (Saxe et al., 2014); all axes but the
-    last count as rows.
+    The matrix is the orthogonal factor of a matrix of normally distributed numbers (Saxe et al.,
+    2014). All axes except the last count as rows.
     """
 
     _config_names = ("gain", "seed")
@@ -206,7 +206,7 @@ class VarianceScaling(_Random):
     Parameters
     ----------
     scale
-        What is divided.
+        The numerator of the variance.
     mode
         ``"fan_in"``, ``"fan_out"`` or ``"fan_avg"``.
     distribution
@@ -215,8 +215,8 @@ class VarianceScaling(_Random):
     seed
         With a seed each call gives the same values.
     input_axes, output_axes
-        Which axes of the shape are inputs and outputs. By default the last but one and the last,
-        each times the axes before (of a window).
+        The axes of inputs and of outputs. The defaults are the second-to-last and the last axis; the
+        size of each is multiplied by the axes of the window.
     """
 
     _config_names: tuple[str, ...] = ("scale", "mode", "distribution", "seed")
@@ -258,19 +258,19 @@ class VarianceScaling(_Random):
             return generator.uniform(-limit, limit, shape)
         if self.distribution == "untruncated_normal":
             return generator.normal(0.0, math.sqrt(variance), shape)
-        # What is cut off beyond two standard deviations is missing from the variance.
+        # Truncation at two standard deviations reduces the variance; this factor compensates.
         stddev = math.sqrt(variance) / 0.87962566103423978
         return stddev * truncated(generator, shape)
 
     def get_config(self) -> dict[str, Any]:
-        # Older releases of Keras 3 do not know the axes, and refuse what they do not know.
+        # Older releases of Keras 3 raise an error for these arguments, so defaults are not stored.
         axes = {"input_axes": self.input_axes, "output_axes": self.output_axes}
         given = {name: list(value) for name, value in axes.items() if value is not None}
         return {**super().get_config(), **given}
 
 
 class _Scaled(VarianceScaling):
-    """Base of those that only choose `VarianceScaling`'s arguments."""
+    """Base of initializers with fixed arguments of `VarianceScaling`."""
 
     _config_names: tuple[str, ...] = ("seed",)
     _choice: tuple[float, str, str]
@@ -321,7 +321,7 @@ class LecunNormal(_Scaled):
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """Return how many inputs an output of these weights has, and how many outputs an input."""
+    """Return the fan-in (inputs of one output) and the fan-out (outputs of one input)."""
     if len(shape) < 2:
         size = shape[0] if shape else 1
         return size, size
@@ -365,12 +365,12 @@ deserialize = _KIND.deserialize
 
 
 def get(identifier: Any) -> Callable[..., Any] | None:
-    """Return an initializer: itself, one by its name (``"glorot_uniform"``) or config, or an array.
+    """Return an initializer, given as itself, a name such as ``"zeros"``, a config or an array.
 
     Raises
     ------
     ValueError
-        For an unknown name, or what is neither a name, a config, an array nor callable.
+        For an unknown name, and for a value that is neither a name, a config, an array nor callable.
     """
     if isinstance(identifier, (np.ndarray, Tensor)):
         return Constant(identifier)

@@ -1,4 +1,4 @@
-"""Half precision where it is fast, float32 where it matters; names of ``tf.keras.mixed_precision``."""
+"""Mixed precision, under the names of ``tf.keras.mixed_precision``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`DTypePolicy`: in which type layers compute, and in which their variables are."""
+"""`DTypePolicy`: the compute dtype and the variable dtype of layers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MIXED = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 @public("keras")
 class DTypePolicy:
-    """In which type a layer computes, and in which its variables are.
+    """The compute dtype and the variable dtype of a layer.
 
     Parameters
     ----------
     name
-        ``"mixed_float16"`` or ``"mixed_bfloat16"``: computed in half precision, from float32
-        variables. Otherwise the type of both; by default ``floatx()``.
+        ``"mixed_float16"`` or ``"mixed_bfloat16"``, which compute in half precision from float32
+        variables, or the name of one dtype for both. The default is ``floatx()``.
 
     Raises
     ------
@@ -46,26 +46,26 @@ class DTypePolicy:
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the policy."""
         return self._name
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """What is computed in."""
+        """The dtype of computations."""
         return self._compute
 
     @property
     def variable_dtype(self) -> np.dtype[Any]:
-        """That of the variables."""
+        """The dtype of variables."""
         return self._variable
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
+        """Return the constructor's arguments."""
         return {"name": self._name}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DTypePolicy:
-        """Return the policy that `get_config` described."""
+        """Return the policy from the result of `get_config`."""
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
@@ -82,18 +82,18 @@ _global: DTypePolicy | None = None
 
 
 def dtype_policy() -> DTypePolicy:
-    """Return the policy of layers that are given none: at first the type ``floatx()``."""
+    """Return the global policy, the default of new layers; initially, it is ``floatx()``."""
     return DTypePolicy() if _global is None else _global
 
 
 def set_dtype_policy(policy: Any) -> None:
-    """Set the policy of layers that are made from now on, and are given none; None: the first one."""
+    """Set the global policy, the default of new layers; None restores the initial policy."""
     global _global
     _global = None if policy is None else policy_of(policy)
 
 
 def policy_of(value: Any) -> DTypePolicy:
-    """Return a policy: itself, the global one for None, or one by its name or dictionary."""
+    """Return a policy, given as itself, a name, a config or None (the global policy)."""
     if isinstance(value, DTypePolicy):
         return value
     if isinstance(value, Mapping):

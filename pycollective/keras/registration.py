@@ -1,7 +1,7 @@
-"""Classes and functions by the names that Keras's files have for them: the package's and a program's.
+"""The registry of classes and functions by their names in Keras's files.
 
-A package publishes its classes and functions here, so that this module, and those that read and
-write files, import none of them.
+Packages publish their classes and functions here. So this module, and the modules that read and
+write files, need not import those packages.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-#: Modules of Keras whose functions are stored by their names alone.
+#: Modules of Keras whose functions files store by name alone.
 _FUNCTIONS = ("keras.activations", "keras.losses", "keras.metrics")
-#: What the package publishes, by Keras's module and name.
+#: The published classes and functions, by Keras's module and name.
 _public: dict[tuple[str, str], Any] = {}
-#: Module, name and registered name that files have for a published class.
+#: The module, name and registered name of a published class in files.
 _stored: dict[Any, tuple[str, str, str | None]] = {}
 
 
 def public(module: str, *aliases: str, registered: bool = False) -> Callable[[_T], _T]:
-    """Return a decorator that publishes a class by its own name, and by aliases, in a module of Keras.
+    """Return a decorator that publishes a class by its name and aliases in a module of Keras.
 
-    Files have the first module under which a class is published. With ``registered`` they also have the
-    class's name as its registered name.
+    Files store the first module that a class is published in. With ``registered``, they also store
+    the class's name as its registered name.
     """
 
     def decorate(target: Any) -> Any:
@@ -55,7 +55,7 @@ def public(module: str, *aliases: str, registered: bool = False) -> Callable[[_T
 
 
 def publish(module: str, members: Mapping[str, Any], names: Any) -> None:
-    """Publish those classes and functions among ``members`` that have one of these names."""
+    """Publish the classes and functions of ``members`` that have one of these names."""
     for name in names:
         member = members[name]
         if isinstance(member, type) and hasattr(member, "from_config"):
@@ -65,16 +65,16 @@ def publish(module: str, members: Mapping[str, Any], names: Any) -> None:
 
 
 def name_of(cls: type) -> tuple[str, str, str | None] | None:
-    """Return module, name and registered name of a published class in files, or None."""
+    """Return the module, name and registered name of a published class in files, or None."""
     return _stored.get(cls)
 
 
 def class_named(module: str, name: str) -> Any:
-    """Return the published class that a file names, or None.
+    """Return the published class of this name in files, or None.
 
-    Only what a package publishes is found: a file cannot name anything else.
+    A file cannot refer to classes that no package has published.
     """
-    # Some versions of Keras name the private module that defines a class.
+    # Some versions of Keras store the private module that defines a class.
     found = _public.get((module, name))
     if found is None and module.startswith("keras.src."):
         found = _public.get(("keras", name))
@@ -82,7 +82,7 @@ def class_named(module: str, name: str) -> Any:
 
 
 def function_named(module: str | None, name: str) -> Any:
-    """Return the published function that a file names, or None."""
+    """Return the published function of this name in files, or None."""
     for each in _FUNCTIONS if module == "builtins" else (module,):
         found = _public.get((each, name)) if each in _FUNCTIONS else None
         if isinstance(found, FunctionType):
@@ -105,12 +105,12 @@ _scopes = _Scopes()
 def register_keras_serializable(
     package: str = "Custom", name: str | None = None
 ) -> Callable[[_T], _T]:
-    """Return a decorator by which a class or function can be loaded from files.
+    """Return a decorator that registers a class or function for loading from files.
 
     Parameters
     ----------
     package, name
-        Files have it under ``package>name``; by default its own name.
+        The parts of the registered name ``package>name``; the default name is the object's name.
 
     Raises
     ------
@@ -132,17 +132,17 @@ def register_keras_serializable(
 
 
 def get_custom_objects() -> dict[str, Any]:
-    """Return what is registered, by name; changes count."""
+    """Return the registered objects by name; changes of this dict change the registry."""
     return _registered
 
 
 def custom_objects() -> dict[str, Any]:
-    """Return what files may name besides our own classes: registered, and of scopes in force."""
+    """Return the registered objects, and those of the current scopes, by name."""
     return {**_registered, **_scopes.objects}
 
 
 def get_registered_name(obj: Any) -> str:
-    """Return the name under which a class or function is registered, else its own."""
+    """Return the registered name of a class or function, or else its own name."""
     try:
         found = _names.get(obj)
     except TypeError:
@@ -155,14 +155,14 @@ def get_registered_object(
     custom_objects: Mapping[str, Any] | None = None,
     module_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return what a name stands for, or None.
+    """Return the class or function of a name in files, or None.
 
     Parameters
     ----------
     name
-        As files have it.
+        The name in files.
     custom_objects, module_objects
-        Where to look after the scopes in force and what is registered.
+        Further objects by name; current scopes and registered objects take precedence.
     """
     for known in (_scopes.objects, _registered, custom_objects or {}, module_objects or {}):
         if name in known:
@@ -171,12 +171,12 @@ def get_registered_object(
 
 
 class CustomObjectScope:
-    """A block in which files may name further classes and functions.
+    """A block in which files may refer to further classes and functions.
 
     Parameters
     ----------
     custom_objects
-        Them by name.
+        The classes and functions by name.
     """
 
     def __init__(self, custom_objects: Mapping[str, Any] | None) -> None:
@@ -184,7 +184,7 @@ class CustomObjectScope:
         self._outside: list[Mapping[str, Any]] = []
 
     def __enter__(self) -> CustomObjectScope:
-        """Let the names count."""
+        """Add the objects to the current scope."""
         self._outside.append(_scopes.objects)
         _scopes.objects = {**_scopes.objects, **self.custom_objects}
         return self
@@ -195,7 +195,7 @@ class CustomObjectScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let what counted before count again."""
+        """Restore the previous scope."""
         _scopes.objects = self._outside.pop()
 
 

@@ -1,4 +1,4 @@
-"""Penalties on weights, under the names of ``tf.keras.regularizers``."""
+"""Regularizers of weights, under the names of ``tf.keras.regularizers``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 
 
 class Regularizer(Configured):
-    """Base class: one of your own overrides `__call__`."""
+    """Base class of regularizers; a subclass overrides `__call__`."""
 
     def __call__(self, x: Any) -> Tensor:
-        """Return the penalty for a weight: a scalar."""
+        """Return the loss of a weight, a scalar."""
         raise NotImplementedError(f"{type(self).__name__} must override __call__()")
 
     def get_config(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class OrthogonalRegularizer(Regularizer):
 
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> L1L2:
-    """Return `L1L2` with the default factors of ``tf.keras``; those of Keras 3 are 0."""
+    """Return `L1L2` with the default factors of ``tf.keras``; Keras 3's defaults are 0."""
     return L1L2(l1, l2)
 
 
@@ -141,12 +141,12 @@ deserialize = _KIND.deserialize
 
 
 def get(identifier: Any) -> Any:
-    """Return a regularizer: itself, or one by its name (``"l2"``) or config.
+    """Return a regularizer, given as itself, a name such as ``"l2"``, a config or None.
 
     Raises
     ------
     ValueError
-        For an unknown name, or what is neither a name, a config nor callable.
+        For an unknown name, and for a value that is neither a name, a config nor callable.
     """
     found = _KIND.get(identifier)
     return l1_l2() if found is l1_l2 else found

@@ -1,7 +1,7 @@
-"""`serialize_keras_object`, `deserialize_keras_object`: objects as dictionaries, as Keras has them.
+"""`serialize_keras_object`, `deserialize_keras_object`: configs of objects in Keras's format.
 
-Nothing that a dictionary says is imported or run: classes are ours, or those that the program has
-registered or given as ``custom_objects``.
+A config never causes an import or runs code. Its names can only refer to published classes, and to
+classes that the program registered or passed as ``custom_objects``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from pycollective.keras.registration import (
 from pycollective.tensor import Tensor
 
 _PLAIN = (str, int, float, bool)
-#: What Keras's `compile` does not take stands beside what it does, where Keras does not look.
+#: Arguments that Keras's `compile` lacks are stored under a key of their own, which Keras ignores.
 _COMPILE_BESIDE = "pycollective_compile_config"
 _BESIDE = ("accumulate_steps",)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        #: How often each object was written so far. It is kept: an id says nothing without it.
+        #: Each written object with its number of times, by id. The reference keeps the object alive,
+        #: so that no other object gets its id.
         self.written: dict[int, tuple[Any, int]] | None = None
-        #: The ids of objects that are to be marked as occurring more than once.
+        #: The ids of objects to mark, because they occur more than once.
         self.marked: frozenset[int] = frozenset()
-        #: Inside of `serialize_with_own`, the program's own classes and functions, by their names.
+        #: In `serialize_with_own`: the program's own classes and functions, by name.
         self.own: dict[str, Any] | None = None
-        #: Inside of `sharing`, objects that were read, by their marks.
+        #: In `sharing`: the objects that were read, by their marks.
         self.read: dict[Any, Any] | None = None
         self.safe_mode: bool | None = None
 
@@ -50,7 +51,7 @@ _thread = _Thread()
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let objects that are marked as one and the same in a block become one object."""
+    """Read configs with the same mark as one shared object, inside the block."""
     before, _thread.read = _thread.read, {}
     try:
         yield
@@ -62,20 +63,20 @@ def sharing() -> Iterator[None]:
 
 
 def serialize_keras_object(obj: Any) -> Any:
-    """Return an object as what JSON can hold.
+    """Return an object as a JSON value.
 
     Parameters
     ----------
     obj
-        Layers, models, optimizers, losses, metrics, initializers, … : what has ``get_config``;
-        functions, arrays, numbers, texts, and lists, tuples and dicts of these.
+        An object with ``get_config``, such as a layer, model, optimizer or metric, a function, an
+        array, a number, a string, or a nest of these.
 
     Raises
     ------
     TypeError
-        If it has no ``get_config``.
+        If an object has no ``get_config``.
     ValueError
-        For a lambda: its code cannot be stored.
+        For a lambda, whose code cannot be stored.
     """
     if obj is None or isinstance(obj, _PLAIN):
         return obj
@@ -89,7 +90,7 @@ def serialize_keras_object(obj: Any) -> Any:
 
 
 def _special(obj: Any) -> Any:
-    """Return values that have a form of their own, or None."""
+    """Return the config of a value of a special type, such as bytes, or None."""
     if isinstance(obj, bytes):
         return _named("__bytes__", {"value": obj.decode()})
     if isinstance(obj, slice):
@@ -119,7 +120,7 @@ def _named(name: str, config: dict[str, Any]) -> dict[str, Any]:
 def stored_symbol(
     tensor: KerasTensor, operation: str, node_index: int, tensor_index: int
 ) -> dict[str, Any]:
-    """Return a symbolic tensor as a dictionary: a result of a call of a named layer."""
+    """Return the config of a symbolic tensor: the layer's name, its call, and the result's index."""
     return _named(
         "__keras_tensor__",
         {
@@ -136,8 +137,8 @@ def _object(obj: Any) -> dict[str, Any]:
         name = _name_of_own(obj)
         if name == "<lambda>":
             raise ValueError(
-                f"{obj!r} cannot be stored: files have no code in them. Give it a name with def, and "
-                "register it with @keras.saving.register_keras_serializable()"
+                f"{obj!r} cannot be stored, because files hold no code. Define a function with def, "
+                "and register it with @keras.saving.register_keras_serializable()"
             )
         return {
             "module": "builtins",
@@ -185,23 +186,22 @@ def _object(obj: Any) -> dict[str, Any]:
 
 
 def _name_of_own(obj: Any) -> str:
-    """Return the name by which a dictionary refers to a class or function of the program."""
+    """Return the name of a class or function of the program in configs."""
     if _thread.own is None:
         return get_registered_name(obj)
     for name, known in _thread.own.items():
         if known is obj:
             return name
-    # The number keeps apart what has the same name in two modules.
+    # The number distinguishes objects of the same name from two modules.
     name = f"{len(_thread.own)}>{obj.__name__}"
     _thread.own[name] = obj
     return name
 
 
 def serialize_with_own(obj: Any) -> tuple[Any, dict[str, Any]]:
-    """Return an object as `serialize_shared`, and the ``custom_objects`` that reading it needs.
+    """Return the result of `serialize_shared`, and the ``custom_objects`` for reading it.
 
-    The dictionary is for this program only, so that functions need no registration, and may be
-    lambdas.
+    The config is for this program only, so that functions need no registration and may be lambdas.
     """
     before, _thread.own = _thread.own, {}
     try:
@@ -211,7 +211,7 @@ def serialize_with_own(obj: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def serialize_shared(obj: Any) -> Any:
-    """Return an object as `serialize_keras_object`, with marks at parts that occur more than once."""
+    """Return the config of an object, with marks at parts that occur more than once."""
     before = _thread.written, _thread.marked
     _thread.written = {}
     try:
@@ -229,7 +229,7 @@ def serialize_shared(obj: Any) -> Any:
 
 
 class StoredSymbol:
-    """A symbolic tensor in a dictionary: which result of which call of which layer."""
+    """The config of a symbolic tensor: the layer's name, the call's index, the result's index."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.history = config.get("keras_history")
@@ -238,24 +238,24 @@ class StoredSymbol:
 def deserialize_keras_object(
     config: Any, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> Any:
-    """Return the object that `serialize_keras_object` described, here or in Keras.
+    """Return the object of a config from `serialize_keras_object`, of this package or of Keras.
 
     Parameters
     ----------
     config
-        What it returned.
+        The config.
     custom_objects
-        Classes and functions of one's own, by name.
+        Custom classes and functions, by name.
     safe_mode
-        Whether a lambda is refused for its risk. Code in files is never run here, so that it is
-        refused in any case.
+        Accepted for compatibility with Keras: a lambda is an error in any case, because code in files
+        is never run.
 
     Raises
     ------
     TypeError
-        If a class or function is unknown, or cannot be made of its config.
+        If a class or function is unknown, or cannot be made from its config.
     ValueError
-        For a lambda, and what else a class refuses.
+        For a lambda, and for settings that a class rejects.
     """
     if _thread.safe_mode is not None:
         safe_mode = _thread.safe_mode
@@ -309,7 +309,7 @@ def _special_of(name: str, inner: Mapping[str, Any]) -> Any:
         return value if name == "__numpy__" else Tensor(value)
     if name == "__lambda__":
         raise _lambda_refused("a Python lambda")
-    raise TypeError(f"Could not parse config: there is no {name!r} here")
+    raise TypeError(f"Could not parse config: {name!r} is not supported")
 
 
 def _lambda_refused(what: str) -> ValueError:
@@ -367,8 +367,8 @@ def _instance(config: Mapping[str, Any], name: str, inner: Mapping[str, Any]) ->
         instance = cls.from_config(dict(inner))
     except TypeError as error:
         raise TypeError(
-            f"{name} {inner.get('name', '')!r} could not be made of its config: {error}. Parts that "
-            "are objects (layers, models, …) must be deserialized by the class's `from_config()`"
+            f"{name} {inner.get('name', '')!r} could not be made from its config: {error}. The "
+            "class's `from_config()` must deserialize parts that are objects (layers, models, …)"
         ) from error
     build = config.get("build_config")
     if build and not getattr(instance, "built", True) and hasattr(instance, "build_from_config"):
@@ -383,7 +383,7 @@ def _instance(config: Mapping[str, Any], name: str, inner: Mapping[str, Any]) ->
 
 
 def _class(config: Mapping[str, Any], name: str) -> Any:
-    # Some versions of Keras write "" for a class that is not registered.
+    # Some versions of Keras store "" as the registered name of an unregistered class.
     module, registered = config.get("module"), config.get("registered_name") or None
     found = class_named(module, name) if isinstance(module, str) else None
     if found is not None and registered in (None, name):

@@ -120,7 +120,7 @@ def test_wrong_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(DataError, match="absent"):
         mnist.load_data(tmp_path / "absent")
     monkeypatch.setenv("PYCOLLECTIVE_DATA", str(tmp_path / "absent"))
-    with pytest.raises(DataError, match=r"PYCOLLECTIVE_DATA names .*absent"):
+    with pytest.raises(DataError, match=r"PYCOLLECTIVE_DATA is .*absent"):
         mnist.load_data()
 
 
@@ -168,7 +168,7 @@ def damaged(tmp_path: Path, name: str, data: bytes) -> str:
     with pytest.raises(DataError) as raised:
         mnist.load_data(tmp_path)
     assert name in str(raised.value)
-    assert "anew" in str(raised.value)
+    assert "again" in str(raised.value)
     return str(raised.value)
 
 

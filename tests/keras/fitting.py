@@ -6,7 +6,7 @@ import numpy as np
 
 from pycollective import distribute, keras
 
-#: One of every kind and size, made anew by each call; the first is what the others must equal.
+#: Functions that make a strategy of each type and size. The first gives the expected results.
 STRATEGIES = {
     "default": distribute.get_strategy,
     "one device": lambda: distribute.OneDeviceStrategy("cpu:0"),
@@ -16,7 +16,7 @@ STRATEGIES = {
     "mirrored 4": lambda: mirrored(4),
     "central storage 2": lambda: distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]),
 }
-#: 21 examples: batches of 8 end with one of 5, and batches of 4 with one of 1.
+#: 21 examples, so that the last batch of 8 has 5 examples, and the last batch of 4 has 1.
 RANDOM = np.random.default_rng(5)
 X = RANDOM.standard_normal((21, 3))
 LABELS = RANDOM.integers(0, 4, 21)
@@ -29,7 +29,7 @@ def mirrored(replicas):
 
 
 def dense(outputs, dtype=None, seed=1):
-    """Return two dense layers with penalties, and weights that do not depend on the strategy."""
+    """Return two dense layers with regularizers, and weights that are equal in every strategy."""
     random = np.random.default_rng(seed)
     layers = [
         keras.layers.Dense(5, "relu", input_shape=(3,), kernel_regularizer="l2", dtype=dtype),
@@ -41,7 +41,7 @@ def dense(outputs, dtype=None, seed=1):
 
 
 def linear(weight=0.0, **compiled):
-    """Return a compiled model of one number."""
+    """Return a compiled model with a single weight."""
     model = keras.Sequential([keras.layers.Dense(1, input_shape=(1,), use_bias=False)])
     model.set_weights([[[weight]]])
     model.compile(**{"optimizer": "sgd", "loss": "mse", **compiled})

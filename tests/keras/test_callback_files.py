@@ -1,4 +1,4 @@
-"""Callbacks that write files, go on after an interruption, or lower the learning rate."""
+"""Callbacks that write files, resume training, or reduce the learning rate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pycollective.keras import callbacks
 ONES = np.ones((8, 1), np.float32)
 
 
-# Tables and pictures ------------------------------------------------------------------------------
+# Tables and plots ---------------------------------------------------------------------------------
 
 
-def test_csv_logger(tmp_path):
+def test_csv_logger_writes_one_line_per_epoch(tmp_path):
     path = tmp_path / "log.csv"
     model = linear(metrics=["mae"])
     for append in False, True:
@@ -44,7 +44,7 @@ def test_csv_logger(tmp_path):
     assert float(rows[3]["val_loss"]) == logs["val_loss"][0]
 
 
-def test_a_plot_without_matplotlib(monkeypatch):
+def test_history_plot_without_matplotlib_raises_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     history = callbacks.History()
     history.on_epoch_end(0, {"loss": 1.0})
@@ -52,7 +52,7 @@ def test_a_plot_without_matplotlib(monkeypatch):
         history.plot()
 
 
-def test_history_is_plotted(tmp_path):
+def test_history_plot_draws_the_results(tmp_path):
     pytest.importorskip("matplotlib")
     history = linear(metrics=["mae"]).fit(
         ONES,
@@ -73,11 +73,11 @@ def test_history_is_plotted(tmp_path):
     assert [text.get_text() for text in figure.legends[0].texts] == ["training", "validation"]
     history.plot(["loss"]).savefig(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="there is no .'accuracy'"):
+    with pytest.raises(ValueError, match="found no .'accuracy'"):
         history.plot(["accuracy"])
 
 
-def test_of_several_workers_the_chief_writes(tmp_path, monkeypatch):
+def test_csv_logger_only_the_chief_worker_writes(tmp_path, monkeypatch):
     model = linear()
     monkeypatch.setattr(model.distribute_strategy.extended, "should_save_summary", False)
     log = callbacks.CSVLogger(tmp_path / "log.csv")
@@ -93,7 +93,7 @@ class Interrupted(Exception):
 
 
 class Interrupts(callbacks.Callback):
-    """Raises in an epoch (None: never) once a batch is done; notes what it hears of."""
+    """Records epochs and batches, and raises after a batch of an epoch (None: never)."""
 
     def __init__(self, epoch, batch=1):
         super().__init__()
@@ -110,7 +110,7 @@ class Interrupts(callbacks.Callback):
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2", "central storage 2"])
-def test_training_goes_on_where_it_was_interrupted(name, tmp_path):
+def test_backup_interrupted_training_resumes_at_the_epoch(name, tmp_path):
     def model():
         with STRATEGIES[name]().scope():
             made = dense(2)
@@ -140,7 +140,7 @@ ANSWERS = (TARGETS > 0).astype(np.float32)
 
 
 class Batches:
-    """5 batches of 21 examples, whose number nobody knows."""
+    """5 batches of 21 examples, without a length."""
 
     def __iter__(self):
         return ((X[i : i + 5], ANSWERS[i : i + 5]) for i in range(0, 21, 5))
@@ -163,7 +163,7 @@ def answered(model, kind, *more):
     ("name", "together", "kind"),
     [("default", 1, "arrays"), ("mirrored 2", 1, "batches"), ("mirrored 2", 2, "arrays")],
 )
-def test_an_epoch_goes_on_where_it_was_interrupted(name, together, kind, tmp_path):
+def test_backup_interrupted_epoch_resumes_at_the_batch(name, together, kind, tmp_path):
     compiled = {"steps_per_execution": together}
     straight, again = answering(name, **compiled), answering(name, **compiled)
     expected = answered(straight, kind).history
@@ -187,7 +187,7 @@ def test_an_epoch_goes_on_where_it_was_interrupted(name, together, kind, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["arrays", "batches"])
-def test_behind_the_last_batch_the_next_epoch_begins(kind, tmp_path):
+def test_backup_interrupted_after_last_batch_resumes_with_next_epoch(kind, tmp_path):
     backup = {"backup_dir": tmp_path / "backup", "save_freq": 5}
     with pytest.raises(Interrupted):
         answered(answering("default"), kind, callbacks.BackupAndRestore(**backup), Interrupts(0, 4))
@@ -195,14 +195,14 @@ def test_behind_the_last_batch_the_next_epoch_begins(kind, tmp_path):
     answered(straight, kind)
     watch = Interrupts(None)
     logs = answered(again, kind, callbacks.BackupAndRestore(**backup), watch).history
-    # How many batches an epoch has is not known in the first one.
+    # In the first epoch the number of batches is unknown, so training cannot know that it ended.
     assert watch.epochs == ([1, 2, 3] if kind == "arrays" else [0, 1, 2, 3])
     assert len(watch.batches) == 15 and len(logs["loss"]) == 3
     for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-5)
 
 
-def test_a_signal_saves_before_it_ends_training(tmp_path):
+def test_backup_sigterm_saves_then_exits(tmp_path):
     backup = {
         "backup_dir": tmp_path / "backup",
         "save_freq": None,
@@ -234,8 +234,8 @@ def test_a_signal_saves_before_it_ends_training(tmp_path):
         callbacks.BackupAndRestore(tmp_path, save_freq=None)
 
 
-def test_a_signal_behind_the_last_step_ends_training_too(tmp_path):
-    """What the program does with the model has to wait until it is started again."""
+def test_backup_sigterm_after_last_step_exits(tmp_path):
+    """The program must not use the model before it is restarted."""
     backup = {"backup_dir": tmp_path / "backup", "save_before_preemption": True}
 
     def fit(model, *more):
@@ -251,7 +251,7 @@ def test_a_signal_behind_the_last_step_ends_training_too(tmp_path):
         with pytest.raises(SystemExit) as ended:
             fit(model, callbacks.LambdaCallback(on_train_end=told))
         assert ended.value.code == 42
-        told(None)  # an exit has its status, whatever more signals come
+        told(None)  # a further signal does not change the exit code
     finally:
         signal.signal(signal.SIGTERM, before)
     assert int(model.optimizer.iterations) == 20
@@ -262,8 +262,8 @@ def test_a_signal_behind_the_last_step_ends_training_too(tmp_path):
     assert not (tmp_path / "backup").exists()
 
 
-def test_a_signal_that_training_did_not_answer_is_not_lost(tmp_path):
-    """It goes to whoever was to get it before, who gets all signals again."""
+def test_backup_unhandled_sigterm_reaches_the_previous_handler(tmp_path):
+    """The previous handler gets this signal and all later ones."""
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 
@@ -283,7 +283,7 @@ def test_a_signal_that_training_did_not_answer_is_not_lost(tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_backups_after_batches(tmp_path):
+def test_backup_save_freq_number_saves_after_batches(tmp_path):
     backup = callbacks.BackupAndRestore(
         tmp_path, save_freq=2, double_checkpoint=True, delete_checkpoint=False
     )
@@ -302,7 +302,7 @@ def test_backups_after_batches(tmp_path):
             callbacks.BackupAndRestore(tmp_path, wrong)
 
 
-def test_whole_models_are_saved(tmp_path):
+def test_model_checkpoint_saves_whole_models(tmp_path):
     pytest.importorskip("h5py")
     with mirrored(2).scope():
         model = dense(2)
@@ -326,11 +326,11 @@ def test_whole_models_are_saved(tmp_path):
         np.testing.assert_array_equal(found, right)
 
 
-# The course of training ---------------------------------------------------------------------------
+# Monitored values ---------------------------------------------------------------------------------
 
 
 class Says(callbacks.Callback):
-    """Puts numbers into the logs, one for each epoch."""
+    """Sets a given value in the logs of each epoch."""
 
     def __init__(self, values):
         super().__init__()
@@ -340,14 +340,14 @@ class Says(callbacks.Callback):
         logs["said"] = self.values[epoch]
 
 
-def test_reduce_on_plateau(capsys):
+def test_reduce_on_plateau_lowers_the_learning_rate(capsys):
     values = [5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     plateau = callbacks.ReduceLROnPlateau(
         "said", factor=0.5, patience=2, cooldown=3, min_lr=0.3, verbose=1, mode="min"
     )
     model = linear(optimizer=keras.optimizers.SGD(1.0))
     logs = model.fit(ONES, ONES, epochs=9, verbose=0, callbacks=[Says(values), plateau]).history
-    # Two epochs as good as the second; three are let pass, but for the last, which counts again.
+    # Two epochs equal the second one, then the cooldown covers three, the last of which counts.
     assert logs["learning_rate"] == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.3])
     assert "Epoch 4: ReduceLROnPlateau reducing learning rate to 0.5." in capsys.readouterr().out
     with pytest.raises(ValueError, match="does not support a factor >= 1.0"):
@@ -357,7 +357,7 @@ def test_reduce_on_plateau(capsys):
         model.fit(ONES, ONES, verbose=0, callbacks=[lacking])
 
 
-def test_terminate_by_an_error():
+def test_terminate_on_nan_raise_error_raises():
     model = linear(weight=1e30)
     stop = callbacks.TerminateOnNaN(raise_error=True)
     with (

@@ -26,7 +26,7 @@ def squares(y_true, y_pred):
 
 
 class Own(keras.Model):
-    """A model whose constructor takes nothing."""
+    """A model whose constructor takes no arguments."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def train(model):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [sequential, functional, Own])
 @pytest.mark.parametrize("loss", ["mse", squares])
-def test_models_in_training_go_on_alike_after_a_copy(way, make, loss):
+def test_copied_model_continues_training_like_the_original(way, make, loss):
     model = make()
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["mae"])
     train(model)
@@ -81,7 +81,7 @@ def test_models_in_training_go_on_alike_after_a_copy(way, make, loss):
     assert int(other.optimizer.iterations) == 4
 
 
-def test_models_that_are_not_compiled_or_built_can_be_copied():
+def test_copy_uncompiled_or_unbuilt_model_works():
     for model in (sequential(), keras.Sequential([layers.Dense(2)])):
         other = copy.deepcopy(model)
         assert not other.compiled and len(other.weights) == len(model.weights)
@@ -111,7 +111,7 @@ def test_deepcopy_keeps_shared_layers_shared():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_layers_can_be_copied(way):
+def test_copied_layer_gives_equal_outputs(way):
     layer = layers.Dense(2, kernel_regularizer="l2", name="d")
     assert not WAYS[way](layer).built
     layer(X)
@@ -121,7 +121,7 @@ def test_layers_can_be_copied(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_optimizers_go_on_alike_after_a_copy(way):
+def test_copied_optimizer_continues_like_the_original(way):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     optimizer, start = keras.optimizers.Adam(schedule), np.float32([1.0, 2.0])
     weight = Variable(start, name="w")
@@ -149,7 +149,7 @@ def test_metrics_keep_their_sums_in_a_copy(way, make):
     assert float(other.result()) != 0
 
 
-def test_deepcopy_stays_in_the_strategy_and_pickle_goes_to_the_present_one():
+def test_deepcopy_keeps_the_strategy_and_unpickling_uses_the_current_one():
     with mirrored(2).scope():
         model = sequential()
         model.compile("adam", "mse")
@@ -170,7 +170,7 @@ def test_deepcopy_stays_in_the_strategy_and_pickle_goes_to_the_present_one():
 
 
 @pytest.mark.parametrize("make", [sequential, functional, Own])
-def test_clone_of_a_compiled_model_is_compiled_and_begins_anew(make):
+def test_clone_compiled_model_is_compiled_with_reset_state(make):
     model = make()
     optimizer = keras.optimizers.Adam(0.01)
     model.compile(
@@ -188,5 +188,5 @@ def test_clone_of_a_compiled_model_is_compiled_and_begins_anew(make):
     assert (int(clone.optimizer.iterations), int(optimizer.iterations)) == (2, 2)
 
 
-def test_clone_of_a_model_that_is_not_compiled_is_none_either():
+def test_clone_uncompiled_model_is_not_compiled():
     assert not keras.models.clone_model(sequential()).compiled

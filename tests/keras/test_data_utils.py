@@ -1,4 +1,4 @@
-"""Folders of pictures, CIFAR-10, parts of data sets."""
+"""CIFAR-10, folders of images, parts of data sets, drawings of models."""
 
 import hashlib
 import io
@@ -39,7 +39,7 @@ def packed(files, folder="cifar-10-batches-bin/"):
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Return the arrays of a small CIFAR-10, and its files; there is no data, and no network."""
+    """Return the arrays and files of a small CIFAR-10, without a cache or a network."""
     monkeypatch.delenv("PYCOLLECTIVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -111,13 +111,13 @@ def test_cifar10_is_downloaded_once(made, tmp_path, monkeypatch):
         (lambda files: b"no archive", "no archive of CIFAR-10"),
         (
             lambda files: packed({**files, "test_batch.bin": files["test_batch.bin"][:-1]}),
-            "records",
+            "a record's 3073 bytes",
         ),
         (lambda files: packed({**files, "test_batch.bin": b"\x0a" * 3073}), "label 10"),
         (lambda files: packed({"data_batch_1": b"\x80\x04."}), "lacks data_batch_1.bin.*pickles"),
     ],
 )
-def test_wrong_archives_of_cifar10(made, tmp_path, change, message):
+def test_cifar10_wrong_archive_raises_data_error(made, tmp_path, change, message):
     _, files = made
     path = tmp_path / "x.tar.gz"
     path.write_bytes(change(files))
@@ -125,7 +125,7 @@ def test_wrong_archives_of_cifar10(made, tmp_path, change, message):
         cifar10.load_data(path)
 
 
-def test_wrong_places_of_cifar10(made, tmp_path):
+def test_cifar10_wrong_path_raises_data_error(made, tmp_path):
     with pytest.raises(DataError, match="no files of CIFAR-10 at"):
         cifar10.load_data(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(b"")
@@ -133,14 +133,14 @@ def test_wrong_places_of_cifar10(made, tmp_path):
         cifar10.load_data(tmp_path)
 
 
-# Pictures -----------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 Image = pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Return a folder of pictures, each of one brightness, and that of each class."""
+    """Return a folder of uniform images, and the brightness of each class."""
     levels = {"cats": [10, 20, 30], "dogs": [110, 120], "eels": [210]}
     for name, values in levels.items():
         (tmp_path / name / "deep").mkdir(parents=True)
@@ -157,7 +157,7 @@ def load(folder, **options):
     return keras.utils.image_dataset_from_directory(folder, **options)
 
 
-def test_images_and_inferred_labels(pictures, capsys):
+def test_image_dataset_inferred_labels_are_the_folders(pictures, capsys):
     dataset = load(pictures, batch_size=4, verbose=True)
     assert capsys.readouterr().out == "Found 6 files belonging to 3 classes.\n"
     assert dataset.class_names == ["cats", "dogs", "eels"] and len(dataset.file_paths) == 6
@@ -169,7 +169,7 @@ def test_images_and_inferred_labels(pictures, capsys):
     assert x[:, 2, 3, 1].tolist() == [10, 30, 20, 110, 120, 210]
 
 
-def test_kinds_of_labels_and_colours(pictures):
+def test_image_dataset_label_modes_and_color_modes(pictures):
     def first(**options):
         return next(iter(load(pictures, **options)))
 
@@ -187,13 +187,13 @@ def test_kinds_of_labels_and_colours(pictures):
 
 
 def ramps(height, width):
-    """Return a picture of two slopes, down and across."""
+    """Return an image of two linear ramps, vertical and horizontal."""
     down, across = np.mgrid[:height, :width].astype(np.float32)
     return np.stack([down, across], -1)
 
 
-def test_sizes_of_pictures():
-    """What interpolates keeps straight slopes, but for the border, where pixels end."""
+def test_image_dataset_image_size_resizes_linearly():
+    """Interpolation preserves linear ramps, except at the border."""
     picture = ramps(12, 10)
     for name, border in (("bilinear", 1), ("bicubic", 2), ("lanczos3", 3), ("lanczos5", 5)):
         for height, width in ((24, 25), (9, 4), (12, 7)):
@@ -206,7 +206,7 @@ def test_sizes_of_pictures():
                 (across >= border - 1) & (across <= 10 - border),
             )
             expected = np.stack(np.broadcast_arrays(down[:, None], across), -1)[inside]
-            # Lanczos's weights keep them only nearly.
+            # Lanczos weights preserve ramps only approximately.
             slack = 0.15 if name.startswith("lanczos") else 1e-5
             np.testing.assert_allclose(found[inside], expected, atol=slack)
     blocks = resized(picture, (4, 5), "area")
@@ -218,7 +218,7 @@ def test_sizes_of_pictures():
     np.testing.assert_array_equal(resized(picture, (12, 10), "bilinear"), picture)
 
 
-def test_proportions_of_pictures():
+def test_image_dataset_aspect_ratio_options_crop_or_pad():
     picture = ramps(12, 10) + 1
     np.testing.assert_array_equal(cropped(picture, (4, 4)), picture[1:11])
     np.testing.assert_array_equal(cropped(picture, (6, 2)), picture[:, 3:7])
@@ -229,7 +229,7 @@ def test_proportions_of_pictures():
     assert (padded(picture, (1, 30), "nearest") != 0).sum() == 2
 
 
-def test_parts_do_not_overlap_and_come_again(pictures):
+def test_image_dataset_subsets_are_disjoint_and_repeatable(pictures):
     options = {"validation_split": 0.34, "seed": 3, "shuffle": True}
     train, held_out = load(pictures, subset="both", **options)
     assert sorted(train.file_paths + held_out.file_paths) == sorted(load(pictures).file_paths)
@@ -239,7 +239,7 @@ def test_parts_do_not_overlap_and_come_again(pictures):
     assert labels == {"cde".index(path[len(str(pictures)) + 1]) for path in held_out.file_paths}
 
 
-def test_a_model_is_trained_on_pictures(pictures):
+def test_image_dataset_trains_a_model(pictures):
     model = keras.Sequential(
         [keras.Input((5, 7, 3)), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")]
     )
@@ -261,19 +261,19 @@ def test_a_model_is_trained_on_pictures(pictures):
         ({"validation_split": 2.0, "subset": "both"}, "between 0 and 1"),
         ({"validation_split": 0.5, "subset": "test"}, "`subset` must be either"),
         ({"validation_split": 0.5, "subset": "both", "shuffle": True}, "provide a `seed`"),
-        ({"validation_split": 0.01, "subset": "both"}, "leaves a part empty"),
+        ({"validation_split": 0.01, "subset": "both"}, "makes an empty subset"),
         ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "Only one of"),
         ({"image_size": (0, 3)}, "image_size must be"),
         ({"data_format": "channels_first"}, "`data_format` must be one of"),
     ],
 )
-def test_wrong_arguments_for_pictures(pictures, options, message):
+def test_image_dataset_wrong_arguments_raise_value_error(pictures, options, message):
     with pytest.raises(ValueError, match=message):
         load(pictures, **options)
 
 
-def test_missing_and_damaged_pictures(pictures, tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="there is no folder"):
+def test_image_dataset_missing_or_damaged_files_raise_data_error(pictures, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "nowhere")
     with pytest.raises(DataError, match="No images found"):
         load(tmp_path / "cats" / "deep", class_names=[])
@@ -292,7 +292,7 @@ def numbers(dataset):
     return [int(value) for value in dataset]
 
 
-def test_split_dataset():
+def test_split_dataset_returns_both_parts():
     for given in (np.arange(10), Dataset.range(10)):
         left, right = keras.utils.split_dataset(given, left_size=0.7)
         assert numbers(left) == list(range(7)) and numbers(right) == [7, 8, 9]
@@ -310,16 +310,16 @@ def test_split_dataset():
     [
         ({}, "At least one"),
         ({"left_size": 1.5}, "between 0 and 1"),
-        ({"left_size": 10}, "do not go into a dataset of 10"),
-        ({"left_size": 6, "right_size": 5}, "do not go into"),
+        ({"left_size": 10}, "do not fit into a dataset of 10"),
+        ({"left_size": 6, "right_size": 5}, "do not fit into"),
     ],
 )
-def test_sizes_that_do_not_fit(sizes, message):
+def test_split_dataset_wrong_sizes_raise_value_error(sizes, message):
     with pytest.raises(ValueError, match=message):
         keras.utils.split_dataset(np.arange(10), **sizes)
 
 
-# Pictures of models -------------------------------------------------------------------------------
+# Drawings of models -------------------------------------------------------------------------------
 
 
 def branched():
@@ -375,7 +375,7 @@ def shared():
 
 @pytest.mark.parametrize("make", [residual, shared, branched])
 @pytest.mark.parametrize("rankdir", ["TB", "LR"])
-def test_plot_model_lines_pass_beside_the_boxes(tmp_path, monkeypatch, make, rankdir):
+def test_plot_model_lines_do_not_cross_boxes(tmp_path, monkeypatch, make, rankdir):
     import xml.etree.ElementTree
 
     monkeypatch.setenv("PATH", "")

@@ -1,7 +1,7 @@
-"""Every layer and every loss against finite differences in float64, by inputs and by weights.
+"""Gradients of every layer and loss, by inputs and weights, against finite differences in float64.
 
-The classes are found, not listed, and made as in `test_zero_rows`. A derivative is compared along a
-random direction, in which each number takes part.
+The classes are collected from the package and made as in `test_zero_rows`. Each derivative is
+compared along a random direction, which includes every element.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pycollective.tensor import GradientTape, Tensor, ops
 
 STEP = 1e-6
 DIRECTIONS = 1
-#: Arguments that make more of a layer take part, by their names.
+#: Arguments that enable more of a layer, by name.
 MORE = {
     "activation": "tanh",
     "activity_regularizer": "l2",
@@ -32,12 +32,12 @@ MORE = {
     "max_value": 0.9,
     "negative_slope": 0.1,
 }
-#: The same, for what has a window.
+#: More such arguments, for layers with a window.
 WINDOW = {"strides": 2, "padding": "same"}
 
 
 def check(function, sources, gradients, random):
-    """Compare gradients with differences of a function of arrays; None stands for zeros."""
+    """Compare gradients with finite differences of a function of arrays; None is a zero gradient."""
     for k, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
         found = np.zeros_like(source) if gradient is None else gradient.numpy()
         assert found.shape == source.shape and found.dtype == source.dtype
@@ -68,13 +68,13 @@ def options_of(cls, full):
 def inputs_of(shape, random):
     if isinstance(shape, list):
         return [inputs_of(one, random) for one in shape]
-    # Both signs, and rows 0 to 3 of a table.
+    # Values of both signs, which as integers are the rows 0 to 3 of an embedding.
     return Tensor(4.9 * random.random((3, *shape)) - 0.95)
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["plain", "full"])
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
-def test_layers(cls, full):
+def test_layer_gradients_equal_finite_differences(cls, full):
     random = np.random.default_rng(4)
     options = options_of(cls, full)
 
@@ -96,7 +96,7 @@ def check_layer(make_layer, x, random):
     upstream = random.standard_normal(outputs.shape)
 
     def made(values):
-        # Anew for each call, so that those that draw numbers draw the same ones.
+        # A new layer for each call, so that random layers draw the same numbers.
         layer = make_layer()
         layer.build(nest.map_structure(lambda t: t.shape, x))
         layer.set_weights(values)
@@ -128,13 +128,13 @@ def check_layer(make_layer, x, random):
     check(function, [t.numpy() for t in flat] + [values[i] for i in trained], gradients, random)
 
 
-#: What makes more of a loss take part.
+#: Arguments that enable more of a loss.
 LOSS_OPTIONS = {"from_logits": True, "label_smoothing": 0.1, "delta": 0.3}
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["plain", "full"])
 @pytest.mark.parametrize("cls", exported(losses, losses.Loss), ids=lambda c: c.__name__)
-def test_losses(cls, full):
+def test_loss_gradients_equal_finite_differences(cls, full):
     names = inspect.signature(cls).parameters
     options = {name: v for name, v in LOSS_OPTIONS.items() if full and name in names}
     if "dtype" in names:

@@ -1,4 +1,4 @@
-"""Training gives the same numbers under every strategy, and those of Keras."""
+"""Training gives equal results under every strategy, and the results of Keras."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cross_entropy(**settings):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings)
 
 
-#: Targets, and arguments of `compile` and `fit`.
+#: Targets, and the arguments of `compile` and `fit`.
 CASES = {
     "mean": lambda: (TARGETS, {"loss": "mse", "metrics": ["mae"]}, {}),
     "weights": lambda: (
@@ -58,7 +58,7 @@ CASES = {
 
 
 def trained(name, case):
-    """Return all that training under a strategy gives."""
+    """Return all results of training under a strategy."""
     dtype = keras.backend.floatx()
     y, compiled, fit = CASES[case]()
     y = y.astype(dtype) if y.dtype.kind == "f" else y
@@ -66,12 +66,12 @@ def trained(name, case):
     with STRATEGIES[name]().scope():
         model = dense(2 if y.ndim == 2 else 4)
         model.compile(**{"optimizer": keras.optimizers.SGD(0.05, momentum=0.9), **compiled})
-    keras.utils.set_random_seed(3)  # of the order
+    keras.utils.set_random_seed(3)  # for the order of examples
     history = model.fit(x, y, **{"batch_size": 8, "epochs": 2, "verbose": 0, **fit})
     found = {**history.history, **dict(enumerate(model.get_weights()))}
     found["evaluate"] = model.evaluate(x, y, batch_size=4, verbose=0)
     found["predict"] = model.predict(x, batch_size=4, verbose=0)
-    # One example: all replicas but one have none.
+    # With one example, only one replica has an example.
     found["train one"] = model.train_on_batch(x[:1], y[:1])
     found["test one"] = model.test_on_batch(x[:1], y[:1])
     found["predict one"] = model.predict_on_batch(x[:1])
@@ -80,7 +80,7 @@ def trained(name, case):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", MANY)
-def test_all_strategies_give_the_numbers_of_one_device(name, case, precision):
+def test_fit_every_strategy_equals_one_device(name, case, precision):
     expected, found = trained("default", case), trained(name, case)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -90,8 +90,8 @@ def test_all_strategies_give_the_numbers_of_one_device(name, case, precision):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_numbers_are_those_of_keras(name):
-    """As printed by tensorflow 2.21 for one device: batches of 4, 4 and 2, weights, an L2 penalty."""
+def test_fit_results_equal_those_of_keras(name):
+    """Expected values from TensorFlow 2.21 on one device: batches of 4, 4 and 2, weights, L2."""
     x = np.arange(10.0, dtype=np.float32).reshape(10, 1)
     y = 2 * x + 1
     with STRATEGIES[name]().scope():
@@ -132,14 +132,14 @@ def test_the_numbers_are_those_of_keras(name):
     assert history is model.history
     np.testing.assert_allclose(model.get_weights()[0], [[1.0155043601989746]], rtol=1e-5)
     np.testing.assert_allclose(model.get_weights()[1], [0.16876627504825592], rtol=1e-5)
-    # One step after the other, each with the numbers of its own batch.
+    # Single steps, each with the results of its own batch.
     losses = [model.train_on_batch(x, y, return_dict=True)["loss"], model.train_on_batch(x, y)[0]]
     np.testing.assert_allclose(losses, [35.782291412353516, 31.77377700805664], rtol=1e-5)
     np.testing.assert_allclose(model.test_on_batch(x, y)[0], 28.22150230407715, rtol=1e-5)
 
 
-def test_a_ragged_batch_weighs_each_example_the_same():
-    """3 examples for 2 replicas: not the mean of the replicas' means, as TensorFlow has it."""
+def test_fit_uneven_batch_weights_examples_equally():
+    """3 examples on 2 replicas: not the mean of the replicas' means, unlike TensorFlow."""
     with mirrored(2).scope():
         model = linear()
     x = np.ones((3, 1), np.float32)
@@ -150,7 +150,7 @@ def test_a_ragged_batch_weighs_each_example_the_same():
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_sums_and_weights_are_those_of_the_formulas(name):
+def test_fit_sum_reduction_and_weights_follow_the_formulas(name):
     y = np.array([[1], [0], [1], [1], [0]], np.float32)
     weights = np.array([1, 2, 3, 4, 5], np.float32)
     with STRATEGIES[name]().scope():
@@ -158,7 +158,7 @@ def test_sums_and_weights_are_those_of_the_formulas(name):
         summed.optimizer.learning_rate = 0.0
         weighted = linear(2.0, weighted_metrics=["mae"])
     squares = (2 - y.ravel()) ** 2
-    # Each batch with its number of examples, as Keras does.
+    # As in Keras, each batch is weighted by its number of examples.
     expected = (4 * squares[:4].sum() + squares[4:].sum()) / 5
     x = np.ones((5, 1), np.float32)
     logs = summed.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
@@ -185,14 +185,14 @@ def batches(x, y, size, kind):
 
 @pytest.mark.parametrize("kind", ["dataset", "distributed dataset", "generator", "creator"])
 @pytest.mark.parametrize("name", ["default", "mirrored 1", "mirrored 3"])
-def test_every_kind_of_input(name, kind):
+def test_fit_every_input_type_gives_equal_results(name, kind):
     x, y = X.astype(np.float32), TARGETS.astype(np.float32)
     with STRATEGIES[name]().scope():
         expected, model = dense(2), dense(2)
         expected.compile("sgd", "mse")
         model.compile("sgd", "mse")
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        # A DatasetCreator's batches are those of a replica.
+        # The batches of a DatasetCreator are per replica, not global.
         given = batches(x, y, 8 if kind != "creator" else 9 // replicas, kind)
     size = 8 if kind != "creator" else 9
     a = expected.fit(x, y, batch_size=size, shuffle=False, verbose=0).history
@@ -208,8 +208,8 @@ def test_every_kind_of_input(name, kind):
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2", "mirrored 3"])
-def test_an_iterator_goes_on_where_it_was_left(name):
-    """What is made ready ahead is not lost: who goes on with it gets the next batch."""
+def test_fit_iterator_next_reader_gets_the_next_batch(name):
+    """Prefetching does not consume batches: the iterator's next reader gets the next batch."""
     taken = []
 
     def numbers():
@@ -246,7 +246,7 @@ class TwoInputs(keras.Model):
 
 
 class WithOwnSteps(TwoInputs):
-    """Steps of one's own, with several outputs, metrics as attributes, and what is not reported."""
+    """A model with overridden steps, several outputs, metrics as attributes, and unreported values."""
 
     def __init__(self):
         super().__init__()
@@ -273,7 +273,7 @@ class WithOwnSteps(TwoInputs):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_steps_of_ones_own(name):
+def test_fit_overridden_steps_are_called(name):
     strategy = STRATEGIES[name]()
     with strategy.scope():
         model = WithOwnSteps()
@@ -282,7 +282,7 @@ def test_steps_of_ones_own(name):
     a, b = np.arange(5, dtype=np.float32)[:, None], np.full((5, 1), 2, np.float32)
     y = np.ones((5, 1), np.float32)
     logs = model.fit((a, b), y, batch_size=3, shuffle=False, verbose=0, epochs=2).history
-    # The last batch, [3, 4]: what the steps return is added up, metrics are of all replicas.
+    # The last batch is [3, 4]: results of steps are summed, metrics cover all replicas.
     assert logs["seen"] == [5, 5]
     assert logs["replicas"] == [strategy.num_replicas_in_sync] * 2
     w = 1.0
@@ -299,7 +299,7 @@ def test_steps_of_ones_own(name):
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_predictions_keep_their_structure(name):
+def test_predict_nested_outputs_keep_their_structure(name):
     with STRATEGIES[name]().scope():
         model = TwoInputs()
     a = np.arange(5, dtype=np.float32)[:, None]
@@ -309,7 +309,7 @@ def test_predictions_keep_their_structure(name):
 
 
 class KerasGuide(keras.Model):
-    """The step of the guide "Customizing what happens in fit()"."""
+    """The `train_step` of Keras's guide "Customizing what happens in fit()"."""
 
     def __init__(self):
         super().__init__()
@@ -334,7 +334,7 @@ class KerasGuide(keras.Model):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_step_of_the_keras_guide(name):
+def test_fit_train_step_of_the_keras_guide_works(name):
     with STRATEGIES[name]().scope():
         model = KerasGuide()
         model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
@@ -343,8 +343,8 @@ def test_the_step_of_the_keras_guide(name):
     assert logs == {"loss": [pytest.approx(6)], "mae": [pytest.approx(2)]}
 
 
-def test_what_each_replica_gets():
-    """As in TensorFlow's tests: 100 examples in batches of 16 for 2 replicas."""
+def test_fit_batch_is_divided_among_replicas():
+    """As in TensorFlow's tests, 100 examples in batches of 16 on 2 replicas."""
     rows = [[], []]
 
     class Counts(keras.Model):
@@ -363,7 +363,7 @@ def test_what_each_replica_gets():
 
 
 @pytest.mark.parametrize("saved, restored", [("default", "mirrored 2"), ("mirrored 3", "default")])
-def test_a_checkpoint_of_a_compiled_model_has_its_optimizer(saved, restored, tmp_path):
+def test_checkpoint_compiled_model_includes_the_optimizer(saved, restored, tmp_path):
     x, y = X.astype(np.float32), TARGETS.astype(np.float32)
     with STRATEGIES[saved]().scope():
         model = dense(2)
@@ -381,15 +381,15 @@ def test_a_checkpoint_of_a_compiled_model_has_its_optimizer(saved, restored, tmp
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
-def test_steps_of_an_epoch():
+def test_fit_steps_per_epoch_continues_at_the_next_batch():
     model = linear(optimizer=keras.optimizers.SGD(0.0))
     x = np.ones((6, 1), np.float32)
     y = np.arange(6, dtype=np.float32)[:, None]
     forever = tf.data.Dataset.from_tensor_slices((x, y)).batch(1).repeat()
-    # An epoch goes on where the last one stopped.
+    # An epoch continues at the batch after the previous epoch's last.
     logs = model.fit(forever, steps_per_epoch=4, epochs=3, verbose=0).history
     np.testing.assert_allclose(logs["loss"], [14 / 4, (16 + 25 + 0 + 1) / 4, (4 + 9 + 16 + 25) / 4])
-    # A whole pass begins anew each time; validation does too.
+    # An epoch of the whole dataset starts at the first batch, and so does validation.
     whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
     logs = model.fit(
         whole,
@@ -407,7 +407,7 @@ def test_steps_of_an_epoch():
     assert model.predict(forever, steps=7, verbose=0).shape == (7, 1)
 
 
-def test_too_few_batches_are_said():
+def test_fit_too_few_batches_warns():
     model = linear()
     x = np.ones((5, 1), np.float32)
     with pytest.warns(UserWarning, match=r"Your input ran out of data.*step 4 of 4"):
@@ -418,7 +418,7 @@ def test_too_few_batches_are_said():
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_a_loss_that_is_no_number_is_reported_with_its_step(name):
+def test_fit_loss_not_finite_warns_with_the_step(name):
     with STRATEGIES[name]().scope():
         model = linear()
         twice = linear(steps_per_execution=2)
@@ -431,7 +431,7 @@ def test_a_loss_that_is_no_number_is_reported_with_its_step(name):
         twice.fit(x, x, batch_size=2, shuffle=False, verbose=0)
 
 
-def test_arrays_are_shuffled_anew_for_each_epoch():
+def test_fit_arrays_are_shuffled_in_each_epoch():
     seen = []
 
     class Sees(keras.Model):
@@ -451,8 +451,8 @@ def test_arrays_are_shuffled_anew_for_each_epoch():
     assert seen[3:] == [[0, 1, 2, 3, 4, 5]] * 3
 
 
-def test_replicas_do_not_meet_for_what_is_reported(monkeypatch):
-    """Unless a step of one's own looks at it."""
+def test_fit_default_step_does_not_synchronize_for_metrics(monkeypatch):
+    """Only an overridden step that reads the metrics synchronizes the replicas."""
     meetings = []
     merge = tf.distribute.ReplicaContext.merge_call
 
@@ -474,11 +474,11 @@ def test_replicas_do_not_meet_for_what_is_reported(monkeypatch):
         model.fit(X, TARGETS, 8, 1, shuffle=False, verbose=0)
         meetings.clear()
         found.append(model.fit(X, TARGETS, 8, 2, shuffle=False, verbose=0).history)
-        # 3 steps in each of 2 epochs.
+        # There are 3 steps in each of 2 epochs.
         assert sorted(meetings) == ([] if kind is keras.Sequential else [0] * 6 + [1] * 6)
         model.evaluate(X, TARGETS, 8, verbose=0)
         assert len(meetings) == (0 if kind is keras.Sequential else 12)
     for name, values in found[0].items():
         assert found[1][name] == values
-    # What a step returns is added up over the replicas.
+    # The results of a step are summed over the replicas.
     np.testing.assert_allclose(found[1]["twice"], 2 * np.array(found[1]["mae"]), rtol=1e-6)

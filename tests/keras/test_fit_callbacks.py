@@ -1,4 +1,4 @@
-"""Callbacks: when they are called, and what they do."""
+"""Callbacks: the order of calls, and their effects."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Recorder(callbacks.Callback):
         return lambda *args: self.calls.append((name[3:], *args))
 
     def heard(self):
-        """Return names, batches or epochs, and the names of the numbers where there are any."""
+        """Return each call's name, batch or epoch, and names in the logs."""
         return [
             tuple(" ".join(a) if isinstance(a, dict) else a for a in call if a != {})
             for call in self.calls
         ]
 
 
-def test_the_order_is_that_of_keras():
-    """As printed by tensorflow 2.21."""
+def test_callbacks_order_equals_that_of_keras():
+    """Expected order from TensorFlow 2.21."""
     recorder = Recorder()
     model = linear(metrics=["mae"])
     model.fit(
@@ -68,7 +68,7 @@ def test_the_order_is_that_of_keras():
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_several_steps_are_heard_of_together(name):
+def test_callbacks_steps_per_execution_joins_batch_calls(name):
     recorder = Recorder()
     with STRATEGIES[name]().scope():
         model = linear(steps_per_execution=2, optimizer=keras.optimizers.SGD(0.0))
@@ -87,7 +87,7 @@ def test_several_steps_are_heard_of_together(name):
     assert losses == [1, 1, 1]
 
 
-def test_older_names_and_functions():
+def test_callbacks_older_names_and_lambda_callback_work():
     heard = []
 
     class Older(callbacks.Callback):
@@ -123,7 +123,7 @@ def test_older_names_and_functions():
         model.fit(ONES, ONES, verbose=0, callbacks=[print])
 
 
-def test_a_list_made_beforehand_is_used_as_it_is(capsys):
+def test_fit_callback_list_is_used_unchanged(capsys):
     recorder = Recorder()
     made = callbacks.CallbackList([recorder], add_progbar=True)
     assert [type(callback) for callback in made] == [Recorder, callbacks.ProgbarLogger]
@@ -135,12 +135,12 @@ def test_a_list_made_beforehand_is_used_as_it_is(capsys):
 
 
 def readers():
-    """Return the threads that make batches ahead."""
+    """Return the threads that prefetch batches."""
     return {thread for thread in threading.enumerate() if "prefetch" in thread.name}
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_a_callback_ends_training(name):
+def test_callbacks_stop_training_ends_fit(name):
     before = readers()
 
     with STRATEGIES[name]().scope():
@@ -155,7 +155,7 @@ def test_a_callback_ends_training(name):
     assert model.history.epoch == [0]
     model.fit(ONES, ONES, batch_size=2, epochs=2, verbose=0)
     assert int(model.optimizer.iterations) == 12
-    # What read ahead ends too.
+    # The prefetching thread must end too.
     deadline = time.monotonic() + 10
     while readers() - before and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -163,13 +163,13 @@ def test_a_callback_ends_training(name):
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2", "central storage 2"])
-def test_learning_rate_scheduler(name, capsys):
+def test_learning_rate_scheduler_sets_the_rate(name, capsys):
     with STRATEGIES[name]().scope():
         model = linear()
     rates = callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1), verbose=1)
     history = model.fit(ONES, ONES, epochs=2, verbose=0, callbacks=[rates]).history
     np.testing.assert_allclose(history["learning_rate"], [0.1, 0.05])
-    # w = 0, then 0.2, then 0.2 + 2 * 0.05 * 0.8.
+    # The weight is 0, then 0.2, then 0.2 + 2 * 0.05 * 0.8.
     np.testing.assert_allclose(model.get_weights()[0], [[0.28]], rtol=1e-6)
     assert (
         "Epoch 2: LearningRateScheduler setting learning rate to 0.05." in capsys.readouterr().out
@@ -185,7 +185,7 @@ def test_learning_rate_scheduler(name, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:the loss is nan:RuntimeWarning")
-def test_terminate_on_nan(capsys):
+def test_terminate_on_nan_ends_training(capsys):
     with mirrored(2).scope():
         model = linear()
     x = ONES.copy()
@@ -197,7 +197,7 @@ def test_terminate_on_nan(capsys):
 
 
 def stopped(losses, **settings):
-    """Return after which epoch early stopping ends training with these losses, and the callback."""
+    """Return the epoch in which early stopping ends training with these losses, and the callback."""
     early = callbacks.EarlyStopping(**{"monitor": "loss", **settings})
 
     class Given(keras.Model):
@@ -210,14 +210,14 @@ def stopped(losses, **settings):
     return model.history.epoch[-1], early
 
 
-def test_early_stopping():
+def test_early_stopping_stops_after_patience():
     assert stopped([3.0, 2.0, 1.0, 0.0])[0] == 3
     assert stopped([3.0, 2.0, 2.5, 0.0])[0] == 2
     assert stopped([3.0, 2.0, 2.5, 2.2, 1.0, 0.5], patience=2)[0] == 3
     assert stopped([3.0, 2.0, 2.5, 1.9, 2.5, 0.5], patience=2)[0] == 5
     assert stopped([3.0, 2.0, 1.95, 0.0], min_delta=0.1)[0] == 2
     assert stopped([3.0, 4.0, 3.5, 9.0], mode="max")[0] == 2
-    # What is better than before does not end training, also if the baseline is not reached.
+    # An improvement never ends training, even below the baseline.
     assert stopped([3.0, 2.0, 1.0, 1.5, 0.6], baseline=0.5, patience=2)[0] == 3
     assert stopped([3.0, 0.4, 0.5, 0.45, 0.3], baseline=0.5, patience=2)[0] == 3
     assert stopped([3.0, 5.0, 4.0, 9.0], start_from_epoch=2)[0] == 3
@@ -231,8 +231,8 @@ def test_early_stopping():
         callbacks.EarlyStopping(mode="least")
 
 
-def test_what_is_monitored_says_itself_what_is_better():
-    """As in Keras 3: not all that is to be large has "acc" in its name."""
+def test_monitor_auto_mode_uses_the_metric_direction():
+    """As in Keras 3, metrics whose names lack "acc" may also be better if larger."""
 
     class Own(keras.metrics.Metric):
         def update_state(self, y_true, y_pred, sample_weight=None):
@@ -255,31 +255,31 @@ def test_what_is_monitored_says_itself_what_is_better():
         early = callbacks.EarlyStopping(monitor, restore_best_weights=True)
         fit = {"epochs": 1, "verbose": 0, "callbacks": [early], "validation_split": 0.5}
         if mode is None:
-            with pytest.raises(ValueError, match=f"monitor={monitor}, of which it is not known"):
+            with pytest.raises(ValueError, match=f"monitor={monitor}, whose direction is unknown"):
                 model.fit(ONES, ONES, **fit)
         else:
             model.fit(ONES, ONES, **fit)
             assert early.mode == mode
-    # A number that a step of one's own returns, by the name of a metric.
+    # A value that an overridden step returns under a metric's name.
     assert stopped([3.0, 2.0], monitor="accuracy")[1].mode == "max"
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_the_best_weights_are_restored(name):
+def test_early_stopping_restores_the_best_weights(name):
     with STRATEGIES[name]().scope():
         model = linear(weight=1.0, optimizer=keras.optimizers.SGD(2.0))
     early = callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     model.fit(
         ONES, 2 * ONES, epochs=9, verbose=0, callbacks=[early], validation_data=(ONES, 2 * ONES)
     )
-    # Each step goes too far: the distance from 2 becomes three times as long.
+    # The learning rate is too high: each step triples the distance from 2.
     assert model.history.epoch == [0, 1, 2]
     np.testing.assert_allclose(model.get_weights()[0], [[5.0]])
     assert early.best_epoch == 0
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_model_checkpoint(name, tmp_path):
+def test_model_checkpoint_saves_each_epoch(name, tmp_path):
     with STRATEGIES[name]().scope():
         model = linear(optimizer="adam")
     saves = callbacks.ModelCheckpoint(tmp_path / "ckpt_{epoch}_{loss:.0f}", save_weights_only=True)
@@ -296,7 +296,7 @@ def test_model_checkpoint(name, tmp_path):
     np.testing.assert_allclose(other.get_weights()[0], model.get_weights()[0], rtol=1e-6)
 
 
-def test_model_checkpoint_saves_what_it_is_told(tmp_path):
+def test_model_checkpoint_options_select_the_saves(tmp_path):
     model = linear(weight=1.0, optimizer=keras.optimizers.SGD(2.0))
     saves = [
         callbacks.ModelCheckpoint(
@@ -308,7 +308,7 @@ def test_model_checkpoint_saves_what_it_is_told(tmp_path):
     ]
     model.fit(ONES, 2 * ONES, 4, epochs=4, verbose=0, callbacks=saves)
     names = {path.name.split(".")[0] for path in tmp_path.iterdir()} - {"checkpoint"}
-    # The 5th and the 10th of 12 batches.
+    # Saved after the 5th and the 10th of 12 batches.
     assert names == {"best_1", "step_2_2", "step_4_1"}
     for path, weights_only in (tmp_path / "m.keras", True), (tmp_path / "m", False):
         with pytest.raises(ValueError, match="save_weights_only=True"):
@@ -317,7 +317,7 @@ def test_model_checkpoint_saves_what_it_is_told(tmp_path):
         callbacks.ModelCheckpoint(tmp_path / "m", save_weights_only=True, save_freq=0)
 
 
-def test_plain_lines_in_a_pipe(capsys):
+def test_progbar_pipe_prints_one_line_per_epoch(capsys):
     model = linear(optimizer=keras.optimizers.SGD(0.0), metrics=["mae"])
     for verbose in 1, 2, "auto":
         model.fit(ONES, ONES, batch_size=4, epochs=2, verbose=verbose, validation_data=(ONES, ONES))
@@ -336,7 +336,7 @@ def test_plain_lines_in_a_pipe(capsys):
     assert out == "4/4 - TIME\n"
 
 
-def test_a_live_line_on_a_terminal(monkeypatch):
+def test_progbar_terminal_updates_one_line(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -357,7 +357,7 @@ def test_a_live_line_on_a_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_a_callback_ends_evaluate_and_predict(name):
+def test_callbacks_stop_flags_end_evaluate_and_predict(name):
     with STRATEGIES[name]().scope():
         model = linear()
     heard = []
@@ -374,7 +374,7 @@ def test_a_callback_ends_evaluate_and_predict(name):
     model.evaluate(ONES, ONES, batch_size=2, verbose=0, callbacks=[Stops()])
     assert len(model.predict(ONES, batch_size=2, verbose=0, callbacks=[Stops()])) == 4
     assert heard == [("test", 0), ("test", 1), ("predict", 0), ("predict", 1)]
-    # The next calls begin anew.
+    # The next calls reset the flags.
     assert len(model.predict(ONES, batch_size=2, verbose=0)) == 10
     assert model.evaluate(np.arange(4.0), np.zeros(4), batch_size=2, verbose=0) == 0.0
     heard.clear()

@@ -1,4 +1,4 @@
-"""What does not fit together is said, in TensorFlow's words where it has any."""
+"""Errors of inconsistent arguments, with TensorFlow's texts where TensorFlow has one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model_of(**layer):
     return keras.Sequential([keras.layers.Dense(1, **layer)])
 
 
-def test_everything_is_made_in_one_scope():
+def test_compile_metric_or_optimizer_of_another_scope_raises():
     strategy = mirrored(2)
     outside = model_of(input_shape=(1,))
     metric, optimizer = keras.metrics.Mean(), keras.optimizers.SGD()
@@ -49,7 +49,7 @@ def test_everything_is_made_in_one_scope():
     model.compile(own_optimizer, "mse", metrics=[own_metric])
 
 
-def test_a_model_of_another_scope_is_not_compiled():
+def test_compile_model_of_another_scope_raises():
     late = model_of()
     with mirrored(2).scope():
         with pytest.raises(
@@ -59,7 +59,7 @@ def test_a_model_of_another_scope_is_not_compiled():
             "the distribution strategy scope",
         ):
             late.compile("sgd", "mse")
-    # A layer from outside in a model of the scope.
+    # A layer that was made outside of the scope, in a model made inside of it.
     layer = keras.layers.Dense(1, input_shape=(1,))
     keras.Sequential([layer])
     with mirrored(2).scope():
@@ -68,7 +68,7 @@ def test_a_model_of_another_scope_is_not_compiled():
             model.compile("sgd", "mse")
 
 
-def test_strategies_are_not_mixed():
+def test_fit_under_another_strategy_raises():
     with mirrored(2).scope():
         model = linear()
     with mirrored(2).scope(), pytest.raises(RuntimeError, match="Mixing different"):
@@ -81,7 +81,7 @@ def test_strategies_are_not_mixed():
         model.fit(other, verbose=0)
 
 
-def test_a_loss_that_averages_over_a_replica_is_refused_in_steps_of_ones_own():
+def test_train_step_overridden_averaging_loss_raises():
     class Own(keras.Model):
         def train_step(self, data):
             return {"loss": keras.losses.MeanSquaredError()(*data)}
@@ -93,7 +93,7 @@ def test_a_loss_that_averages_over_a_replica_is_refused_in_steps_of_ones_own():
         model.fit(ONES, ONES, verbose=0)
 
 
-def test_input_with_a_batch_size():
+def test_input_indivisible_batch_size_raises():
     with mirrored(2).scope():
         keras.Input((1,), batch_size=4)
         with pytest.raises(
@@ -138,7 +138,7 @@ def no_dict():
 
 
 class OnlyItems:
-    """What a data set of PyTorch looks like: examples, not batches."""
+    """A data set like those of PyTorch, which yields examples instead of batches."""
 
     def __len__(self):
         return 10
@@ -159,7 +159,7 @@ WRONG = {
     "unknown metric": (compiled(metrics=["accurate"]), "unknown metric 'accurate'"),
     "several losses": (
         fitted(compile={"loss": ["mse", "mse"]}),
-        "the model has one output, but of loss there is 2 in a list",
+        "the model has one output, but loss has 2 in a list",
     ),
     "no batches at once": (compiled(accumulate_steps=0), "accumulate_steps must be at least 1"),
     "no steps": (compiled(steps_per_execution=0), "steps_per_execution must be at least 1"),
@@ -202,7 +202,7 @@ WRONG = {
     "nothing left": (fitted(validation_split=0.99), "not sufficient to split it"),
     "validation that ends": (
         fitted(epochs=2, validation_data=iter([(ONES, ONES)])),
-        "evaluate: the input has no batch, or is an iterator that has none left",
+        "evaluate: the input has no batch, or is an iterator at its end",
     ),
     "never validated": (fitted(validation_data=DATASET, validation_freq=0), "validation_freq"),
     "tuple": (
@@ -224,25 +224,25 @@ WRONG = {
     ),
     "several outputs": (
         pair,
-        r"the model has 2 outputs \(output_1, output_2\), but of y there is one",
+        r"the model has 2 outputs \(output_1, output_2\), but y has one",
     ),
     "verbose": (fitted(verbose=3), "verbose must be"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said(case):
+def test_fit_wrong_arguments_raise_with_reason(case):
     function, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         function()
 
 
-def test_a_step_returns_a_dict():
+def test_fit_step_without_dict_raises_type_error():
     with pytest.raises(TypeError, match=r"train_step\(\) must return a dict.*float: 1.0"):
         no_dict()
 
 
-def test_nothing_to_train_is_said():
+def test_fit_without_trainable_weights_warns():
     model = linear(weight=2.0)
     model.trainable = False
     with pytest.warns(UserWarning, match="does not have any trainable weights"):

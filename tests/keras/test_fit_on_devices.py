@@ -1,4 +1,4 @@
-"""`fit` on a device: what is trained lies there, and no step fetches anything from it."""
+"""`fit` on a device: variables stay on the device, and no step fetches data from it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def convolutional(strategy, synchronized=False, **compiled):
 
 
 class Fetches(callbacks.Callback):
-    """Notes how often something was fetched before each step and after the last one."""
+    """Records the number of fetches before each step and after the last one."""
 
     def __init__(self, cupy):
         super().__init__()
@@ -86,7 +86,7 @@ def fitted(model, *heard, epochs=2):
     ],
     ids=["plain", "several at once", "clipped"],
 )
-def test_no_step_fetches(cupy, name, compiled):
+def test_fit_step_fetches_nothing_from_the_device(cupy, name, compiled):
     expected = fitted(convolutional(distribute.get_strategy(), **compiled))
     model = convolutional(STRATEGIES[name](), **compiled)
     for variable in model.weights:
@@ -96,7 +96,7 @@ def test_no_step_fetches(cupy, name, compiled):
     watch = Fetches(cupy)
     sent = cupy.sent
     found = fitted(model, watch)
-    # Images and labels of 3 batches in 2 epochs, for training and validation; nothing else.
+    # Only images and labels were sent: 3 batches in 2 epochs, for training and validation.
     assert cupy.sent == sent + 2 * 3 * 2 * 2
     steps = len(watch.counts) // 2
     in_first_epoch = watch.counts[:steps]
@@ -109,21 +109,21 @@ def test_no_step_fetches(cupy, name, compiled):
         assert type(component._current().array) is DeviceArray
 
 
-def test_two_devices_fetch_for_what_they_sum(cupy):
+def test_fit_two_devices_fetch_only_for_sums(cupy):
     expected = fitted(convolutional(distribute.get_strategy()))
     strategy = distribute.MirroredStrategy(["gpu:0", "gpu:1"])
     model = convolutional(strategy, synchronized=True)
     watch = Fetches(cupy)
     found = fitted(model, watch)
-    # What the replicas sum goes over the host as long as nothing else is there: 6 gradients and, for
-    # normalization and its gradient, 6 sums; what the steps report does not.
+    # Without NCCL, sums over replicas go through the host: 6 gradients, and 6 sums for normalization
+    # and its gradient. Results of steps do not.
     counts = np.reshape(watch.counts, (-1, 2))
     assert set(counts[1:, 1] - counts[1:, 0]) <= set(range(2 * (6 + 6) + 1))
     for key, values in expected.items():
         np.testing.assert_allclose(found[key], values, rtol=2e-3, err_msg=key)
 
 
-def test_who_looks_at_a_step_gets_floats(cupy):
+def test_fit_callback_reads_logs_as_floats(cupy):
     model = convolutional(STRATEGIES["mirrored"]())
     watch = Fetches(cupy)
     fitted(model, watch, epochs=1)
@@ -131,11 +131,11 @@ def test_who_looks_at_a_step_gets_floats(cupy):
     fetched = cupy.fetched
     assert list(watch.logs[0]) == ["loss", "accuracy"] and len(watch.logs[0]) == 2
     assert cupy.fetched == fetched
-    # What a later step reports does not change it.
+    # The results of later steps do not change these values.
     losses = [logs["loss"] for logs in watch.logs]
     assert all(type(loss) is float for loss in losses) and len(set(losses)) == len(losses)
     assert dict(watch.logs[0]) == {**watch.logs[0]} == watch.logs[0]
-    # Those of the last step were fetched for the epoch.
+    # The end of the epoch has already fetched the results of the last step.
     assert cupy.fetched == fetched + 2 * (len(losses) - 1)
     watch.logs[1]["accuracy"] = 7
     assert watch.logs[1].copy()["accuracy"] == 7
@@ -145,7 +145,7 @@ def test_who_looks_at_a_step_gets_floats(cupy):
     assert model.predict(IMAGES, verbose=0).__class__ is np.ndarray
 
 
-def test_a_loss_that_is_not_finite_is_reported_when_the_epoch_ends(cupy):
+def test_fit_loss_not_finite_warns_at_the_epoch_end(cupy):
     model = convolutional(STRATEGIES["one device"](), metrics=None)
     images = IMAGES.copy()
     images[9] = np.nan
@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_is_reported_when_the_epoch_ends(cupy):
 
 @pytest.mark.filterwarnings("ignore:the loss is nan:RuntimeWarning")
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_a_label_that_is_no_class_gives_nan(cupy, wrong):
+def test_fit_wrong_label_gives_loss_nan(cupy, wrong):
     labels = LABELS.copy()
     labels[5] = wrong
     model = convolutional(STRATEGIES["mirrored"](), metrics=None)
@@ -167,7 +167,7 @@ def test_a_label_that_is_no_class_gives_nan(cupy, wrong):
         convolutional(distribute.get_strategy()).evaluate(IMAGES, labels, verbose=0)
 
 
-def test_a_number_outside_a_table_gives_nan(cupy):
+def test_fit_number_outside_embedding_gives_nan(cupy):
     with STRATEGIES["one device"]().scope():
         table = layers.Embedding(4, 2)
         rows = table(cupy.asarray(np.array([[0, 3], [4, -1]]))).numpy()

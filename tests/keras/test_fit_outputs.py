@@ -1,4 +1,4 @@
-"""Several outputs, steps of several batches, kinds of input, half precision: numbers that must agree."""
+"""`fit` with several outputs, accumulated batches, types of input, and half precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES = LABELS.astype(np.int64)
 
 
 class Two(keras.Model):
-    """A classifier and a regression on one layer; its outputs in a list or a dict."""
+    """A classifier and a regression with a shared layer, with outputs in a list or a dict."""
 
     def __init__(self, named):
         super().__init__()
@@ -57,7 +57,7 @@ def two(named, **more):
 
 
 def by_hand():
-    """Return what one epoch of batches of 8 gives, from the formulas."""
+    """Compute the results of one epoch of batches of 8 from the formulas."""
     model = Two(True)
     optimizer = keras.optimizers.SGD(0.1)
     sums, count, weight = {}, 0, 0.0
@@ -91,7 +91,7 @@ def by_hand():
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("named", [True, False])
-def test_several_outputs(name, named):
+def test_fit_several_outputs_follow_the_formulas(name, named):
     with STRATEGIES[name]().scope():
         model, y = two(named)
     logs = model.fit(X, y, 8, shuffle=False, verbose=0, sample_weight=WEIGHTS).history
@@ -114,7 +114,7 @@ def test_several_outputs(name, named):
     assert (predicted["kind"] if named else predicted[0]).shape == (21, 4)
 
 
-def test_outputs_without_a_loss():
+def test_fit_outputs_without_loss_are_ignored():
     model, _ = two(True)
     model.compile("sgd", {"size": "mse"}, metrics={"size": "mae"})
     with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
@@ -126,7 +126,7 @@ def test_outputs_without_a_loss():
     assert found["loss"] == pytest.approx(found["kind_loss"] + 3 * found["size_loss"])
 
 
-def test_targets_of_those_outputs_alone_that_have_a_loss():
+def test_fit_targets_only_for_outputs_with_loss():
     model, y = two(True)
     model.compile("sgd", [None, "mse"])
     expected = model.evaluate(X, [y["kind"], TARGETS], verbose=0)
@@ -134,22 +134,22 @@ def test_targets_of_those_outputs_alone_that_have_a_loss():
     assert model.evaluate(X, [TARGETS], verbose=0) == expected
     assert model.evaluate(X, TARGETS, verbose=0) == expected
     model.compile("sgd", [None, None], metrics=[None, "mse"])
-    with pytest.raises(ValueError, match="of y there is one"):
+    with pytest.raises(ValueError, match="but y has one"):
         model.evaluate(X, TARGETS, verbose=0)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"y": TARGETS}, r"the model has 2 outputs \(kind, size\), but of y there is one"),
+        ({"y": TARGETS}, r"the model has 2 outputs \(kind, size\), but y has one"),
         ({"y": {"kind": CLASSES, "sise": TARGETS}}, r"y names \['sise'\]; the outputs are"),
         ({"loss": {"kind": "mse", "sise": "mse"}}, r"loss names \['sise'\]"),
-        ({"loss": ["mse"] * 3}, "of loss there is 3 in a list"),
-        ({"metrics": ["mae"]}, "of metrics there is 1 in a list"),
-        ({"loss_weights": 3.0}, "of loss_weights there is one"),
+        ({"loss": ["mse"] * 3}, "but loss has 3 in a list"),
+        ({"metrics": ["mae"]}, "but metrics has 1 in a list"),
+        ({"loss_weights": 3.0}, "but loss_weights has one"),
     ],
 )
-def test_what_does_not_fit_the_outputs(change, text):
+def test_fit_settings_not_matching_outputs_raise(change, text):
     model, y = two(True)
     y = change.pop("y", y)
     model.compile("sgd", **{"loss": {"kind": crossentropy(), "size": "mse"}, **change})
@@ -157,14 +157,14 @@ def test_what_does_not_fit_the_outputs(change, text):
         model.evaluate(X, y, verbose=0)
 
 
-def test_names_that_are_there_twice():
+def test_compile_duplicate_metric_names_get_numbers():
     model = linear(metrics=["mae", "mae"], weighted_metrics=["mae"])
     logs = model.fit(X[:, :1], X[:, :1], verbose=0).history
     assert list(logs) == ["loss", "mae", "mae_1", "weighted_mae"]
     assert model.metrics_names == list(logs)
 
 
-def test_crossentropy_by_shape():
+def test_compile_crossentropy_is_chosen_by_shape():
     labels = {"sparse": CLASSES, "column": CLASSES[:, None], "one hot": np.eye(4)[CLASSES]}
     found = set()
     for y in labels.values():
@@ -174,12 +174,12 @@ def test_crossentropy_by_shape():
     assert len(found) == 1
 
 
-# Steps of several batches -------------------------------------------------------------------------
+# Accumulated batches ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
-def test_gradients_of_several_batches(name, reduction):
+def test_accumulate_steps_equals_the_joined_batch(name, reduction):
     def trained(size, **more):
         with STRATEGIES[name]().scope():
             model = dense(2, "float64")
@@ -190,7 +190,7 @@ def test_gradients_of_several_batches(name, reduction):
         ).history
         return model, logs
 
-    # 21 rows: batches of 4 in threes, the last three of 4, 4 and 1.
+    # 21 rows make two steps of three batches: 4, 4, 4 and 4, 4, 1.
     joined, expected = trained(12)
     for more in {"steps_per_execution": 1}, {"steps_per_execution": 2}:
         model, logs = trained(4, accumulate_steps=3, **more)
@@ -202,7 +202,7 @@ def test_gradients_of_several_batches(name, reduction):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_a_step_of_ones_own_gathers_too(name):
+def test_accumulate_steps_overridden_train_step_accumulates(name):
     class Own(keras.Sequential):
         def train_step(self, data):
             x, y = data
@@ -210,7 +210,7 @@ def test_a_step_of_ones_own_gathers_too(name):
                 loss = self.compute_loss(x, y, self(x, training=True))
             variables = self.trainable_variables
             gradients = tape.gradient(loss, variables)
-            # What has no gradient in one batch has one in the other; in which differs by the replica.
+            # Each weight has a gradient in only one of the batches, which differs by replica.
             replica = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
             batches[replica] += 1
             if (batches[replica] + replica) % 2:
@@ -235,11 +235,11 @@ def test_a_step_of_ones_own_gathers_too(name):
     kernel, bias = model.get_weights()
     np.testing.assert_allclose(kernel, 1 - X[:8].T @ error, rtol=1e-9)
     np.testing.assert_allclose(bias, -error[of_the_bias].sum(0), rtol=1e-9)
-    # What the last batch adds to the loss of the step.
+    # The last batch's share of the step's loss.
     np.testing.assert_allclose(logs["loss"], 4 * (error[4:] ** 2).sum(), rtol=1e-9)
 
 
-# Kinds of input -----------------------------------------------------------------------------------
+# Types of input -----------------------------------------------------------------------------------
 
 
 class Parts(keras.utils.PyDataset):
@@ -259,7 +259,7 @@ class Parts(keras.utils.PyDataset):
 
 
 class Loader:
-    """What ``torch.utils.data.DataLoader`` looks like: lists, and again for each epoch."""
+    """A loader like ``torch.utils.data.DataLoader``: it yields lists, and can be iterated again."""
 
     def __iter__(self):
         return ([*Parts()[i]] for i in range(3))
@@ -269,7 +269,7 @@ class Loader:
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_kinds_of_input(name):
+def test_fit_py_dataset_and_loader_equal_arrays(name):
     def trained(make, **options):
         with STRATEGIES[name]().scope():
             model = dense(2, "float64")
@@ -292,7 +292,7 @@ def test_kinds_of_input(name):
         trained((Loader(),), validation_split=0.5)
 
 
-def test_batches_in_a_new_order():
+def test_py_dataset_shuffle_changes_the_batch_order():
     class Numbers(Parts):
         def __getitem__(self, i):
             order.append(i)
@@ -320,7 +320,7 @@ def policy(request):
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"], indirect=True)
 @pytest.mark.parametrize("count", [1, 2])
-def test_half_precision(policy, count):
+def test_fit_half_precision_policy_trains(policy, count):
     if policy.endswith("bfloat16"):
         pytest.importorskip("ml_dtypes")
     seen = []
@@ -358,7 +358,7 @@ def test_half_precision(policy, count):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_step_that_overflows_is_left_out(count):
+def test_fit_overflowing_step_is_skipped(count):
     with mirrored(count).scope():
         model = keras.Sequential(
             [keras.layers.Dense(1, input_shape=(1,), use_bias=False, dtype="mixed_float16")]
@@ -367,7 +367,7 @@ def test_a_step_that_overflows_is_left_out(count):
         model.compile(
             keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), 2.0**15), "mse"
         )
-    # 2 x² of the last example times the scale is more than float16 holds, in one replica only.
+    # 2 x² of the last example times the scale overflows float16, in one replica only.
     x = np.array([[1.0], [1.0], [1.0], [8.0]], np.float32)
     scales = []
     step = keras.callbacks.LambdaCallback(
@@ -382,7 +382,7 @@ def test_a_step_that_overflows_is_left_out(count):
     )
 
 
-def test_policies():
+def test_policy_names_select_dtypes():
     mixed = keras.mixed_precision.Policy("mixed_float16")
     assert (mixed.name, mixed.compute_dtype, mixed.variable_dtype) == (
         "mixed_float16",

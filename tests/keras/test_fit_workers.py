@@ -1,4 +1,4 @@
-"""Training by two processes: callbacks that write files, an interruption, steps of several batches."""
+"""Training by two processes: files of callbacks, an interruption, accumulated batches."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ print(f"{last.evaluate(*data, verbose=0):.5f}")
 
 
 def trained(program, directory, stop=99):
-    """Return the exit status, and what the workers printed, each the same."""
+    """Return the exit code and the output of the workers, which must be equal."""
     directory.mkdir(exist_ok=True)
     command = [
         sys.executable,
@@ -131,18 +131,18 @@ def trained(program, directory, stop=99):
     return run.returncode, sorted(set(lines))
 
 
-def test_two_workers_save_whole_models(tmp_path):
+def test_fit_two_workers_save_whole_models(tmp_path):
     pytest.importorskip("h5py")
     program = tmp_path / "save.py"
     program.write_text(SAVING)
     status, lines = trained(program, tmp_path / "to")
-    # Both workers have the same, and one of them has written.
+    # Both workers have equal results, and one of them wrote the file.
     assert status == 0 and len(lines) == 2
     names = {path.name for path in (tmp_path / "to").iterdir()}
     last = {"last.keras", "last.weights.h5"}
     assert names == {"m1.keras", "m2.keras", "best.keras", *last}
     x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
-    # Here without a strategy.
+    # The model is loaded without a strategy.
     model = keras.models.load_model(tmp_path / "to" / "last.keras")
     found = [*model.predict(x, verbose=0).sum(axis=0), model.evaluate(x, x[:, :2], verbose=0)]
     printed = [float(word) for line in lines for word in line.split()]
@@ -154,7 +154,7 @@ def test_two_workers_save_whole_models(tmp_path):
     np.testing.assert_allclose(model.predict(x, verbose=0).sum(axis=0), found[:2], rtol=1e-6)
 
 
-def test_two_workers(tmp_path):
+def test_fit_two_workers_backup_and_accumulate(tmp_path):
     pytest.importorskip("tensorboard")
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)

@@ -1,4 +1,4 @@
-"""Every layer computes in half precision from float32 variables, to the accuracy of halves."""
+"""Half precision of every layer from float32 variables, within rounding errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pycollective as tf
 from pycollective import keras
 from pycollective.keras import layers
 
-#: By half of a unit in the last place, and how many of them may come together.
+#: The rounding error, half a unit in the last place, and the number of such errors allowed.
 PRECISION = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}
 
 
 @pytest.mark.parametrize("policy", PRECISION)
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
-def test_layers(cls, policy):
+def test_layer_half_precision_is_accurate(cls, policy):
     if policy.endswith("bfloat16"):
         pytest.importorskip("ml_dtypes")
 

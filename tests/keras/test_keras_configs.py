@@ -1,4 +1,4 @@
-"""Configs: every layer, initializer, regularizer and constraint can be made again from its own."""
+"""Configs: every layer, initializer, regularizer and constraint can be restored from its config."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _fresh_names():
 
 
 def stored(config):
-    """What a file gives back."""
+    """Return a config after a round trip through JSON."""
     return json.loads(json.dumps(config))
 
 
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
-def test_layers(cls):
+def test_layer_from_config_equals_the_original(cls):
     layer = make(cls, name="mine", dtype="float64")
     config = stored(layer.get_config())
     assert config["name"] == "mine"
@@ -36,7 +36,7 @@ def test_layers(cls):
     assert stored(again.get_config()) == config
 
 
-def test_settings_survive():
+def test_layer_config_keeps_all_settings():
     layer = layers.Conv2D(
         6,
         (3, 2),
@@ -71,7 +71,7 @@ def test_settings_survive():
     assert stored(again.get_config()) == config
 
 
-def test_a_layer_of_ones_own_needs_no_config():
+def test_custom_layer_with_plain_arguments_needs_no_get_config():
     class Scale(layers.Layer):
         def __init__(self, factor, parts=(1, 2), **options):
             super().__init__(**options)
@@ -88,7 +88,7 @@ def test_a_layer_of_ones_own_needs_no_config():
         Scale(np.zeros(2)).get_config()
 
 
-def test_what_keras_knows_and_we_do_not():
+def test_from_config_unsupported_keras_settings_raise():
     config = layers.BatchNormalization().get_config()
     layers.BatchNormalization.from_config(
         {**config, "renorm": False, "renorm_clipping": None, "renorm_momentum": 0.9}
@@ -124,7 +124,7 @@ OBJECTS = [
 
 
 @pytest.mark.parametrize("thing", OBJECTS, ids=lambda thing: type(thing).__name__)
-def test_small_objects(thing):
+def test_initializer_regularizer_constraint_configs_survive(thing):
     room = sys.modules[type(thing).__module__]
     config = stored(room.serialize(thing))
     assert f"pycollective.{config['module']}" == room.__name__
@@ -141,7 +141,7 @@ def test_small_objects(thing):
     np.testing.assert_array_equal(*results)
 
 
-def test_activations():
+def test_activation_serialize_and_get():
     for name in activations.__all__:
         if name in ("get", "serialize", "deserialize"):
             continue
@@ -162,7 +162,7 @@ def test_activations():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: constraints.get("max"), "unknown constraint 'max'; there are .*max_norm"),
+        (lambda: constraints.get("max"), "unknown constraint 'max'; known names are .*max_norm"),
         (lambda: constraints.get(3), "3 is no constraint"),
         (lambda: constraints.get({"config": {}}), "describes no constraint"),
         (lambda: regularizers.get({"class_name": "L3", "config": {}}), "unknown regularizer 'L3'"),
@@ -175,6 +175,6 @@ def test_activations():
         (lambda: initializers.VarianceScaling(distribution="x"), "distribution"),
     ],
 )
-def test_what_no_config_means(call, text):
+def test_get_wrong_config_raises_value_error(call, text):
     with pytest.raises(ValueError, match=text):
         call()

@@ -1,4 +1,4 @@
-"""Convolutions, poolings, shapes, merging and preparation as layers: shapes, values, errors."""
+"""Layers of images, merging and preprocessing: shapes, values, errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SHAPES = [
         lambda: layers.RandomCrop(3, 3),
     ],
 )
-def test_mixed_precision(make):
+def test_image_layers_mixed_precision_computes_in_half(make):
     layer = make()
     mixed = type(layer).from_config({**layer.get_config(), "dtype": "mixed_float16"})
     layer(IMAGES)
@@ -83,7 +83,7 @@ def test_mixed_precision(make):
 
 
 @pytest.mark.parametrize("make", SHAPES)
-def test_shapes_are_known_before(make):
+def test_image_layers_compute_output_shape_equals_result(make):
     layer = make()
     expected = layer.compute_output_shape((None, *IMAGES.shape[1:]))
     assert layer.compute_output_shape(IMAGES.shape) == (2, *expected[1:])
@@ -98,13 +98,13 @@ def test_shapes_are_known_before(make):
         assert all(n in expected for n in known)
 
 
-def test_global_pooling():
+def test_global_pooling_reduces_whole_images():
     for cls, name in ((layers.GlobalAveragePooling2D, "mean"), (layers.GlobalMaxPooling2D, "max")):
         y = cls(dtype="float64")(IMAGES).numpy()
         np.testing.assert_allclose(y, getattr(IMAGES, name)(axis=(1, 2)), rtol=1e-14)
 
 
-def test_a_transposed_convolution_goes_back():
+def test_conv2d_transpose_inverts_the_shape():
     forth = layers.Conv2D(5, 3, 2, "same", use_bias=False, dtype="float64")
     y = forth(RANDOM.standard_normal((2, 8, 6, 4)))
     back = layers.Conv2DTranspose(4, 3, 2, "same", use_bias=False, dtype="float64")
@@ -115,7 +115,7 @@ def test_a_transposed_convolution_goes_back():
     np.testing.assert_allclose(back(y).numpy(), expected.numpy(), rtol=1e-12, atol=1e-12)
 
 
-def test_bias_and_activation():
+def test_convolutions_apply_bias_and_activation():
     for layer in (
         layers.DepthwiseConv2D(2, activation="relu", bias_initializer="ones", dtype="float64"),
         layers.Conv2DTranspose(3, 2, activation="relu", bias_initializer="ones", dtype="float64"),
@@ -130,7 +130,7 @@ def test_bias_and_activation():
         np.testing.assert_allclose(layer(IMAGES).numpy() + 1, plain.numpy(), rtol=1e-12, atol=1e-12)
 
 
-def test_convolutions_in_groups_are_not_fused():
+def test_grouped_convolution_is_not_fused():
     x = IMAGES.astype(np.float32)
     model = keras.Sequential(
         [layers.Conv2D(4, 2, groups=2, activation="relu"), layers.MaxPooling2D()]
@@ -157,7 +157,7 @@ C = RANDOM.standard_normal((2, 4))
         (layers.Minimum, np.minimum),
     ],
 )
-def test_merging(layer, expected):
+def test_merging_layers_combine_inputs(layer, expected):
     merge = layer(dtype="float64")
     np.testing.assert_allclose(merge([A, B]).numpy(), expected(A, B), rtol=1e-14)
     np.testing.assert_allclose(merge([A, B[:, :1]]).numpy(), expected(A, B[:, :1]), rtol=1e-14)
@@ -170,7 +170,7 @@ def test_merging(layer, expected):
     np.testing.assert_allclose(function([A, B], dtype="float64").numpy(), expected(A, B))
 
 
-def test_concatenate():
+def test_concatenate_joins_along_the_axis():
     y = layers.concatenate([A, B[:, :, :2]], dtype="float64")
     np.testing.assert_array_equal(y.numpy(), np.concatenate([A, B[:, :, :2]], axis=-1))
     assert layers.Concatenate(1)([A, B]).shape == (2, 6, 4)
@@ -178,10 +178,10 @@ def test_concatenate():
     assert shape == (None, None, 4)
 
 
-# Preparation --------------------------------------------------------------------------------------
+# Preprocessing ------------------------------------------------------------------------------------
 
 
-def test_rescaling():
+def test_rescaling_multiplies_and_adds():
     pixels = RANDOM.integers(0, 256, (2, 3, 3, 3)).astype(np.uint8)
     y = layers.Rescaling(1 / 255, offset=-0.5)(pixels)
     assert y.dtype == np.float32
@@ -190,7 +190,7 @@ def test_rescaling():
     np.testing.assert_allclose(by_channel(pixels).numpy(), pixels * [1.0, 2.0, 3.0], rtol=1e-6)
 
 
-def test_normalization():
+def test_normalization_adapt_and_invert():
     data = RANDOM.standard_normal((50, 3)) * [1, 2, 3] + [5, 0, -5]
     expected = (data - data.mean(axis=0)) / data.std(axis=0)
     whole, batches = layers.Normalization(dtype="float64"), layers.Normalization(dtype="float64")
@@ -215,7 +215,7 @@ def test_normalization():
 
 
 @pytest.mark.parametrize("mode", ["horizontal", "vertical", "horizontal_and_vertical"])
-def test_random_flip(mode):
+def test_random_flip_only_in_training(mode):
     images = RANDOM.standard_normal((40, 3, 4, 2)).astype(np.float32)
     layer = layers.RandomFlip(mode, seed=1)
     y = layer(images, training=True).numpy()
@@ -235,7 +235,7 @@ def test_random_flip(mode):
     np.testing.assert_array_equal(again, y)
 
 
-def test_random_crop():
+def test_random_crop_training_and_evaluation():
     images = np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8, 1)
     layer = layers.RandomCrop(3, 4, seed=2)
     corners = set()
@@ -251,7 +251,7 @@ def test_random_crop():
     assert layers.RandomCrop(12, 4)(images, training=True).shape == (2, 12, 4, 1)
 
 
-def test_replicas_flip_their_own_images():
+def test_random_flip_differs_between_replicas():
     strategy = mirrored(2)
     with strategy.scope():
         layer = layers.RandomFlip(seed=1)
@@ -267,7 +267,7 @@ def test_replicas_flip_their_own_images():
     ("call", "text"),
     [
         (lambda: layers.Conv2D(6, 3, groups=4), r"filters \(6\) must be divisible by groups \(4\)"),
-        (lambda: layers.Conv2D(6, 3, groups=3, name="g")(IMAGES), r'"g".*3 groups.*\(2, 7, 6, 4\)'),
+        (lambda: layers.Conv2D(6, 3, groups=3, name="g")(IMAGES), r'"g".*groups=3.*\(2, 7, 6, 4\)'),
         (
             lambda: layers.DepthwiseConv2D(8, name="d")(IMAGES),
             r'"d".*window of 8 x 8.*\(2, 7, 6, 4\)',
@@ -295,12 +295,12 @@ def test_replicas_flip_their_own_images():
         (lambda: layers.LayerNormalization(axis=[3], name="l")(A), r'"l".*axis 3.*\(2, 3, 4\)'),
     ],
 )
-def test_what_does_not_fit(call, text):
+def test_image_layers_wrong_shape_raises(call, text):
     with pytest.raises(ValueError, match=text):
         call()
 
 
-def test_a_list_is_no_single_input():
+def test_layer_list_instead_of_tensor_raises():
     for layer in (layers.Dense(2, name="x"), layers.Flatten(name="x"), layers.ReLU(name="x")):
         for _ in range(2):
             with pytest.raises(ValueError, match=r'"x".*one tensor.*\[\(2, 3, 4\), \(2, 3, 4\)\]'):
@@ -310,7 +310,7 @@ def test_a_list_is_no_single_input():
         layers.AveragePooling2D(2, name="x")([keras.Input((4, 4, 1)), keras.Input((4, 4, 1))])
 
 
-def test_inputs_that_changed():
+def test_layer_other_channels_after_build_raises():
     for layer, first, second, text in (
         (layers.BatchNormalization(name="b"), A, A[..., :2], r'"b".*value 4.*\(2, 3, 2\)'),
         (layers.LayerNormalization(name="l"), A, A[..., :2], r'"l".*\(4,\).*\(2, 3, 2\)'),

@@ -34,7 +34,7 @@ def convolved(x, kernel, stride=1):
     return y
 
 
-def test_dense():
+def test_dense_equals_the_formula():
     layer = layers.Dense(2, activation="tanh", dtype="float64")
     y = layer(X)
     kernel, bias = layer.get_weights()
@@ -55,7 +55,7 @@ def test_dense_without_bias_and_with_constant_kernel():
 
 @pytest.mark.parametrize("activation", ["relu", None, "sigmoid"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_conv2d(activation, stride):
+def test_conv2d_equals_a_direct_convolution(activation, stride):
     layer = layers.Conv2D(
         4,
         (3, 2),
@@ -87,13 +87,13 @@ def test_output_shapes_agree_with_results(padding, window, stride):
         assert layer.output_shape == (None, *shape[1:])
 
 
-def test_max_pooling():
+def test_max_pooling_takes_the_maximum():
     y = layers.MaxPooling2D()(IMAGES.astype(np.float32)).numpy()
     windows = IMAGES.astype(np.float32)[:, :6].reshape(2, 3, 2, 3, 2, 3)
     np.testing.assert_array_equal(y, windows.max(axis=(2, 4)))
 
 
-def test_shape_layers():
+def test_flatten_reshape_permute_results():
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     np.testing.assert_array_equal(layers.Flatten()(x).numpy(), x.reshape(2, 12))
     np.testing.assert_array_equal(layers.Reshape((2, -1))(x).numpy(), x.reshape(2, 2, 6))
@@ -103,7 +103,7 @@ def test_shape_layers():
     np.testing.assert_array_equal(layers.Activation("relu")(-x).numpy(), np.minimum(x, 0))
 
 
-def test_dropout_only_in_training_and_repeatable():
+def test_dropout_only_in_training_is_repeatable():
     x = np.ones((50, 40), np.float32)
     layer = layers.Dropout(0.25, seed=3)
     np.testing.assert_array_equal(layer(x).numpy(), x)
@@ -120,7 +120,7 @@ def test_dropout_only_in_training_and_repeatable():
     np.testing.assert_array_equal(layers.Dropout(0.5)(x, training=True).numpy(), one)
 
 
-def test_training_reaches_the_layers_inside():
+def test_training_argument_reaches_sublayers():
     inner = keras.Sequential([layers.Dropout(0.5, seed=1)])
     model = keras.Sequential([keras.Sequential([inner]), layers.Activation("linear")])
     x = np.ones((8, 8), np.float32)
@@ -138,14 +138,14 @@ def test_training_reaches_the_layers_inside():
     assert not (Fixed()(x, training=True).numpy() == 0).any()
 
 
-def test_names_count_up_as_in_keras():
+def test_layer_default_names_are_numbered_as_in_keras():
     names = [layers.Conv2D(1, 1).name, layers.Conv2D(1, 1).name, layers.MaxPooling2D().name]
     assert names == ["conv2d", "conv2d_1", "max_pooling2d"]
     assert layers.Dense(1, name="out").name == "out"
     assert keras.Sequential().name == "sequential"
 
 
-def test_dtypes():
+def test_layer_dtype_converts_inputs():
     x = RNG.standard_normal((2, 3))
     assert layers.Dense(2)(x).dtype == np.float32
     assert layers.Dense(2, dtype="float64")(x.astype(np.float32)).dtype == np.float64
@@ -157,7 +157,7 @@ def test_dtypes():
         keras.backend.set_floatx("int32")
 
 
-def test_integers_reach_layers_that_want_them():
+def test_layer_integer_inputs_stay_integers():
     class Embedding(layers.Layer):
         def build(self, input_shape):
             self.table = self.add_weight("table", (4, 2))
@@ -191,7 +191,7 @@ def test_integers_reach_layers_that_want_them():
         ),
     ],
 )
-def test_no_rows(layer):
+def test_layers_batch_without_rows_works(layer):
     layer = layer()
     layer(IMAGES)
     with GradientTape() as tape:
@@ -200,11 +200,11 @@ def test_no_rows(layer):
     assert y.shape[0] == 0
     for gradient in tape.gradient(total, layer.trainable_variables):
         np.testing.assert_array_equal(gradient.numpy(), np.zeros(gradient.shape))
-    # Also as the first call.
+    # The first call may have no rows either.
     assert layer.__class__ is keras.Sequential or np.isfinite(float(total))
 
 
-def test_first_call_with_no_rows():
+def test_layer_first_call_without_rows_builds():
     model = keras.Sequential([layers.Flatten(), layers.Dense(2)])
     assert model(IMAGES[:0]).shape == (0, 2)
     assert model(IMAGES).shape == (2, 2)
@@ -244,19 +244,22 @@ def test_incompatible_input_names_layer_and_shapes():
         (lambda: layers.Conv2D(2, 3, padding="full"), "'full'"),
         (lambda: layers.Conv2D(2, 3, data_format="channels_first"), "channels_first"),
         (lambda: layers.Dropout(1.0), r"rate.*1\.0"),
-        (lambda: layers.Dense(2, activation="rleu"), "unknown activation 'rleu'; there are .*relu"),
+        (
+            lambda: layers.Dense(2, activation="rleu"),
+            "unknown activation 'rleu'; known names are .*relu",
+        ),
         (lambda: layers.Dense(2, kernel_initializer="x"), "unknown initializer 'x'"),
         (lambda: layers.Dense(2, kernel_regularizer=3), "3 is no regularizer"),
         (lambda: layers.Reshape((-1, -1)), "at most one -1"),
         (lambda: layers.InputLayer(), "shape of an example"),
     ],
 )
-def test_arguments_out_of_range(make, text):
+def test_layer_arguments_out_of_range_raise(make, text):
     with pytest.raises(ValueError, match=text):
         make()
 
 
-def test_attributes_before_init_are_an_error():
+def test_layer_attribute_before_init_raises():
     class Careless(layers.Layer):
         def __init__(self):
             self.dense = layers.Dense(1)
@@ -266,7 +269,7 @@ def test_attributes_before_init_are_an_error():
         Careless()
 
 
-def test_a_failed_build_leaves_nothing_behind():
+def test_layer_failed_build_keeps_no_variables():
     class Picky(layers.Layer):
         def __init__(self):
             super().__init__()
@@ -291,7 +294,7 @@ def test_a_failed_build_leaves_nothing_behind():
 # Weights ------------------------------------------------------------------------------------------
 
 
-def test_get_and_set_weights():
+def test_get_and_set_weights_round_trip():
     layer = layers.Dense(2)
     layer(X)
     values = [np.ones((3, 2)), np.array([1.0, 2.0])]
@@ -310,7 +313,7 @@ def test_get_and_set_weights():
         layers.Dense(2).set_weights(values)
 
 
-def test_trainable():
+def test_trainable_assignment_applies_to_sublayers():
     model = keras.Sequential([layers.Dense(2), layers.Dense(1)])
     model(X)
     assert len(model.trainable_variables) == 4
@@ -351,7 +354,7 @@ def test_variables_are_tracked_in_the_order_of_definition():
     assert len(block.layers) == 5
 
 
-def test_count_params_and_summary():
+def test_count_params_and_summary_of_a_model():
     model = keras.Sequential(
         [
             keras.Input(shape=(28, 28, 1)),
@@ -415,7 +418,7 @@ class Penalized(layers.Layer):
         return x
 
 
-def test_added_losses_are_those_of_the_last_call():
+def test_add_loss_keeps_only_the_last_call():
     layer = Penalized()
     model = keras.Sequential([layer, layer.__class__(name="other")])
     model(np.ones((2, 2), np.float32), training=True)
@@ -426,7 +429,7 @@ def test_added_losses_are_those_of_the_last_call():
     assert model.losses == []
 
 
-def test_a_layer_called_twice_in_a_model_adds_two_losses():
+def test_add_loss_layer_called_twice_adds_two():
     class Twice(keras.Model):
         def __init__(self):
             super().__init__()
@@ -441,7 +444,7 @@ def test_a_layer_called_twice_in_a_model_adds_two_losses():
         assert [float(loss) for loss in model.losses] == [3, 6]
 
 
-def test_added_losses_belong_to_their_thread():
+def test_add_loss_values_belong_to_the_thread():
     layer = Penalized()
     found = {}
     ready = threading.Barrier(2)
@@ -462,7 +465,7 @@ def test_added_losses_belong_to_their_thread():
 # Models -------------------------------------------------------------------------------------------
 
 
-def test_sequential_is_its_layers_one_by_one():
+def test_sequential_equals_its_layers_in_order():
     model = keras.Sequential(
         [
             layers.Conv2D(4, 3, activation="relu", dtype="float64"),
@@ -488,7 +491,7 @@ def test_sequential_is_its_layers_one_by_one():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_relu_behind_a_normalization_or_a_convolution_is_computed_with_it(training, dtype):
+def test_sequential_fuses_relu_after_normalization_or_convolution(training, dtype):
     stack = [
         layers.Conv2D(4, 3, dtype=dtype),
         layers.BatchNormalization(momentum=0.5, beta_initializer="uniform", dtype=dtype),
@@ -524,7 +527,7 @@ def test_relu_behind_a_normalization_or_a_convolution_is_computed_with_it(traini
 
 @pytest.mark.parametrize("shapes", [[(4, 3)] * 2, [(4, 3)] * 3, [(4, 3), (3,)], [(4, 3)]], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_a_sum_and_the_relu_behind_it_are_one_step(shapes, dtype):
+def test_add_followed_by_relu_is_fused(shapes, dtype):
     rng = np.random.default_rng(5)
     values = [as_tensor(rng.normal(size=(2, *shape)).astype(dtype)) for shape in shapes]
     inputs = [keras.Input(shape, dtype=dtype) for shape in shapes]
@@ -554,7 +557,7 @@ def test_a_sum_and_the_relu_behind_it_are_one_step(shapes, dtype):
         lambda: layers.Activation("tanh"),
     ],
 )
-def test_other_layers_behind_a_normalization_are_called(second):
+def test_sequential_other_layer_after_normalization_is_not_fused(second):
     layer = second()
     assert steps_of([layers.BatchNormalization(), layer])[1] is layer
     assert steps_of([layers.Add(), layer])[1] is layer
@@ -583,7 +586,7 @@ class Mine(layers.Conv2D):
         (lambda: [layers.MaxPooling2D(), conv()], False),
     ],
 )
-def test_which_neighbours_are_fused(pair, fused):
+def test_fusion_depends_on_layer_settings(pair, fused):
     model = keras.Sequential(pair())
     x = np.random.default_rng(0).standard_normal((2, 12, 12, 3)).astype(np.float32)
     y = model(x)
@@ -612,7 +615,7 @@ def test_sequential_built_by_input_shape_or_build():
         assert model(X).shape == (4, 2)
 
 
-def test_sequential_grows_and_shrinks():
+def test_sequential_add_and_pop_rebuild():
     model = keras.Sequential([layers.Dense(2)])
     model(X)
     kept = model.weights
@@ -621,11 +624,11 @@ def test_sequential_grows_and_shrinks():
     model.pop()
     assert model(X).shape == (4, 2)
     model.pop()
-    with pytest.raises(TypeError, match="no layer to take off"):
+    with pytest.raises(TypeError, match="no layer to remove"):
         model.pop()
 
 
-def test_sequential_rejects_what_does_not_belong():
+def test_sequential_item_that_is_no_layer_raises():
     with pytest.raises(TypeError, match="is no layer"):
         keras.Sequential([nn.relu])
     with pytest.raises(ValueError, match="names must differ"):
@@ -636,7 +639,7 @@ def test_sequential_rejects_what_does_not_belong():
         keras.Sequential([layers.Dense(2)]).build((None, None))
 
 
-def test_layers_by_name_and_place():
+def test_get_layer_by_name_and_index():
     model = keras.Sequential([layers.Dense(2, name="a"), layers.Dense(1, name="b")])
     assert model.get_layer("b") is model.get_layer(index=1) is model.layers[1]
     with pytest.raises(ValueError, match="layers are a, b"):
@@ -661,7 +664,7 @@ def test_subclassed_model_builds_by_a_call_on_zeros():
     assert nested(X).shape == (4, 1) and len(nested.weights) == 4
 
 
-def test_models_of_several_inputs():
+def test_subclassed_model_takes_several_inputs():
     class Add(keras.Model):
         def call(self, inputs):
             return inputs["a"] + inputs["b"][0]
@@ -700,7 +703,7 @@ def test_variables_are_made_once_for_all_replicas(in_replica):
         assert all(len(w.values) == 3 for w in shared.weights)
 
 
-def test_one_replica_builds_while_the_others_wait():
+def test_layer_build_runs_in_one_replica():
     class Slow(layers.Layer):
         builds = 0
 
@@ -720,7 +723,7 @@ def test_one_replica_builds_while_the_others_wait():
     np.testing.assert_array_equal(results[0].numpy(), results[2].numpy())
 
 
-def test_model_of_a_scope_is_built_in_it_later():
+def test_model_late_build_uses_its_scope():
     strategy = mirrored(2)
     with strategy.scope():
         model = keras.Sequential([layers.Dense(2)])
@@ -731,7 +734,7 @@ def test_model_of_a_scope_is_built_in_it_later():
         np.testing.assert_array_equal(component.numpy(), np.ones((3, 2)))
 
 
-def test_a_layer_that_waits_for_the_other_replicas():
+def test_layer_that_synchronizes_replicas_builds():
     class Mean(layers.Layer):
         def call(self, x):
             return distribute.get_replica_context().all_reduce("MEAN", x)
@@ -743,7 +746,7 @@ def test_a_layer_that_waits_for_the_other_replicas():
     assert y.values[0].shape == (4, 1) and len(model.weights) == 4
 
 
-def test_regularization_losses_stand_on_each_replicas_tape():
+def test_regularization_losses_are_on_each_replicas_tape():
     strategy = mirrored(2)
     with strategy.scope():
         layer = layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.5))
@@ -758,7 +761,7 @@ def test_regularization_losses_stand_on_each_replicas_tape():
         np.testing.assert_allclose(gradient.numpy(), layer.get_weights()[0], rtol=1e-6)
 
 
-def test_each_replica_drops_its_own_elements_repeatably():
+def test_dropout_replicas_draw_own_repeatable_numbers():
     def run():
         strategy = mirrored(2)
         with strategy.scope():
@@ -786,7 +789,7 @@ def test_each_replica_drops_its_own_elements_repeatably():
         (lambda: layers.Dropout(0.5, noise_shape=(4,), name="one"), r"noise_shape of \(4,\)"),
     ],
 )
-def test_a_shape_that_does_not_fit_is_named_with_the_layer(layer, text):
+def test_layer_wrong_shape_error_names_layer_and_shape(layer, text):
     said = f'Input 0 of layer "one" is incompatible with the layer: expected .*{text}.* received '
     for training in (False, True):
         with pytest.raises(ValueError, match=said + r"input with shape \(4, 3\)"):
@@ -795,12 +798,12 @@ def test_a_shape_that_does_not_fit_is_named_with_the_layer(layer, text):
         layer()(layers.Input((3,)))
 
 
-def test_a_row_that_is_not_in_the_table_is_named_with_the_layer():
+def test_embedding_number_out_of_range_names_the_layer():
     with pytest.raises(IndexError, match='layer "one": the table has rows 0 to 2'):
         layers.Embedding(3, 2, name="one")(np.array([[1, 3]]))
 
 
-def test_statistics_are_given_in_the_shape_of_the_axes_or_of_the_inputs():
+def test_normalization_statistics_shapes_of_axes_or_inputs():
     x = np.arange(24.0).reshape(2, 3, 4)
     flat = layers.Normalization(1, [1.0, 2.0, 3.0], [4.0, 9.0, 16.0], dtype="float64")
     whole = layers.Normalization(

@@ -1,4 +1,4 @@
-"""Losses, metrics, initializers and small helpers against formulas in float64."""
+"""Losses, metrics, initializers and utilities against formulas in float64."""
 
 import math
 
@@ -66,7 +66,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses(case):
+def test_losses_equal_the_formulas(case):
     make, true, predicted, expected = CASES[case]
     none = make(reduction="none")(true, predicted).numpy()
     np.testing.assert_allclose(none, expected, rtol=1e-10)
@@ -90,7 +90,7 @@ def test_losses(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_have_the_gradients_of_differences(case):
+def test_losses_gradients_equal_finite_differences(case):
     make, true, predicted, _ = CASES[case]
     loss = make(reduction="sum")
     x = as_tensor(predicted)
@@ -109,7 +109,7 @@ def test_losses_have_the_gradients_of_differences(case):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("reduction", list(losses.Reduction))
-def test_losses_of_no_rows(case, reduction):
+def test_losses_batch_without_rows_gives_zero(case, reduction):
     make, true, predicted, _ = CASES[case]
     x = as_tensor(predicted[:0])
     with GradientTape() as tape:
@@ -119,7 +119,7 @@ def test_losses_of_no_rows(case, reduction):
     assert tape.gradient(value, x).shape == (0, 4)
 
 
-def test_labels_of_any_integer_type_and_shape():
+def test_sparse_labels_any_integer_dtype_and_shape():
     loss = losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     for labels in (LABELS.astype(np.uint8), LABELS[:, None], LABELS.astype(np.float32)):
         np.testing.assert_allclose(loss(labels, LOGITS).numpy(), CROSS, rtol=1e-10)
@@ -132,7 +132,7 @@ def test_labels_of_any_integer_type_and_shape():
     [
         (
             [0, 3, 4, 1, 2, 3],
-            r"label 4 at position \[2\] is out of range: with 4 classes .* 0 to 3",
+            r"label 4 at position \[2\] is out of range: with 4 classes, .* 0 to 3",
         ),
         ([0, 3, 1, 1, -1, 3], r"label -1 at position \[4\]"),
         ([0.0, 1.5, 0, 0, 0, 0], r"label 1.5 at position \[1\]"),
@@ -141,13 +141,13 @@ def test_labels_of_any_integer_type_and_shape():
     ],
 )
 @pytest.mark.parametrize("from_logits", [True, False])
-def test_labels_out_of_range(labels, text, from_logits):
+def test_sparse_label_out_of_range_raises(labels, text, from_logits):
     loss = losses.SparseCategoricalCrossentropy(from_logits=from_logits)
     with pytest.raises(ValueError, match=text):
         loss(np.asarray(labels), PROBABILITIES)
 
 
-def test_label_out_of_range_in_a_matrix_of_labels():
+def test_sparse_label_out_of_range_names_the_position():
     loss = losses.SparseCategoricalCrossentropy(from_logits=True)
     labels = LABELS.reshape(2, 3).copy()
     labels[1, 2] = 9
@@ -155,17 +155,17 @@ def test_label_out_of_range_in_a_matrix_of_labels():
         loss(labels, LOGITS.reshape(2, 3, 4))
 
 
-def test_shapes_that_would_broadcast_are_errors():
+def test_losses_broadcastable_shapes_raise():
     with pytest.raises(ValueError, match=r"\(6,\).*\(6, 4\)"):
         losses.MeanSquaredError()(np.zeros(6), LOGITS)
     with pytest.raises(ValueError, match=r"sample_weight of shape \(5,\).*\(6,\)"):
         losses.MeanSquaredError()(TARGETS, LOGITS, sample_weight=np.ones(5))
-    # A last axis of 1 on one side is what networks with one output have.
+    # Models with one output have predictions with a last axis of length 1, and targets without it.
     value = losses.MeanSquaredError(reduction="sum")(TARGETS[:, 0], LOGITS[:, :1])
     np.testing.assert_allclose(float(value), ((TARGETS - LOGITS)[:, 0] ** 2).sum(), rtol=1e-12)
 
 
-def test_certain_and_wrong_probabilities_stay_finite():
+def test_losses_certain_wrong_probability_is_finite():
     for loss in (losses.SparseCategoricalCrossentropy(), losses.CategoricalCrossentropy()):
         true = [1] if isinstance(loss, losses.SparseCategoricalCrossentropy) else [[0.0, 1.0]]
         value = float(loss(np.asarray(true), np.array([[1.0, 0.0]])))
@@ -174,7 +174,7 @@ def test_certain_and_wrong_probabilities_stay_finite():
 
 
 @pytest.mark.parametrize("reduction", ["auto", "sum_over_batch_size"])
-def test_averages_are_refused_under_a_strategy(reduction):
+def test_losses_averaging_under_a_strategy_raises(reduction):
     strategy = distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
         loss = losses.MeanSquaredError(reduction=reduction)
@@ -187,7 +187,7 @@ def test_averages_are_refused_under_a_strategy(reduction):
     assert strategy.run(lambda: allowed(TARGETS, LOGITS)).values[1].shape == (6,)
 
 
-def test_reductions_and_names():
+def test_loss_reductions_and_default_names():
     assert losses.Reduction.NONE == "none" and losses.Reduction.of(None) is losses.Reduction.NONE
     with pytest.raises(ValueError, match="'average'"):
         losses.MeanSquaredError(reduction="average")
@@ -208,7 +208,7 @@ def test_reductions_and_names():
 # Metrics ------------------------------------------------------------------------------------------
 
 
-def test_mean_and_sum():
+def test_mean_and_sum_metrics_use_weights():
     mean, total = metrics.Mean(dtype="float64"), metrics.Sum(dtype="float64")
     assert float(mean.result()) == 0
     for values, weight in (([1.0, 2.0], None), (5.0, None), ([[1.0, 2.0], [3.0, 4.0]], [2, 0])):
@@ -227,7 +227,7 @@ def test_mean_and_sum():
     assert [v.name for v in mean.weights] == ["mean/total", "mean/count"]
 
 
-def test_result_does_not_change_later():
+def test_metric_result_does_not_change_later():
     mean = metrics.Mean()
     total = metrics.Sum()
     for metric in (mean, total):
@@ -252,7 +252,7 @@ def test_result_does_not_change_later():
         ),
     ],
 )
-def test_accuracies(metric, true, predicted, right):
+def test_accuracy_metrics_equal_the_expected(metric, true, predicted, right):
     value = metric()
     value.update_state(true, predicted)
     np.testing.assert_allclose(float(value.result()), np.mean(right), rtol=1e-6)
@@ -267,12 +267,12 @@ def test_accuracies(metric, true, predicted, right):
     assert float(empty.result()) == 0
 
 
-def test_accuracy_rejects_shapes_that_do_not_fit():
+def test_accuracy_wrong_shapes_raise():
     with pytest.raises(ValueError, match=r"labels of shape \(5,\)"):
         metrics.SparseCategoricalAccuracy().update_state(LABELS[:5], LOGITS)
 
 
-def test_mean_of_a_function():
+def test_mean_metric_wrapper_averages_the_function():
     metric = metrics.MeanMetricWrapper(losses.binary_crossentropy, from_logits=True)
     metric.update_state(YES, LOGITS)
     np.testing.assert_allclose(float(metric.result()), BINARY.mean(), rtol=1e-6)
@@ -280,14 +280,14 @@ def test_mean_of_a_function():
     assert metrics.get("Mean").__class__ is metrics.Mean
 
 
-def test_metrics_add_up_over_replicas():
+def test_metrics_sum_over_replicas():
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(3)])
     with strategy.scope():
         mean = metrics.Mean(dtype="float64")
 
     def step():
         replica = int(distribute.get_replica_context().replica_id_in_sync_group)
-        # Unequal numbers of values, none in replica 0.
+        # The replicas have different numbers of values, and replica 0 has none.
         mean.update_state(np.arange(replica, dtype=float))
         return mean.result()
 
@@ -295,7 +295,7 @@ def test_metrics_add_up_over_replicas():
     parts = inside.values if hasattr(inside, "values") else [inside]
     assert [float(part) for part in parts] == [1 / 3] * len(parts)
     assert float(mean.result()) == 1 / 3
-    # Outside of the replicas a metric takes values in as well.
+    # A metric also accepts values outside of the replicas.
     mean.update_state([5.0])
     with strategy.scope():
         mean.update_state([6.0])
@@ -305,7 +305,7 @@ def test_metrics_add_up_over_replicas():
     assert all(float(c) == 0 for v in mean.variables for c in v.values)
 
 
-def test_a_metric_of_ones_own():
+def test_custom_metric_updates_and_resets():
     class Largest(metrics.Metric):
         def __init__(self):
             super().__init__()
@@ -355,7 +355,7 @@ def test_initializers_have_the_variance_they_say(name, variance, limit):
         assert np.abs(values).max() <= 2 * math.sqrt(variance) / 0.8796 + 1e-12
 
 
-def test_seeds():
+def test_initializer_seed_repeats_values():
     one = initializers.GlorotUniform(seed=4)
     np.testing.assert_array_equal(one((3, 2)).numpy(), one((3, 2)).numpy())
     single, double = one((3, 2), "float32").numpy(), one((3, 2), "float64").numpy()
@@ -369,7 +369,7 @@ def test_seeds():
         keras.utils.set_random_seed(-1)
 
 
-def test_fixed_initializers():
+def test_constant_initializers_give_their_values():
     assert initializers.Ones()((2,)).numpy().tolist() == [1, 1]
     assert initializers.Constant([1, 2])((3, 2)).numpy().tolist() == [[1, 2]] * 3
     own = initializers.get(lambda shape, dtype: np.zeros(shape, dtype))
@@ -381,7 +381,7 @@ def test_fixed_initializers():
         initializers.VarianceScaling(0)
 
 
-def test_regularizers():
+def test_regularizers_equal_the_formulas():
     weight = Variable(np.array([[1.0, -2.0], [3.0, 0.0]]))
     for regularizer, value in (
         (regularizers.L2(0.5), 7.0),
@@ -398,7 +398,7 @@ def test_regularizers():
         regularizers.L2(-1)
 
 
-def test_to_categorical():
+def test_to_categorical_returns_one_hot_rows():
     np.testing.assert_array_equal(
         keras.utils.to_categorical([0, 2, 1]), np.eye(3, dtype=np.float32)[[0, 2, 1]]
     )
@@ -418,7 +418,7 @@ def test_activations_by_name():
         get(3)
 
 
-def test_modules_are_there():
+def test_keras_namespace_has_all_modules():
     import pycollective.keras as module
 
     for name in module.__all__:

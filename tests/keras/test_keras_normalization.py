@@ -1,4 +1,4 @@
-"""Batch and layer normalization: by definition, and batches that replicas share."""
+"""Batch and layer normalization against the formulas, also with synchronized replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def normalized(x, gamma, beta, mean, variance):
     return gamma * (x - mean) / np.sqrt(variance + EPSILON) + beta
 
 
-def test_by_the_batch_and_by_what_was_found():
+def test_batch_normalization_training_and_inference():
     layer = batch_layer()
     gamma, beta, old_mean, old_variance = layer.get_weights()
     assert [v.name.split("/")[1] for v in layer.trainable_weights] == ["gamma", "beta"]
@@ -51,7 +51,7 @@ def test_by_the_batch_and_by_what_was_found():
     np.testing.assert_array_equal(layer.get_weights()[2], new_mean)
 
 
-def test_other_axes():
+def test_batch_normalization_other_axis_works():
     first, last = batch_layer(axis=1), batch_layer(axis=-1)
     assert first.gamma.shape == (3,)
     last = layers.BatchNormalization(momentum=0.8, epsilon=EPSILON, dtype="float64")
@@ -66,7 +66,7 @@ def test_other_axes():
         np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_without_center_and_scale():
+def test_batch_normalization_without_center_and_scale():
     layer = layers.BatchNormalization(center=False, scale=False, epsilon=0.0, dtype="float64")
     y = layer(X, training=True).numpy()
     np.testing.assert_allclose(y.mean(axis=(0, 1)), 0, atol=1e-12)
@@ -74,7 +74,7 @@ def test_without_center_and_scale():
     assert len(layer.weights) == 2
 
 
-def test_halves_are_computed_in_float32():
+def test_batch_normalization_float16_computes_in_float32():
     x = (RANDOM.standard_normal((5000, 2)) + 200).astype(np.float16)
     layer = layers.BatchNormalization(dtype="float16")
     y = layer(x, training=True).numpy()
@@ -83,13 +83,13 @@ def test_halves_are_computed_in_float32():
     assert layers.LayerNormalization(dtype="float16")(x).dtype == np.float16
 
 
-def test_mixed_precision_computes_in_float32():
+def test_normalization_mixed_precision_computes_in_float32():
     x = X.reshape(-1, 4).astype(np.float16)
     for cls in (layers.BatchNormalization, layers.LayerNormalization):
         mixed, whole = cls(dtype="mixed_float16"), cls()
         for layer in (mixed, whole):
             layer.build(x.shape)
-            # No half is near enough to these.
+            # No half-precision number is close to these values.
             layer.set_weights([np.full(w.shape, 1.0003, np.float32) for w in layer.get_weights()])
         y = mixed(x, training=True)
         assert y.dtype == np.float16
@@ -100,7 +100,7 @@ def test_mixed_precision_computes_in_float32():
 
 
 def parts_of(rows):
-    """Return the examples of each replica, given how many it has."""
+    """Return the examples of each replica, given their numbers."""
     ends = np.cumsum(rows)
     assert ends[-1] == len(X)
     return [slice(end - n, end) for n, end in zip(rows, ends, strict=True)]
@@ -115,7 +115,7 @@ def gradients(layer, x, g):
 
 
 @pytest.mark.parametrize("rows", [(6,), (3, 3), (4, 2), (0, 6), (1, 2, 3)])
-def test_replicas_that_share_a_batch_are_one(rows):
+def test_synchronized_replicas_equal_one_device(rows):
     single = batch_layer()
     expected = gradients(single, Tensor(X), G)
     strategy = mirrored(len(rows))
@@ -139,7 +139,7 @@ def test_replicas_that_share_a_batch_are_one(rows):
         np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_replicas_that_do_not_share_have_their_own():
+def test_unsynchronized_replicas_use_their_own_batch():
     strategy = mirrored(2)
     with strategy.scope():
         layer = batch_layer()
@@ -192,7 +192,7 @@ def test_a_replica_without_rows_keeps_its_own_moving_statistics():
         np.testing.assert_array_equal(second, old)
 
 
-def test_nobody_has_rows():
+def test_synchronized_batch_without_any_rows():
     strategy = mirrored(2)
     with strategy.scope():
         layer = batch_layer(synchronized=True)
@@ -204,7 +204,7 @@ def test_nobody_has_rows():
 
 
 @pytest.mark.parametrize("kind", ["one device", "mirrored 2", "mirrored 3", "central storage 2"])
-def test_fit_with_a_shared_batch_is_that_of_one_device(kind):
+def test_fit_synchronized_equals_one_device(kind):
     def trained(strategy):
         with strategy.scope():
             model = keras.Sequential(
@@ -233,7 +233,7 @@ def test_fit_with_a_shared_batch_is_that_of_one_device(kind):
 RANDOM_DATA = (RANDOM.standard_normal((21, 3)), RANDOM.standard_normal((21, 2)))
 
 
-def test_layer_normalization():
+def test_layer_normalization_equals_the_formula():
     for axis in (-1, 1, [1, 2]):
         layer = layers.LayerNormalization(axis, epsilon=EPSILON, dtype="float64")
         layer(X)

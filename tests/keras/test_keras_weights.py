@@ -1,4 +1,4 @@
-"""What weights start from, are held to, and cost."""
+"""Constraints, regularizers and initializers of weights, activations, and tracking of weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def norms(w, axis=0):
     return np.sqrt((w**2).sum(axis=axis, keepdims=True))
 
 
-def test_constraints():
+def test_constraints_equal_the_formulas():
     large = W * 3
     np.testing.assert_array_equal(constraints.NonNeg()(W).numpy(), np.maximum(W, 0))
     held = constraints.MaxNorm(2.0)(large).numpy()
@@ -39,7 +39,7 @@ def test_constraints():
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_optimizers_hold_every_copy_to_the_constraint(kind, optimizer):
+def test_optimizer_applies_constraint_to_every_copy(kind, optimizer):
     strategy = STRATEGIES[kind]()
     with strategy.scope():
         layer = layers.Dense(2, kernel_constraint="non_neg", bias_constraint="unit_norm")
@@ -74,7 +74,7 @@ def test_a_copied_layer_keeps_its_constraints():
     assert layer.bias.constraint is None
 
 
-# Penalties ----------------------------------------------------------------------------------------
+# Regularizers -------------------------------------------------------------------------------------
 
 
 def test_activity_regularizer_is_divided_by_the_rows():
@@ -97,7 +97,7 @@ def test_activity_regularizer_is_divided_by_the_rows():
 
 
 @pytest.mark.parametrize("kind", ["mirrored 2", "mirrored 3", "central storage 2"])
-def test_activities_cost_the_same_under_any_strategy(kind):
+def test_activity_regularizer_equal_under_any_strategy(kind):
     x, y = RANDOM.standard_normal((21, 3)), RANDOM.standard_normal((21, 2))
 
     def trained(strategy):
@@ -111,7 +111,7 @@ def test_activities_cost_the_same_under_any_strategy(kind):
             )
             model.set_weights([np.full(w.shape, 0.3) for w in model.get_weights()])
             model.compile(keras.optimizers.SGD(0.1), "mse")
-        # Batches of 8, the last one of 5.
+        # The last batch has 5 instead of 8 examples.
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         return history.history["loss"], model.get_weights()
 
@@ -123,7 +123,7 @@ def test_activities_cost_the_same_under_any_strategy(kind):
     assert norms(weights[2]).max() <= 0.5
 
 
-def test_an_activity_regularizer_is_not_fused_away():
+def test_activity_regularizer_prevents_fusion():
     x = RANDOM.standard_normal((2, 6, 6, 1)).astype(np.float32)
     for first, second in (
         ({"activity_regularizer": "l2"}, {}),
@@ -136,7 +136,7 @@ def test_an_activity_regularizer_is_not_fused_away():
         assert len(model.losses) == 1 and float(model.losses[0]) > 0
 
 
-def test_orthogonal_regularizer():
+def test_orthogonal_regularizer_equals_the_formula():
     unit = W / norms(W, 1)
     cosines = np.abs(unit @ unit.T)
     expected = 0.1 * (cosines.sum() - 4) / 12
@@ -147,10 +147,10 @@ def test_orthogonal_regularizer():
         regularizers.OrthogonalRegularizer()(np.zeros((2, 2, 2)))
 
 
-# Beginnings ---------------------------------------------------------------------------------------
+# Initializers -------------------------------------------------------------------------------------
 
 
-def test_orthogonal_and_identity():
+def test_orthogonal_and_identity_initializers():
     for shape in ((6, 4), (4, 6), (3, 2, 5)):
         w = initializers.Orthogonal(2.0, seed=1)(shape, "float64").numpy().reshape(-1, shape[-1])
         square = w.T @ w if w.shape[0] >= w.shape[1] else w @ w.T
@@ -170,7 +170,7 @@ def test_orthogonal_and_identity():
         (initializers.LecunNormal(seed=0), 1 / 400),
     ],
 )
-def test_variances(initializer, variance):
+def test_variance_scaling_has_the_expected_variance(initializer, variance):
     w = initializer((400, 250), "float64").numpy()
     assert abs(w.mean()) < 4 * np.sqrt(variance / w.size)
     assert w.var() == pytest.approx(variance, rel=0.02)
@@ -179,7 +179,7 @@ def test_variances(initializer, variance):
 # Activations --------------------------------------------------------------------------------------
 
 
-def test_relu_in_all_forms():
+def test_relu_slope_maximum_and_threshold():
     x = np.array([-3.0, -0.5, 0.0, 0.5, 1.0, 4.0, 9.0])
 
     def expected(slope, top, threshold):
@@ -197,7 +197,7 @@ def test_relu_in_all_forms():
         layers.ReLU(negative_slope=-1)
 
 
-def test_activation_layers():
+def test_activation_layers_equal_the_functions():
     x = RANDOM.standard_normal((2, 3, 4))
 
     def apply(layer):
@@ -221,7 +221,7 @@ def test_activation_layers():
         prelu(np.zeros((2, 3, 5)))
 
 
-def test_an_embedding():
+def test_embedding_looks_up_rows():
     table = RANDOM.standard_normal((5, 3)).astype(np.float32)
     layer = layers.Embedding(5, 3, weights=[table])
     numbers = np.array([[0, 4], [4, 2]])
@@ -237,7 +237,7 @@ def test_an_embedding():
     assert layer(Tensor(numbers[:0])).shape == (0, 2, 3)
 
 
-# What a layer consists of -------------------------------------------------------------------------
+# Tracking of sublayers ----------------------------------------------------------------------------
 
 
 def test_weights_follow_every_change_of_the_layers():
@@ -285,7 +285,7 @@ def test_weights_follow_every_change_of_the_layers():
     assert len(whole.trainable_weights) == 4
 
 
-def test_a_model_that_was_asked_for_its_weights_is_freed_at_once():
+def test_model_after_weights_access_is_freed_immediately():
     import weakref
 
     layer = keras.Sequential([layers.Dense(2)])
@@ -298,7 +298,7 @@ def test_a_model_that_was_asked_for_its_weights_is_freed_at_once():
 # Order --------------------------------------------------------------------------------------------
 
 
-def test_weights_stand_layer_by_layer_as_in_keras():
+def test_weights_order_equals_that_of_keras():
     def names(variables):
         return [variable.name for variable in variables]
 
@@ -323,7 +323,7 @@ def test_weights_stand_layer_by_layer_as_in_keras():
     expected += ["pair/scale", "pair/count", *trained[3:]]
     assert names(model.weights) == names(model.variables) == expected
     assert names(model.trainable_weights) == trained
-    # Whether a layer is trained changes no order.
+    # Freezing a layer does not change the order.
     norm.trainable = False
     assert names(model.weights) == expected
     assert names(model.trainable_weights) == trained[2:]

@@ -1,4 +1,4 @@
-"""Layers on a device: what comes out lies there, and nothing is fetched on the way."""
+"""Layers on a device: the outputs are on the device, and nothing is fetched from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gradients(layer, x):
 
 
 def twins(cupy, cls):
-    """Return layers of a class on the host and on a device, with equal weights, and equal inputs."""
+    """Return a layer on the host and an equal one on the device, with equal inputs."""
     random = np.random.default_rng(2)
 
     def inputs(shape):
@@ -48,7 +48,7 @@ def twins(cupy, cls):
 
 
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
-def test_layers(cupy, cls):
+def test_layer_on_device_fetches_nothing(cupy, cls):
     for here, x, there, moved in twins(cupy, cls):
         fetched = cupy.fetched
         found = gradients(there, moved)

@@ -1,4 +1,4 @@
-"""Further losses and metrics against formulas in plain NumPy, and their descriptions."""
+"""Further losses and metrics against formulas in plain NumPy, and their configs."""
 
 import json
 
@@ -56,7 +56,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_losses(name):
+def test_more_losses_equal_the_formulas(name):
     true, predicted, expected = FORMULAS[name]
     function = losses.get(name)
     np.testing.assert_allclose(function(true, predicted).numpy(), expected, rtol=1e-5)
@@ -80,7 +80,7 @@ def test_losses(name):
     np.testing.assert_allclose((gradient * direction).sum(), change / 2, rtol=1e-4)
 
 
-def test_classes_along_another_axis():
+def test_crossentropy_classes_along_another_axis():
     for loss, true in (
         (losses.categorical_crossentropy, SHARES),
         (losses.binary_crossentropy, YES),
@@ -96,18 +96,18 @@ def test_classes_along_another_axis():
     np.testing.assert_allclose(
         sparse(LABELS, CHANCES.T, axis=0).numpy(), sparse(LABELS, CHANCES).numpy(), rtol=1e-12
     )
-    with pytest.raises(ValueError, match="ignore_class=3 is not available"):
+    with pytest.raises(ValueError, match="ignore_class=3 is not supported"):
         sparse(LABELS, CHANCES, ignore_class=3)
 
 
-def test_one_prediction_for_each_example():
+def test_losses_one_prediction_per_example():
     one, column = TRUE[:, 0], PREDICTED[:, :1]
     expected = (TRUE[:, 0] - PREDICTED[:, 0]) ** 2
     for true, predicted in ((one, column), (one[:, None], column[:, 0])):
         np.testing.assert_allclose(losses.mean_squared_error(true, predicted), expected)
 
 
-def test_halves_are_computed_in_full():
+def test_losses_half_precision_computes_in_float32():
     predicted = np.array([[60000.0, 1.0]], np.float16)
     loss = losses.MeanSquaredError()(np.zeros((1, 2)), predicted)
     assert loss.dtype == np.float32 and np.isfinite(float(loss))
@@ -124,7 +124,7 @@ ROW_WEIGHTS = RNG.random(40)
 
 
 def counted(thresholds, answers=ANSWERS, scores=SCORES, weights=None):
-    """Return the four cases, one prediction at a time."""
+    """Count the four cases in a loop over single predictions."""
     weights = np.ones_like(scores) if weights is None else np.broadcast_to(weights, scores.shape)
     cases = np.zeros((4, len(thresholds)))
     for j, t in enumerate(thresholds):
@@ -138,7 +138,7 @@ def counted(thresholds, answers=ANSWERS, scores=SCORES, weights=None):
 
 @pytest.mark.parametrize("thresholds", [None, 0.25, [0.9, 0.1, 0.5], [0.0, 0.5, 1.0]])
 @pytest.mark.parametrize("weights", [None, ROW_WEIGHTS])
-def test_counts(thresholds, weights):
+def test_confusion_counts_equal_the_definition(thresholds, weights):
     at = np.atleast_1d(0.5 if thresholds is None else thresholds)
     column = None if weights is None else weights[:, None]
     tp, fp, tn, fn = counted(at, weights=column)
@@ -162,7 +162,7 @@ def test_counts(thresholds, weights):
         assert not metric.result().numpy().any()
 
 
-def test_best_ones_and_one_class():
+def test_precision_top_k_and_class_id():
     top = np.argsort(-SCORES, axis=1, kind="stable")[:, :2]
     chosen = np.zeros_like(ANSWERS)
     np.put_along_axis(chosen, top, True, axis=1)
@@ -200,7 +200,7 @@ def area(cases, curve, method):
         ("PR", "majoring"),
     ],
 )
-def test_areas(curve, method):
+def test_auc_equals_the_definition(curve, method):
     for settings, at in (
         ({"num_thresholds": 11}, np.linspace(0, 1, 11)[1:-1]),
         ({"thresholds": [0.7, 0.2, 0.25]}, [0.2, 0.25, 0.7]),
@@ -211,20 +211,20 @@ def test_areas(curve, method):
         np.testing.assert_allclose(float(metric.result()), area(cases, curve, method), rtol=1e-5)
 
 
-def test_precision_between_thresholds():
+def test_auc_pr_interpolation_equals_the_integral():
     metric = metrics.AUC(curve="PR", num_thresholds=6)
     metric.update_state(ANSWERS, SCORES)
     tp, fp, _, fn = counted([-1, 0.2, 0.4, 0.6, 0.8, 2])
     expected = 0.0
     for i in range(5):
-        # True positives and positives both change linearly from one threshold to the next.
+        # True positives and positives are linear between two thresholds.
         way = (np.arange(100_000) + 0.5) / 100_000
         right, yes = (a[i + 1] + way * (a[i] - a[i + 1]) for a in (tp, tp + fp))
         expected += (right / yes).mean() * (tp[i] - tp[i + 1]) / (tp[i + 1] + fn[i + 1])
     np.testing.assert_allclose(float(metric.result()), expected, rtol=1e-4)
 
 
-def test_areas_by_label():
+def test_auc_multi_label_averages_the_labels():
     metric = metrics.AUC(num_thresholds=11, multi_label=True, label_weights=[1, 2, 0])
     known = metrics.AUC(num_thresholds=11, multi_label=True, num_labels=3)
     assert float(metric.result()) == 0
@@ -241,7 +241,7 @@ def test_areas_by_label():
     np.testing.assert_allclose(float(known.result()), np.mean(areas), rtol=1e-5)
 
 
-def test_perfect_and_inverted_curves():
+def test_auc_perfect_and_inverted_predictions():
     answers, scores = np.array([0, 0, 1, 1]), np.array([0.1, 0.2, 0.8, 0.9])
     for curve in ("ROC", "PR"):
         metric = metrics.AUC(curve=curve)
@@ -252,7 +252,7 @@ def test_perfect_and_inverted_curves():
     np.testing.assert_allclose(float(logits.result()), 0, atol=1e-6)
 
 
-def test_accuracies():
+def test_top_k_accuracies_equal_the_definition():
     scores = RNG.random((8, 4))
     labels = RNG.integers(0, 4, 8)
     rank = (scores > scores[np.arange(8), labels][:, None]).sum(1)
@@ -292,7 +292,7 @@ def test_accuracies():
     ],
     ids=["auc", "auc by label", "precision", "root", "top k"],
 )
-def test_replicas(count, make):
+def test_metrics_of_replicas_equal_one_device(count, make):
     alone = make()
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(count)])
     with strategy.scope():
@@ -300,7 +300,7 @@ def test_replicas(count, make):
 
     def step():
         replica = int(distribute.get_replica_context().replica_id_in_sync_group)
-        # The first replica has most, the others little.
+        # The first replica has most of the examples.
         part = slice(0, 30) if replica == 0 else slice(30 + 3 * replica, 33 + 3 * replica)
         metric.update_state(ANSWERS[part], SCORES[part], ROW_WEIGHTS[part])
         return metric.result()
@@ -314,7 +314,7 @@ def test_replicas(count, make):
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
 
 
-# Descriptions -------------------------------------------------------------------------------------
+# Configs ------------------------------------------------------------------------------------------
 
 LOSSES = [
     losses.SparseCategoricalCrossentropy(True),
@@ -338,7 +338,7 @@ METRICS = [
 
 
 @pytest.mark.parametrize("each", [*LOSSES, *METRICS], ids=lambda each: type(each).__name__)
-def test_descriptions(each):
+def test_loss_and_metric_configs_survive(each):
     room = metrics if isinstance(each, metrics.Metric) else losses
     description = json.loads(json.dumps(room.serialize(each)))
     assert description["module"] == room.__name__.removeprefix("pycollective.")
@@ -367,11 +367,11 @@ def test_descriptions(each):
         (lambda: losses.get(3), "3 is no loss"),
     ],
 )
-def test_what_is_wrong_is_said(make, text):
+def test_metrics_wrong_arguments_raise_with_reason(make, text):
     with pytest.raises(ValueError, match=text):
         make()
 
 
-def test_names_are_those_of_keras():
+def test_metric_names_equal_those_of_keras():
     assert keras.losses.Huber().name == "huber_loss"
     assert keras.metrics.get("mse").name == "mean_squared_error"

@@ -1,4 +1,4 @@
-"""Memory is used again from step to step: after the first steps no large array is new."""
+"""Memory reuse between steps: after the first steps, no large array needs new memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pycollective import GradientTape, data, keras, nn
 from pycollective.workspace import Workspace, workspace
 
 FIRST, STEPS, BATCH = 5, 10, 64
-#: What the objects of a step and its small arrays may take for a while: 60 to 190 KiB were seen. One
-#: activation has 1.1 MiB, half of it with 2 replicas.
+#: The limit of temporary memory for a step's objects and small arrays. It is far below the size of
+#: one activation, which is 1.1 MiB, or half of that with 2 replicas.
 SMALL = 256 << 10
 RANDOM = np.random.default_rng(7)
 X = RANDOM.standard_normal((STEPS * BATCH, 12, 12, 1)).astype(np.float32)
@@ -21,12 +21,12 @@ LABELS = RANDOM.integers(0, 10, len(X))
 
 
 class Watch:
-    """Notes, step by step, how much memory NumPy and Python took for a while, and fresh blocks."""
+    """Records the temporary memory of NumPy and Python, and the new blocks, of each step."""
 
     def __init__(self, monkeypatch):
         self.blocks, self.taken = [0], []
         self._begin = 0
-        vars(workspace).update(vars(Workspace()))  # nothing that other tests have left
+        vars(workspace).update(vars(Workspace()))  # without blocks of other tests
         block = Workspace._block
 
         def counted(space, size):
@@ -43,7 +43,7 @@ class Watch:
 
     def check(self):
         assert len(self.taken) == STEPS
-        assert sum(self.blocks[:FIRST]) > 3  # it does count
+        assert sum(self.blocks[:FIRST]) > 3  # proves that blocks are counted
         assert not any(self.blocks[FIRST:])
         assert max(self.taken[:FIRST]) > SMALL > max(self.taken[FIRST:])
 
@@ -72,7 +72,7 @@ def model_of():
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_fit(watch, replicas):
+def test_fit_reuses_memory_between_steps(watch, replicas):
     with mirrored(replicas).scope():
         model = model_of()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -83,7 +83,7 @@ def test_fit(watch, replicas):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_custom_steps(watch, replicas):
+def test_custom_steps_reuse_memory_between_steps(watch, replicas):
     strategy = mirrored(replicas)
     with strategy.scope():
         model = model_of()

@@ -1,4 +1,4 @@
-"""The optimizers beyond SGD and Adam, what all of them can do, and their descriptions."""
+"""The optimizers besides SGD and Adam, their common options, and their configs."""
 
 import json
 import math
@@ -38,11 +38,11 @@ def run(optimizer, gradients=GRADIENTS):
     return [v.numpy() for v in own]
 
 
-# The rules, written down once more, one number at a time ------------------------------------------
+# The rules for a single number --------------------------------------------------------------------
 
 
 def by_number(rule):
-    """Return what a rule, a generator that is sent gradients, makes of START."""
+    """Return START after the steps of a rule, a generator that receives gradients."""
     found = []
     for place, start in enumerate(START):
         flat = start.ravel().copy()
@@ -164,16 +164,16 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_rules(name):
+def test_optimizer_steps_equal_the_rules(name):
     make, rule = RULES[name]
     for found, expected in zip(run(make()), by_number(rule), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
-# What all can do ----------------------------------------------------------------------------------
+# Common options -----------------------------------------------------------------------------------
 
 
-def test_excluded_from_weight_decay():
+def test_weight_decay_excludes_named_variables():
     def step(**excluded):
         own = variables()
         optimizer = optimizers.SGD(0.5, weight_decay=0.2)
@@ -194,7 +194,7 @@ def test_excluded_from_weight_decay():
         optimizer.exclude_from_weight_decay(var_names=["v"])
 
 
-def test_running_means_of_the_variables():
+def test_use_ema_averages_the_variables():
     optimizer = optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)
     plain, means = [s.copy() for s in START], [None, None]
     own = variables()
@@ -212,7 +212,7 @@ def test_running_means_of_the_variables():
 
 
 @pytest.mark.parametrize("make", [optimizers.Adam, optimizers.RMSprop])
-def test_steps_of_several_gradients(make):
+def test_gradient_accumulation_averages_several_gradients(make):
     gathered = make(0.1, gradient_accumulation_steps=3, clipnorm=0.5)
     found = run(gathered)
     means = [[sum(g[i] for g in GRADIENTS[s : s + 3]) / 3 for i in (0, 1)] for s in (0, 3)]
@@ -221,7 +221,7 @@ def test_steps_of_several_gradients(make):
     assert int(gathered.iterations) == 2
 
 
-def test_loss_scale_factor():
+def test_loss_scale_factor_scales_the_loss():
     scaled = [[g * 8 for g in each] for each in GRADIENTS]
     plain, found = optimizers.Adam(0.1), optimizers.Adam(0.1, loss_scale_factor=8.0)
     for value, expected in zip(run(found, scaled), run(plain), strict=True):
@@ -233,7 +233,7 @@ def test_loss_scale_factor():
     assert float(weights[0]) == float(weights[1]) != 3
 
 
-def test_dynamic_loss_scale():
+def test_dynamic_loss_scale_grows_and_shrinks():
     optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(1.0), 16.0, dynamic_growth_steps=2)
     own = [Variable(np.zeros(2))]
 
@@ -257,7 +257,7 @@ def test_dynamic_loss_scale():
         optimizers.LossScaleOptimizer(3)
 
 
-def test_constraints_hold_after_each_step():
+def test_constraints_are_applied_after_each_step():
     own = variables()
     own[1].constraint = lambda x: ops.maximum(x, 0.0)
     optimizer = optimizers.SGD(0.1)
@@ -266,7 +266,7 @@ def test_constraints_hold_after_each_step():
         assert own[1].numpy().min() >= 0 > own[0].numpy().min()
 
 
-def test_a_norm_that_is_not_finite_is_seen():
+def test_global_clipnorm_not_finite_gives_nan():
     own = variables()
     gradients = [np.full((3, 2), np.inf), np.ones(5)]
     apply(optimizers.SGD(1.0, global_clipnorm=1.0), own, gradients)
@@ -284,9 +284,9 @@ def test_a_norm_that_is_not_finite_is_seen():
     ],
     ids=["rmsprop", "nadam", "adagrad", "loss scale"],
 )
-def test_replicas(count, make):
+def test_optimizer_on_replicas_equals_one_device(count, make):
     gradients = [list(each) for each in GRADIENTS]
-    # One replica's infinity is everybody's.
+    # A gradient that is infinite on one replica makes all replicas skip the step.
     infinite = isinstance(make(), optimizers.LossScaleOptimizer)
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(count)])
     with strategy.scope():
@@ -310,9 +310,9 @@ def test_replicas(count, make):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_scaled_losses_of_replicas(count):
+def test_loss_scale_on_replicas_equals_one_device(count):
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(count)])
-    # Each gradient by itself, so that the first is summed before the last is computed.
+    # A bucket for each gradient, so that the first sum starts before the last gradient is computed.
     strategy.extended.gradient_options = distribute.experimental.CommunicationOptions(1)
     for make in (
         lambda: optimizers.SGD(0.1, loss_scale_factor=8.0),
@@ -331,7 +331,7 @@ def test_scaled_losses_of_replicas(count):
             np.testing.assert_allclose(found.numpy(), 0.8 * start, rtol=1e-12)
 
 
-# Descriptions -------------------------------------------------------------------------------------
+# Configs ------------------------------------------------------------------------------------------
 
 MADE = [
     optimizers.SGD(0.5, 0.9, True, 0.1, clipnorm=2.0),
@@ -348,7 +348,7 @@ MADE = [
 
 
 @pytest.mark.parametrize("optimizer", MADE, ids=lambda o: o.name)
-def test_descriptions(optimizer):
+def test_optimizer_configs_survive(optimizer):
     description = json.loads(json.dumps(optimizers.serialize(optimizer)))
     assert description["module"] == "keras.optimizers" and description["registered_name"] is None
     for same in (optimizers.deserialize(description), optimizers.get(description)):
@@ -381,7 +381,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
-def test_descriptions_of_schedules(schedule):
+def test_schedule_configs_survive(schedule):
     description = json.loads(json.dumps(schedules.serialize(schedule)))
     assert description["module"] == "keras.optimizers.schedules"
     same = schedules.deserialize(description)
@@ -399,7 +399,7 @@ def test_more_schedules_follow_their_formulas():
     inverse = schedules.InverseTimeDecay(0.5, 4, 0.5)
     np.testing.assert_allclose(inverse(steps), 0.5 / (1 + 0.5 * steps / 4), rtol=1e-12)
     restarts = schedules.CosineDecayRestarts(0.5, 2, 2.0, 0.5, 0.1)
-    # Decays of 2, 4 and 8 steps, each half as high as the one before.
+    # Decays of 2, 4 and 8 steps, each from half the height of the previous one.
     done = np.array([0, 1, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7])
     length, height = np.repeat([2, 4, 8], [2, 4, 8]), np.repeat([1, 0.5, 0.25], [2, 4, 8])
     cosine = 0.5 * height * (1 + np.cos(np.pi * done / length))
@@ -408,7 +408,7 @@ def test_more_schedules_follow_their_formulas():
     np.testing.assert_allclose(even(9), even(1), rtol=1e-12)
 
 
-def test_a_learning_rate_that_is_set_to_a_schedule():
+def test_learning_rate_assigned_schedule_is_used():
     optimizer = optimizers.SGD(1.0)
     optimizer.learning_rate = schedules.PiecewiseConstantDecay([0], [0.5, 0.25])
     found = run(optimizer, GRADIENTS[:2])[0]
@@ -419,10 +419,10 @@ def test_a_learning_rate_that_is_set_to_a_schedule():
 
 
 class Own(optimizers.SGD):
-    """An optimizer of one's own."""
+    """A custom optimizer."""
 
 
-def test_objects_of_ones_own():
+def test_custom_optimizer_config_survives():
     description = optimizers.serialize(Own(0.5))
     assert description["registered_name"] == "Own"
     assert type(optimizers.deserialize(description, {"Own": Own})) is Own
@@ -446,17 +446,17 @@ def test_objects_of_ones_own():
         (lambda: optimizers.deserialize({"config": {}}), "describes no optimizer"),
     ],
 )
-def test_what_is_wrong_is_said(make, text):
+def test_optimizers_wrong_arguments_raise_with_reason(make, text):
     with pytest.raises(ValueError, match=text):
         make()
 
 
-def test_functions_cannot_be_stored():
+def test_learning_rate_function_get_config_raises():
     with pytest.raises(TypeError, match="cannot be stored; make it a LearningRateSchedule"):
         optimizers.SGD(lambda: 0.5).get_config()
 
 
-def test_update_step_with_the_arguments_of_keras_is_refused():
+def test_update_step_with_keras_arguments_raises():
     def update_step(self, gradient, variable, learning_rate):
         raise AssertionError
 

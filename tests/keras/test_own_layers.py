@@ -1,4 +1,4 @@
-"""Layers of one's own, by the conventions of Keras 3."""
+"""Custom layers, by the conventions of Keras 3."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Doubling(layers.Layer):
 
 
 class Attending(layers.Layer):
-    """Is built for the shapes of two arguments of `call`."""
+    """A layer whose `build` takes the shapes of two arguments of `call`."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -54,7 +54,7 @@ def test_build_takes_the_shapes_of_several_arguments():
         lambda layer: layer.build_from_config(Attending.built_config()),
     ],
 )
-def test_build_with_several_shapes_by_hand(build):
+def test_build_explicit_call_takes_several_shapes(build):
     layer = Attending()
     build(layer)
     assert layer.built and layer.kernel.shape == (3, 2)
@@ -126,13 +126,13 @@ def test_add_weight_arguments_in_the_order_of_keras():
     assert first.numpy().tolist() == [[1.0, 1.0]] * 3
     assert (second.shape, second.dtype) == ((2,), np.float64)
     assert layer.add_weight((4,)).shape == (4,)
-    # TensorFlow 2 began with the name.
+    # In TensorFlow 2 the first argument is the name.
     assert layer.add_weight("own", (5,)).shape == (5,)
     third = layer.add_variable((2,), "ones", trainable=False, name="third")
     assert (third.numpy().tolist(), third.trainable) == ([1.0, 1.0], False)
 
 
-def test_layers_in_a_set_are_refused():
+def test_layer_attribute_set_of_layers_raises():
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
@@ -142,7 +142,7 @@ def test_layers_in_a_set_are_refused():
         _ = Model().weights
 
 
-def test_layers_put_into_a_set_later_are_refused():
+def test_layer_added_to_a_set_attribute_raises():
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
@@ -160,7 +160,7 @@ def test_layers_put_into_a_set_later_are_refused():
         _ = model.weights
 
 
-# What inputs are taken ----------------------------------------------------------------------------
+# Accepted inputs ----------------------------------------------------------------------------------
 
 REFUSED = {
     "ndim": (InputSpec(ndim=3), "expected ndim=3, found ndim=2"),
@@ -176,7 +176,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_input_spec_other_inputs_are_refused(case, symbolic):
+def test_input_spec_other_inputs_raise(case, symbolic):
     layer = Doubling()
     layer.input_spec, text = REFUSED[case]
     with pytest.raises(ValueError, match=text):
@@ -194,7 +194,7 @@ def test_input_spec_other_inputs_are_refused(case, symbolic):
     ],
     ids=str,
 )
-def test_input_spec_these_inputs_are_taken(spec):
+def test_input_spec_matching_inputs_are_accepted(spec):
     layer = Doubling()
     layer.input_spec = spec
     assert layer(X).shape == (2, 3)
@@ -222,7 +222,7 @@ def test_input_spec_config():
         InputSpec(ndim=2, axes={2: 3})
 
 
-def test_dense_one_axis_is_refused():
+def test_dense_one_axis_raises():
     with pytest.raises(ValueError, match="expected at least two axes"):
         layers.Dense(2)(np.ones(3, np.float32))
 
@@ -231,12 +231,12 @@ def test_dense_one_axis_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["train", "test", "predict"])
-def test_model_overrides_what_is_never_called_is_refused(kind):
+def test_model_overrides_unused_method_raises_type_error(kind):
     with pytest.raises(TypeError, match=f"overrides make_{kind}_function.*override {kind}_step"):
         type("Own", (keras.Model,), {f"make_{kind}_function": lambda self, force=False: None})
 
 
-def test_dtype_policy_may_be_set():
+def test_dtype_policy_assignment_changes_dtypes():
     layer = layers.Dense(2)
     layer.dtype_policy = "float64"
     assert (layer(X).dtype, layer.kernel.dtype) == (np.float64, np.float64)

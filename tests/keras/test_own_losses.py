@@ -1,4 +1,4 @@
-"""Losses of one's own, several losses for an output, outputs in nests: all as in Keras 3."""
+"""Custom losses, several losses for an output, and nested outputs, as in Keras 3."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM = np.random.default_rng(11)
 Y = RANDOM.standard_normal((21, 2))
 LABELS = RANDOM.integers(0, 3, 21)
 KERNEL = RANDOM.standard_normal((3, 2))
-#: What a `Dense` layer of these weights predicts.
+#: The predictions of a `Dense` layer with these weights.
 PREDICTED = X @ KERNEL
 
 
@@ -40,7 +40,7 @@ def compiled(name, loss, **options):
 
 
 def losses_of(model, y, **options):
-    """Return the loss of one step of training, and that of `evaluate` before it."""
+    """Return the loss of one step of training, and the loss of `evaluate` before the step."""
     options = {"batch_size": 21, "verbose": 0, **options}
     before = model.evaluate(X, y, **options)
     return before, model.fit(X, y, **options).history["loss"][0]
@@ -61,7 +61,7 @@ def test_compute_loss_without_training_argument_is_called_without(name):
     np.testing.assert_allclose(losses_of(model, Y), [7 * ((PREDICTED - Y) ** 2).mean()] * 2)
 
 
-def test_compute_loss_with_training_argument_is_told():
+def test_compute_loss_with_training_argument_gets_it():
     told = []
 
     class Own(keras.Sequential):
@@ -141,7 +141,7 @@ def test_loss_that_averages_inside_a_function_under_a_strategy():
     mean = losses.MeanSquaredError()
     found = losses_of(compiled("mirrored 3", lambda y, p: mean(y, p) + 1.0), Y)
     np.testing.assert_allclose(found, [((PREDICTED - Y) ** 2).mean() + 1] * 2)
-    # Elsewhere it is an error as before.
+    # Outside of `fit`, averaging is still an error.
     with mirrored(2).scope(), pytest.raises(ValueError, match="Please use"):
         mean(Y, Y)
 
@@ -154,7 +154,7 @@ MAE = {name: np.abs(X @ kernel - Y).mean() for name, kernel in KERNELS.items()}
 
 
 def three(name, structure, **options):
-    """Return a model of three layers whose outputs are in a structure."""
+    """Return a model with three outputs in a structure."""
     with STRATEGIES[name]().scope():
         x = keras.Input((3,))
         model = keras.Model(x, structure(*(dense(n, k)(x) for n, k in KERNELS.items())))
@@ -172,7 +172,7 @@ def three(name, structure, **options):
         ([["mse", "mae"], "mse", None], [2.0, 5.0, None]),
     ],
 )
-def test_several_losses_of_an_output_are_added_up(name, loss, weights):
+def test_several_losses_of_an_output_are_summed(name, loss, weights):
     model = three(name, lambda *o: list(o), loss=loss, loss_weights=weights)
     first, second, third = {None: (1, 1, 1)}.get(weights and 1, (2, 3, 5))
     if weights is not None and not isinstance(weights[0], list):
@@ -194,7 +194,7 @@ def test_several_losses_of_a_single_output():
     assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(MSE["a"] + 2 * MAE["a"])
 
 
-#: How outputs are nested, the losses, and the names under which Keras reports them.
+#: The structure of the outputs, the losses, and their names in Keras's logs.
 NESTS = {
     "dict of list": (
         lambda a, b, c: {"p": a, "q": [b, c]},
@@ -253,9 +253,9 @@ def test_outputs_in_nests_weights_of_examples():
 @pytest.mark.parametrize(
     ("targets", "text"),
     [
-        ({"p": Y, "q": [Y]}, r"the model has 2 outputs \(q/b, q/c\), but of y there is 1 in a"),
+        ({"p": Y, "q": [Y]}, r"the model has 2 outputs \(q/b, q/c\), but y has 1 in a"),
         ({"p": Y, "r": [Y, Y]}, r"y names \['r'\]; the outputs are \['p', 'q'\]"),
-        ({"p": [Y, Y], "q": [Y, Y]}, "output 'p' is one tensor, but of y there is 2 in a"),
+        ({"p": [Y, Y], "q": [Y, Y]}, "output 'p' is one tensor, but y has a tuple of 2"),
     ],
 )
 def test_outputs_in_nests_targets_that_do_not_fit_are_named(targets, text):
@@ -276,7 +276,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("of", ["mse", "mae"])
-def test_loss_a_last_axis_of_length_1_pairs_examples_with_their_answers(pair, of):
+def test_loss_last_axis_of_length_1_matches_labels_to_examples(pair, of):
     true_shape, predicted_shape = PAIRS[pair]
     true = RANDOM.standard_normal(true_shape)
     predicted = RANDOM.standard_normal(predicted_shape)

@@ -1,4 +1,4 @@
-"""`.keras` and weights files from anywhere: assets, bounds, and one class of errors for damage."""
+"""`.keras` and weights files from untrusted sources: damage, size limits, assets."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from pycollective.keras import layers
 
 h5py = pytest.importorskip("h5py")
 
-#: What `load_model` and `load_weights` say that they raise.
+#: The documented errors of `load_model` and `load_weights`.
 DOCUMENTED = (CheckpointError, TypeError, ValueError)
 
 
@@ -48,7 +48,7 @@ def write(path, members, compression=zipfile.ZIP_STORED):
 
 
 def damaged(whole, count):
-    """Yield copies of bytes that are cut off, or changed in some places."""
+    """Yield copies of bytes that are truncated, or changed at some positions."""
     random = np.random.default_rng(3)
     for number in range(count):
         if number % 3 == 0:
@@ -56,9 +56,7 @@ def damaged(whole, count):
             continue
         copy = bytearray(whole)
         for _ in range(random.integers(1, 5)):
-            last = (
-                400 if number % 3 == 1 else len(copy)
-            )  # the directory of an archive is at its end
+            last = 400 if number % 3 == 1 else len(copy)  # the end holds the archive's directory
             copy[len(copy) - 1 - int(random.integers(last))] = int(random.integers(256))
         yield bytes(copy)
 
@@ -66,7 +64,7 @@ def damaged(whole, count):
 def test_load_model_damaged_archive_raises_documented_errors(saved):
     raised = 0
     whole = saved.read_bytes()
-    far = whole[:-6] + b"\xff\xff\xff\x7f" + whole[-2:]  # where the archive's directory begins
+    far = whole[:-6] + b"\xff\xff\xff\x7f" + whole[-2:]  # the offset of the archive's directory
     for data in (far, *damaged(whole, 150)):
         saved.write_bytes(data)
         try:
@@ -92,7 +90,7 @@ def test_load_weights_damaged_file_raises_documented_errors(tmp_path, count):
 
 
 def config_errors(saved, *, each):
-    """Load the file with nodes of wrong types; return how many of the copies raised."""
+    """Load copies of the file with nodes of wrong types; return the number of copies that raised."""
     members = members_of(saved)
     config = json.loads(members["config.json"])
     raised = 0
@@ -147,7 +145,7 @@ def test_load_model_reference_to_a_missing_call_names_the_layer(saved):
 
 
 class Stubborn(layers.Layer):
-    """A layer that reads its variables in its own way."""
+    """A layer that overrides the reading of its variables."""
 
     def build(self, input_shape):
         self.scale = self.add_weight("scale", (3,))
@@ -173,7 +171,7 @@ def test_load_own_variables_that_raises_names_the_layer(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_load_weights_values_that_expand_too_far_are_refused(tmp_path, count):
+def test_load_weights_values_that_expand_too_far_raise(tmp_path, count):
     model = keras.Sequential([keras.Input((3,)), Stubborn(name="mine")])
     path = tmp_path / "m.weights.h5"
     model.save_weights(path)
@@ -187,7 +185,7 @@ def test_load_weights_values_that_expand_too_far_are_refused(tmp_path, count):
         model.load_weights(path)
 
 
-def test_load_weights_items_of_gigabytes_are_refused_before_they_are_read(tmp_path):
+def test_load_weights_items_of_gigabytes_raise_before_reading(tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1000, name="d")])
     path = tmp_path / "m.weights.h5"
     model.save_weights(path)
@@ -195,15 +193,15 @@ def test_load_weights_items_of_gigabytes_are_refused_before_they_are_read(tmp_pa
         del file["layers/dense/vars/1"]
         file["layers/dense/vars"].create_dataset("1", (1000,), "S1000000000")
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(CheckpointError, match="which are no numbers"):
+    with pytest.raises(CheckpointError, match="which is not numeric"):
         model.load_weights(path)
 
 
-# Bounds -------------------------------------------------------------------------------------------
+# Size limits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_load_model_assets_that_expand_too_far_are_refused(saved, count):
+def test_load_model_assets_that_expand_too_far_raise(saved, count):
     each = (65 << 20) // count
     bomb = {f"assets/y/{number}": b"\0" * each for number in range(count)}
     write(saved, {**members_of(saved), **bomb}, zipfile.ZIP_DEFLATED)
@@ -213,9 +211,9 @@ def test_load_model_assets_that_expand_too_far_are_refused(saved, count):
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_load_model_compressions_that_keras_does_not_write_are_refused(saved, compression):
+def test_load_model_compression_unknown_to_keras_raises(saved, compression):
     write(saved, members_of(saved), compression)
-    with pytest.raises(CheckpointError, match="compressed in a way that Keras has not"):
+    with pytest.raises(CheckpointError, match="has a compression that Keras does not use"):
         keras.models.load_model(saved)
 
 
@@ -224,7 +222,7 @@ def test_load_model_compressions_that_keras_does_not_write_are_refused(saved, co
 
 @keras.saving.register_keras_serializable("assets")
 class Vocabulary(layers.Layer):
-    """A layer that keeps words in a file, and in a file of a folder."""
+    """A layer that stores words in a file, and in a file of a subfolder."""
 
     def __init__(self, words=(), **options):
         super().__init__(**options)
@@ -268,13 +266,13 @@ def test_assets_of_layers_are_saved_and_loaded(tmp_path):
     loaded = keras.models.load_model(path)
     assert loaded.layers[0].words == ["a", "b"] and loaded.layers[0].seen == [b"\2"]
     assert loaded.layers[2].layers[0].words == ["c"]
-    # As in Keras, weights alone are without assets.
+    # As in Keras, a weights file has no assets.
     loaded.layers[0].words = []
     loaded.load_weights(path)
     assert loaded.layers[0].words == []
 
 
-def test_assets_with_names_that_contradict_each_other_raise_checkpoint_error(tmp_path):
+def test_assets_with_conflicting_names_raise_checkpoint_error(tmp_path):
     path = tmp_path / "m.keras"
     keras.Sequential([keras.Input((3,)), layers.Dense(2)]).save(path)
     write(path, {**members_of(path), "assets/a": b"", "assets/a/b": b""})
@@ -294,7 +292,7 @@ def test_load_model_empty_registered_name_is_none(saved):
 
 
 @pytest.mark.parametrize("activation", [layers.ReLU(max_value=0.5), layers.LeakyReLU(0.3)])
-def test_layers_as_activations_come_back(tmp_path, activation):
+def test_load_model_layers_as_activations_are_restored(tmp_path, activation):
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, activation=activation)])
     model.save(tmp_path / "m.keras")
@@ -316,7 +314,7 @@ class Scaled(layers.Layer):
         return inputs * self.scale
 
 
-def test_own_layers_with_variables_as_activations_come_back(tmp_path):
+def test_load_model_custom_layers_as_activations_are_restored(tmp_path):
     x = np.ones((1, 3), np.float32)
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, activation=Scaled())])
     model.layers[0].activation.scale.assign(3.0)

@@ -1,4 +1,4 @@
-"""What `compile` was given comes back with a file; and nothing in a file is a pickle."""
+"""Files restore the arguments of `compile`, and contain no pickles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config_in(path):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_accumulated_steps_come_back(tmp_path, replicas):
+def test_load_model_accumulate_steps_is_restored(tmp_path, replicas):
     def fit(model):
         return model.fit(X, TARGETS, 4, shuffle=False, verbose=0).history["loss"]
 
@@ -39,21 +39,21 @@ def test_accumulated_steps_come_back(tmp_path, replicas):
     assert fit(loaded) == pytest.approx(fit(model), rel=1e-12)
     for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
-    # 6 batches in threes, twice.
+    # Two epochs of 6 batches, 3 for each step.
     assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) == 4
     for other in (loaded, described):
         assert other.get_compile_config()["accumulate_steps"] == 3
     assert not keras.models.load_model(tmp_path / "m.keras", compile=False).compiled
 
 
-def test_settings_can_be_asked_for():
+def test_get_compile_config_returns_all_settings():
     model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
     assert (model.run_eagerly, model.jit_compile, model.steps_per_execution) == (False, "auto", 1)
     model.compile("sgd", "mse", run_eagerly=True, jit_compile=False, steps_per_execution=3)
     assert (model.run_eagerly, model.jit_compile, model.steps_per_execution) == (True, False, 3)
 
 
-def test_what_keras_does_not_take_stands_where_it_does_not_look(tmp_path):
+def test_save_settings_unknown_to_keras_have_their_own_key(tmp_path):
     model = dense(2)
     model.compile("sgd", "mse")
     model.save(tmp_path / "m.keras")
@@ -63,13 +63,13 @@ def test_what_keras_does_not_take_stands_where_it_does_not_look(tmp_path):
     config = config_in(tmp_path / "m.keras")
     assert config["pycollective_compile_config"] == {"accumulate_steps": 2}
     assert set(config) == {*plain, "pycollective_compile_config"}
-    # Keras takes this one, but never writes it.
+    # Keras accepts this argument, but never writes it.
     assert config["compile_config"].pop("auto_scale_loss") is False
     assert set(config["compile_config"]) == set(plain["compile_config"])
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_whether_the_loss_is_scaled_comes_back(tmp_path, scaled):
+def test_load_model_auto_scale_loss_is_restored(tmp_path, scaled):
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
@@ -85,7 +85,7 @@ def test_whether_the_loss_is_scaled_comes_back(tmp_path, scaled):
 
 
 @pytest.mark.parametrize("value", [0, "x"])
-def test_a_file_with_a_number_of_steps_that_cannot_be(tmp_path, value):
+def test_load_model_invalid_accumulate_steps_raises(tmp_path, value):
     model = dense(2)
     model.compile("sgd", "mse")
     stored = keras.saving.serialize_keras_object(model)
@@ -94,7 +94,7 @@ def test_a_file_with_a_number_of_steps_that_cannot_be(tmp_path, value):
         keras.saving.deserialize_keras_object(stored)
 
 
-def test_losses_and_metrics_that_are_objects_come_back(tmp_path):
+def test_load_model_loss_and_metric_objects_are_restored(tmp_path):
     model = keras.Sequential([keras.layers.Dense(2, "softmax", input_shape=(3,))])
     model.compile(
         keras.optimizers.SGD(
@@ -123,17 +123,17 @@ def test_losses_and_metrics_that_are_objects_come_back(tmp_path):
 
 UNPICKLES = re.compile(
     r"^\s*(?:from|import)\s.*\b(?:_pickle|cloudpickle|dill|joblib|marshal|pickle|shelve)\b"
-    r"|allow_pickle\s*=\s*(?!False)|\bnp\.save\w*\(",  # which pickles what is no number
+    r"|allow_pickle\s*=\s*(?!False)|\bnp\.save\w*\(",  # pickles arrays of objects
     re.MULTILINE,
 )
 
 
-# Between a process and the children that it has started, through pipes of `multiprocessing`; and where
-# a program asks for it on each rank (`pickle=True`).
+# Pickles between a process and its own children, through pipes of `multiprocessing`; and pickles that
+# the program requests on each rank with `pickle=True`.
 TRUSTED = ["communicator/objects.py", "rendezvous/spawn.py"]
 
 
-def test_nothing_in_the_package_unpickles_what_comes_from_elsewhere():
+def test_package_never_unpickles_foreign_data():
     sources = list(Path(tf.__file__).parent.rglob("*.py"))
     assert len(sources) > 100
     found = [path for path in sources if UNPICKLES.search(path.read_text())]
@@ -169,7 +169,7 @@ def test_files_are_written_and_read_without_pickles(tmp_path, monkeypatch):
     for other in (loaded, by_weights, by_checkpoint, by_backup):
         for a, b in zip(other.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
-    # The magic bytes of the protocols that a file could begin with.
+    # The magic bytes of the pickle protocols.
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert path.read_bytes()[:2] not in {bytes([0x80, n]) for n in range(2, 6)}, path

@@ -39,7 +39,7 @@ def graph():
 
 
 class Block(layers.Layer):
-    """A layer with layers inside, which its `build` does not make."""
+    """A layer with sublayers, which its constructor makes."""
 
     def __init__(self, units, **options):
         super().__init__(**options)
@@ -54,7 +54,7 @@ class Block(layers.Layer):
 
 
 class Own(keras.Model):
-    """A model of one's own."""
+    """A subclassed model."""
 
     def __init__(self, units, **options):
         super().__init__(**options)
@@ -70,7 +70,7 @@ class Own(keras.Model):
 
 
 def rewritten(path, change):
-    """Return the path of a copy of an archive whose members ``change`` has changed."""
+    """Return the path of a copy of an archive with members changed by ``change``."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)
@@ -100,10 +100,10 @@ def with_weights(change):
     return changed
 
 
-# There and back -----------------------------------------------------------------------------------
+# Round trips --------------------------------------------------------------------------------------
 
 
-def test_a_sequential_comes_back_with_its_optimizer(tmp_path):
+def test_load_model_sequential_restores_the_optimizer(tmp_path):
     path = tmp_path / "m.keras"
     model = row(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
     model.fit(A, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
@@ -123,7 +123,7 @@ def test_a_sequential_comes_back_with_its_optimizer(tmp_path):
     np.testing.assert_array_equal(bare(A).numpy(), model(A).numpy())
 
 
-def test_a_graph_comes_back(tmp_path):
+def test_load_model_functional_is_restored(tmp_path):
     model = graph()
     model.save(tmp_path / "m.keras")
     loaded = keras.saving.load_model(tmp_path / "m.keras")
@@ -134,7 +134,7 @@ def test_a_graph_comes_back(tmp_path):
     assert len(loaded.weights) == len(model.weights) == 8
 
 
-def test_a_model_of_ones_own_comes_back(tmp_path):
+def test_load_model_subclassed_is_restored(tmp_path):
     model = Own(2, name="mine")
     model(A)
     model.save(tmp_path / "m.keras")
@@ -143,14 +143,14 @@ def test_a_model_of_ones_own_comes_back(tmp_path):
     assert type(loaded) is Own and loaded.name == "mine"
     np.testing.assert_array_equal(loaded(A).numpy(), model(A).numpy())
     with h5py.File(io.BytesIO(zipfile.ZipFile(tmp_path / "m.keras").read("model.weights.h5"))) as f:
-        # By attributes; what comes after "layers" in the alphabet stands under that.
+        # Paths consist of attribute names; attributes sorted after "layers" are stored under it.
         assert f["block/many/dense/vars/0"].shape == (4, 3)
         assert f["block/many/dense_1/vars/1"].shape == (3,)
         assert f["layers/dense/vars/0"].shape == (3, 2)
 
 
 class Plain(keras.Model):
-    """A model of one's own that does not say how it is stored."""
+    """A subclassed model without `get_config`."""
 
     def __init__(self, units, factor=1.0, **options):
         super().__init__(**options)
@@ -161,7 +161,7 @@ class Plain(keras.Model):
         return self.block(inputs) * self.factor
 
 
-def test_classes_of_ones_own_inside_and_without_get_config(tmp_path):
+def test_load_model_custom_classes_without_get_config(tmp_path):
     custom = {"Plain": Plain, "Block": Block}
     row = keras.Sequential([keras.Input((4,)), Block(3, name="b"), layers.Dense(2)])
     plain = Plain(2, factor=2.0)
@@ -181,7 +181,7 @@ def test_classes_of_ones_own_inside_and_without_get_config(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
-def test_into_another_number_of_replicas(tmp_path, before, after):
+def test_load_model_into_another_number_of_replicas(tmp_path, before, after):
     start = row().get_weights()
     with mirrored(before).scope():
         model = keras.Sequential([keras.Input((4,)), layers.Dense(5, "relu"), layers.Dense(2)])
@@ -198,7 +198,7 @@ def test_into_another_number_of_replicas(tmp_path, before, after):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_alone(tmp_path):
+def test_save_weights_and_load_weights_round_trip(tmp_path):
     model, other = row(), row()
     model.save_weights(tmp_path / "m.weights.h5")
     other.load_weights(tmp_path / "m.weights.h5")
@@ -214,7 +214,7 @@ def test_weights_alone(tmp_path):
     np.testing.assert_array_equal(third(A).numpy(), model(A).numpy())
 
 
-def test_every_layer_of_many_models_inside_is_stored():
+def test_save_every_layer_of_nested_models_is_stored():
     x = y = keras.Input((4,))
     for _ in range(20):
         first = keras.Input((4,))
@@ -226,7 +226,7 @@ def test_every_layer_of_many_models_inside_is_stored():
 
 
 class Table(layers.Layer):
-    """A layer with something else to be stored than its variables, as in Keras's guide."""
+    """A layer that stores more than its variables, as in Keras's guide."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -245,7 +245,7 @@ class Table(layers.Layer):
         super().load_own_variables({"0": store["0"]})
 
 
-def test_a_layer_that_stores_more_than_its_variables(tmp_path):
+def test_save_own_variables_override_round_trip(tmp_path):
     def made():
         return keras.Sequential([keras.Input((4,)), layers.Dense(4), Table(name="table")])
 
@@ -275,7 +275,7 @@ def test_a_layer_that_stores_more_than_its_variables(tmp_path):
         made().load_weights(tmp_path / "m.weights.h5")
 
 
-def test_layers_that_two_parts_share_are_one_again(tmp_path):
+def test_load_model_shared_layers_stay_shared(tmp_path):
     dense = layers.Dense(4, name="dense")
     first = keras.Sequential([keras.Input((4,)), dense], name="one")
     second = keras.Sequential([keras.Input((4,)), dense, layers.Dense(2)], name="two")
@@ -288,7 +288,7 @@ def test_layers_that_two_parts_share_are_one_again(tmp_path):
     np.testing.assert_array_equal(loaded(A).numpy(), model(A).numpy())
 
 
-def test_json_and_frozen_layers():
+def test_json_keeps_frozen_layers_frozen():
     model = graph()
     model.get_layer("side").trainable = False
     again = keras.models.model_from_json(model.to_json(indent=1))
@@ -298,7 +298,7 @@ def test_json_and_frozen_layers():
     assert copy.to_json() == model.to_json()
 
 
-def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
+def test_save_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     model = row()
     model.save(tmp_path / "m.keras")
     before = (tmp_path / "m.keras").read_bytes()
@@ -315,7 +315,7 @@ def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["m.keras"]
 
 
-def test_a_replica_does_not_save(tmp_path):
+def test_save_in_replica_raises_runtime_error(tmp_path):
     strategy = mirrored(2)
     with strategy.scope():
         model = row()
@@ -325,17 +325,17 @@ def test_a_replica_does_not_save(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_without_h5py(tmp_path, monkeypatch):
+def test_save_without_h5py_raises_import_error(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[files\]'"):
         row().save(tmp_path / "m.keras")
     assert not list(tmp_path.iterdir())
 
 
-# Objects as dictionaries --------------------------------------------------------------------------
+# Configs of objects -------------------------------------------------------------------------------
 
 
-def test_the_form_of_layers_is_that_of_keras():
+def test_serialize_layer_equals_keras_format():
     dense = layers.Dense(3, activation="relu", name="d")
     dense.build((None, 4))
     stored = keras.saving.serialize_keras_object(dense)
@@ -350,7 +350,7 @@ def test_the_form_of_layers_is_that_of_keras():
     assert again.built and again.units == 3 and again.name == "d"
 
 
-def test_the_form_of_graphs_is_that_of_keras():
+def test_serialize_graph_equals_keras_format():
     x = keras.Input((4,), name="x")
     y = layers.Dense(2, name="y")(x) * 2.0
     config = json.loads(keras.Model(x, y, name="m").to_json())
@@ -384,7 +384,7 @@ def test_the_form_of_graphs_is_that_of_keras():
     assert inside["output_layers"] == [third["name"], 0, 0]
 
 
-def test_defaults_that_keras_notes_in_calls_are_not_kept_to():
+def test_load_graph_default_call_arguments_of_keras_are_dropped():
     x = keras.Input((4,), name="x")
     inner = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5)], name="inner")
     model = keras.Model(x, inner(layers.Dropout(0.5, name="drop")(x)))
@@ -392,14 +392,14 @@ def test_defaults_that_keras_notes_in_calls_are_not_kept_to():
     inside = config["config"]
     assert inside["output_layers"] == ["inner", 0, 0]
     for layer in inside["layers"][1:]:
-        # As Keras writes it; for a model inside it is what somebody asked for.
+        # Keras writes this default; for a nested model it is the program's argument.
         layer["inbound_nodes"][0]["kwargs"] = {"training": False, "mask": None}
     loaded = keras.saving.deserialize_keras_object(config)
     share = (loaded(np.ones((100, 4)), training=True).numpy() == 0).mean()
     assert 0.4 < share < 0.6
 
 
-def test_outputs_of_models_inside_are_counted_as_keras_does():
+def test_serialize_nested_model_outputs_are_numbered_as_in_keras():
     first = keras.Input((4,))
     inner = keras.Model(first, layers.Dense(2)(first), name="inner")
     x = keras.Input((4,), name="x")
@@ -427,12 +427,12 @@ def test_outputs_of_models_inside_are_counted_as_keras_does():
     ],
     ids=repr,
 )
-def test_values_come_back(value):
+def test_serialize_values_round_trip(value):
     stored = json.loads(json.dumps(keras.saving.serialize_keras_object(value)))
     np.testing.assert_equal(keras.saving.deserialize_keras_object(stored), value)
 
 
-def test_registered_classes_and_functions():
+def test_serialize_registered_classes_and_functions():
     @keras.saving.register_keras_serializable("mine", "Twice")
     class Double(layers.Layer):
         def call(self, inputs):
@@ -466,7 +466,7 @@ def test_registered_classes_and_functions():
         keras.saving.deserialize_keras_object(stored, {"mean_of_squares": mean_of_squares})
         is mean_of_squares
     )
-    with pytest.raises(ValueError, match="files have no code"):
+    with pytest.raises(ValueError, match="files hold no code"):
         keras.saving.serialize_keras_object(lambda x: x)
     with pytest.raises(TypeError, match="get_config"):
         keras.saving.serialize_keras_object(object())
@@ -485,7 +485,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_truncated_archives(saved, share):
+def test_load_model_truncated_archive_raises_checkpoint_error(saved, share):
     data = saved.read_bytes()
     saved.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(CheckpointError, match=r"m\.keras.*truncated"):
@@ -580,7 +580,7 @@ def text(file):
         (with_weights(bomb), CheckpointError, r"in the file \(1048576, 1048576\)"),
         (with_weights(linked), CheckpointError, "is a ExternalLink"),
         (with_weights(external), CheckpointError, "are in another file"),
-        (with_weights(text), CheckpointError, "which are no numbers"),
+        (with_weights(text), CheckpointError, "which is not numeric"),
         (
             with_weights(lambda file: file.pop("layers/dense_1")),
             CheckpointError,
@@ -595,12 +595,12 @@ def text(file):
         ),
     ],
 )
-def test_bad_archives(saved, change, error, message):
+def test_load_model_invalid_archive_raises(saved, change, error, message):
     with pytest.raises(error, match=message):
         keras.models.load_model(rewritten(saved, change))
 
 
-def test_two_members_of_one_name(saved):
+def test_load_model_duplicate_members_raise(saved):
     with pytest.warns(UserWarning, match="Duplicate name"):
         with zipfile.ZipFile(saved, "a") as archive:
             archive.writestr("config.json", "{}")
@@ -608,7 +608,7 @@ def test_two_members_of_one_name(saved):
         keras.models.load_model(saved)
 
 
-def test_weights_that_do_not_fit_change_nothing(saved):
+def test_load_weights_mismatch_changes_nothing(saved):
     other = keras.Sequential([keras.Input((4,)), layers.Dense(5), layers.Dense(3)])
     before = other.get_weights()
     with pytest.raises(
@@ -623,7 +623,7 @@ def test_weights_that_do_not_fit_change_nothing(saved):
     np.testing.assert_array_equal(other.get_weights()[2], before[2])
 
 
-def test_wrong_names_and_models(tmp_path):
+def test_save_and_load_wrong_paths_or_models_raise(tmp_path):
     model = row()
     with pytest.raises(ValueError, match="Invalid filepath extension"):
         model.save(tmp_path / "m.h5")
@@ -639,11 +639,11 @@ def test_wrong_names_and_models(tmp_path):
         keras.Sequential([layers.Dense(1)]).save_weights(tmp_path / "m.weights.h5")
 
 
-def test_an_optimizer_of_another_kind_starts_anew(tmp_path):
+def test_load_weights_other_optimizer_keeps_initial_values(tmp_path):
     model = row(optimizer="adam", loss="mse")
     model.fit(A, Y, verbose=0)
     model.save_weights(tmp_path / "m.weights.h5")
     other = row(optimizer="sgd", loss="mse")
-    with pytest.warns(UserWarning, match="starts anew"):
+    with pytest.warns(UserWarning, match="keeps its initial values"):
         other.load_weights(tmp_path / "m.weights.h5")
     np.testing.assert_array_equal(other(A).numpy(), model(A).numpy())

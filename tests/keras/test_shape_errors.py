@@ -1,4 +1,4 @@
-"""Input that does not fit a layer's window or shape: the layer is named, and both shapes."""
+"""Errors of inputs that do not fit a layer's window or shape: they name the layer and both shapes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WINDOW = "images at least as large as the window of 3 x 2"
         (lambda: layers.Permute((2, 1), name="one"), (2, 3), "examples with 2 axes"),
     ],
 )
-def test_the_layer_is_named(layer, shape, needed):
+def test_shape_error_names_the_layer(layer, shape, needed):
     with pytest.raises(ValueError, match=said("one", needed, shape)):
         layer()(np.ones(shape, np.float32))
     with pytest.raises(ValueError, match=said("one", needed, (None, *shape[1:]))):
@@ -49,7 +49,7 @@ def test_the_layer_is_named(layer, shape, needed):
 
 @pytest.mark.parametrize("relu", ["own", "behind"])
 @pytest.mark.parametrize("functional", [False, True])
-def test_a_step_of_several_layers_names_the_one_that_does_not_fit(relu, functional):
+def test_shape_error_in_fused_layers_names_the_right_layer(relu, functional):
     x = keras.Input((None, None, 2))
     conv = layers.Conv2D(3, 4, activation="relu" if relu == "own" else None, name="conv")
     pool = layers.MaxPooling2D(3, name="pool")
@@ -68,7 +68,7 @@ def test_a_step_of_several_layers_names_the_one_that_does_not_fit(relu, function
     window = "images at least as large as the window of {0} x {0}"
     for _ in range(2):
         assert model(images(6, 7)).shape == (2, 1, 1, 3)
-        # What the pooling gets is 2 x 4.
+        # The input of the pooling is 2 x 4.
         with pytest.raises(ValueError, match=said("pool", window.format(3), (2, 2, 4, 3))):
             model(images(5, 7))
         with pytest.raises(ValueError, match=said("conv", window.format(4), (2, 7, 3, 2))):

@@ -1,4 +1,4 @@
-"""Steps of training of one's own on a device: none waits for it, none needs more calls."""
+"""Custom training steps on a device: no step waits for the device, or needs more calls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _two_gpus(cupy, monkeypatch):
 
 
 def train(strategy, make_optimizer, cupy, policy="float64"):
-    """Return model, optimizer, and what was counted before each step and behind the last one."""
+    """Return the model, the optimizer, and the counts before each step and after the last one."""
     exact = "float64" if policy == "float64" else "float32"
     with strategy.scope():
         tf.keras.utils.set_random_seed(3)
@@ -105,7 +105,7 @@ def weights_of(model):
         for name in ("adam", "scaled too far", "global norm")
     ],
 )
-def test_no_step_waits_for_the_device(cupy, name, where):
+def test_step_does_not_wait_for_the_device(cupy, name, where):
     far = name == "scaled too far"
     options = OPTIMIZERS[name], cupy, "float32" if far else "float64"
     with np.errstate(over="ignore", invalid="ignore"):
@@ -143,34 +143,34 @@ def test_variables_may_stay_on_the_host(cupy, devices, name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-def test_whether_a_step_counts_is_heard_a_step_later(cupy):
+def test_loss_scale_step_result_is_read_one_step_later(cupy):
     *_, counts = train(STRATEGIES["one device"](), OPTIMIZERS["scaled"], cupy)
     mine = threading.current_thread().name
     lags = [calls for thread, calls in cupy.waits if thread == mine]
-    # All but the first, each with all that a step computes before its update given to the device.
+    # Each step but the first reads the flag after its forward and backward pass were launched.
     assert len(lags) == STEPS - 1
     assert min(lags) > 0.6 * counts[-1, 1]
 
 
-def test_calls_of_a_step(cupy):
-    """How many launches a step would be: to be changed where they become fewer."""
+def test_step_number_of_kernel_launches(cupy):
+    """Compare with the known number of launches, which may only decrease."""
     found = {}
     for name in ("adam", "adamw", "momentum", "scaled", "global norm"):
         *_, counts = train(STRATEGIES["one device"](), OPTIMIZERS[name], cupy)
         found[name] = int(counts[-1, 1])
-    # SGD takes one, as Adam; weight decay one more, loss scaling five.
+    # SGD and Adam need one launch, weight decay one more, loss scaling five more.
     assert found["momentum"] == found["adam"] == found["adamw"] - 1
     assert found["adam"] <= CALLS
     assert found["scaled"] <= found["adam"] + 5
-    # Of the 6 variables: the squares' sum, their sum, and a product for each.
+    # For the 6 variables: the sums of squares, their sum, and a product for each variable.
     assert found["global norm"] <= found["adam"] + 6 * 5 + 8
 
 
-#: Of the model above: forward, backward, metrics and update.
+#: The launches of the model above: forward, backward, metrics and update.
 CALLS = 73
 
 
-def test_half_precision(cupy):
+def test_step_half_precision_fetches_nothing(cupy):
     make = OPTIMIZERS["scaled"]
     _, _, _, losses, _ = train(STRATEGIES["default"](), make, cupy, "mixed_float16")
     model, _, _, found, counts = train(STRATEGIES["one device"](), make, cupy, "mixed_float16")
@@ -179,13 +179,13 @@ def test_half_precision(cupy):
     np.testing.assert_allclose([float(x) for x in found], [float(x) for x in losses], rtol=2e-2)
 
 
-def test_bfloat16_is_refused_by_name(cupy):
+def test_bfloat16_on_device_raises(cupy):
     pytest.importorskip("ml_dtypes")
     with pytest.raises(TypeError, match="bfloat16 on a GPU: .* before 14.* Use float16"):
         train(STRATEGIES["one device"](), OPTIMIZERS["adam"], cupy, "mixed_bfloat16")
 
 
-def test_batches_are_copied_on_a_stream_of_their_own(cupy):
+def test_batches_are_copied_on_a_separate_stream(cupy):
     strategy = STRATEGIES["mirrored"]()
     words = np.array(list("abcdefgh"))
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(8.0), words)).batch(3)
@@ -195,11 +195,11 @@ def test_batches_are_copied_on_a_stream_of_their_own(cupy):
     assert all(x.array.device.id == 1 for x, _ in batches)
     assert batches[0][1].numpy().tolist() == [b"a", b"b", b"c"] or batches[0][1].shape == (3,)
     assert cupy.sent == sent + 3
-    # The thread that makes them waits for each, nobody else.
+    # Only the prefetching thread waits for the copies.
     assert [thread for thread, _ in cupy.waits] == ["pycollective-prefetch"] * 3
 
 
-def test_evaluate_and_predict_fetch_what_they_return(cupy):
+def test_evaluate_and_predict_fetch_only_their_results(cupy):
     strategy = STRATEGIES["mirrored"]()
     with strategy.scope():
         model = tf.keras.Sequential([layers.Flatten(), layers.Dense(3)])

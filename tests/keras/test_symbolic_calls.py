@@ -1,4 +1,4 @@
-"""Calls that only find out shapes leave no trace: losses, metrics and variables stay as they are."""
+"""Shape inference changes no losses, metrics or variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X = np.arange(6.0).reshape(2, 3)
 
 
 class Counting(layers.Layer):
-    """Counts calls in a variable, and measures and penalizes its results."""
+    """A layer with a variable that counts calls, a metric and a loss."""
 
     def __init__(self):
         super().__init__(activity_regularizer=regularizers.L2(0.5))
@@ -62,7 +62,7 @@ FINDS_SHAPES = {
 
 @pytest.mark.parametrize("how", FINDS_SHAPES)
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_finding_shapes_changes_nothing(how, replicas):
+def test_shape_inference_changes_no_state(how, replicas):
     with mirrored(replicas).scope():
         layer = Counting()
         FINDS_SHAPES[how](layer)
@@ -166,7 +166,7 @@ def test_sequential_built_by_fit_gets_the_declared_dtype(replicas):
     with mirrored(replicas).scope():
         model = keras.Sequential([Added(), layers.Dense(1, kernel_initializer="ones")])
         model.compile("sgd", "mse")
-    # In uint8 the sum would begin anew at 256.
+    # In uint8 the sum would overflow at 256.
     x = np.full((2, 1), 200, np.uint8)
     assert model.fit(x, np.full((2, 1), 300.0), verbose=0).history["loss"] == [0.0]
 
@@ -191,7 +191,7 @@ def test_embedding_build_needs_no_shape():
     assert layer.built and layer.embeddings.shape == (3, 2)
 
 
-def test_model_settings_may_be_set():
+def test_model_settings_can_be_assigned():
     model = keras.Sequential([layers.Dense(1, input_shape=(3,))])
     model.run_eagerly, model.jit_compile = True, False
     assert (model.run_eagerly, model.jit_compile) == (True, False)
@@ -207,7 +207,7 @@ def test_model_settings_may_be_set():
         model.steps_per_execution = 0
 
 
-def test_from_config_outputs_in_a_tuple_stay_one():
+def test_from_config_outputs_in_a_tuple_stay_a_tuple():
     x = keras.Input((3,))
     model = keras.Model((x,), (layers.Dense(2)(x), layers.Dense(1)(x)))
     again = keras.Model.from_config(model.get_config())

@@ -1,4 +1,4 @@
-"""The callback `TensorBoard`: its files as TensorBoard itself reads them."""
+"""The callback `TensorBoard`: its files, read by TensorBoard itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONES = np.ones((8, 1), np.float32)
 
 
 def read(directory):
-    """Return TensorBoard's reader of a run's files, and what its numbers are by tag and step."""
+    """Return TensorBoard's reader of a run, and the scalars by tag and step."""
     from tensorboard.backend.event_processing import plugin_event_accumulator as accumulator
 
     run = accumulator.EventAccumulator(str(directory), size_guidance={accumulator.TENSORS: 0})
@@ -36,7 +36,7 @@ def value(event):
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
-def test_numbers_weights_and_layers_are_read_by_tensorboard(name, tmp_path):
+def test_tensorboard_reads_scalars_weights_and_layers(name, tmp_path):
     pytest.importorskip("tensorboard")
     with STRATEGIES[name]().scope():
         model = dense(2)
@@ -55,11 +55,11 @@ def test_numbers_weights_and_layers_are_read_by_tensorboard(name, tmp_path):
             assert held_out[f"evaluation_{name}_vs_iterations", 6 * (epoch + 1)] == expected
         assert train["epoch_learning_rate", epoch] == 0.03125
         assert train["epoch_steps_per_second", epoch] > 0
-    # Six batches in each epoch; after every second one.
+    # Written after every second of six batches.
     assert [s for tag, s in train if tag == "batch_loss"] == [2, 4, 6, 8, 10, 12]
     for weight in model.weights:
         (*_, last) = run.Tensors(f"{weight.name}/histogram")
-        buckets = value(last)  # rows of left edge, right edge, count
+        buckets = value(last)  # rows of (left edge, right edge, count)
         assert buckets[:, 2].sum() == np.prod(weight.shape)
         assert buckets[-1, 1] == pytest.approx(weight.numpy().max())
         (*_, last) = run.Tensors(f"{weight.name}/image")
@@ -70,7 +70,7 @@ def test_numbers_weights_and_layers_are_read_by_tensorboard(name, tmp_path):
     assert run.summary_metadata["model"].plugin_data.plugin_name == "text"
 
 
-def test_graph_of_a_functional_model_is_read_by_tensorboard(tmp_path):
+def test_tensorboard_reads_the_graph_of_a_functional_model(tmp_path):
     pytest.importorskip("tensorboard")
     inputs = keras.Input((3,), name="rows")
     first = keras.layers.Dense(4, "relu", name="first")(inputs)
@@ -88,7 +88,7 @@ def test_graph_of_a_functional_model_is_read_by_tensorboard(tmp_path):
     assert b"7" in nodes["both"].attr["output_shape"].s
 
 
-def test_weights_become_pictures_from_dark_to_bright_and_histograms_of_what_is_finite(tmp_path):
+def test_tensorboard_weights_become_scaled_images_and_finite_histograms(tmp_path):
     pytest.importorskip("tensorboard")
     from PIL import Image
 
@@ -113,7 +113,7 @@ def test_weights_become_pictures_from_dark_to_bright_and_histograms_of_what_is_f
     assert value(run.Tensors("none")[0])[:, 2].sum() == 0
 
 
-def test_of_several_workers_the_chief_writes_event_files(tmp_path, monkeypatch):
+def test_tensorboard_only_the_chief_worker_writes(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     model = linear()
     monkeypatch.setattr(model.distribute_strategy.extended, "should_save_summary", False)
@@ -122,7 +122,7 @@ def test_of_several_workers_the_chief_writes_event_files(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_without_tensorboard_an_error_names_the_extra(monkeypatch):
+def test_tensorboard_not_installed_error_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "pycollective.keras.callbacks.event_files", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.attr_value_pb2", None)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[tensorboard\]'"):
@@ -137,6 +137,6 @@ def test_without_tensorboard_an_error_names_the_extra(monkeypatch):
         ({"update_freq": 0}, "update_freq must be"),
     ],
 )
-def test_settings_that_are_not_available_are_refused(settings, text):
+def test_tensorboard_unsupported_settings_raise(settings, text):
     with pytest.raises(ValueError, match=text):
         callbacks.TensorBoard(**settings)

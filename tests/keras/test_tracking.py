@@ -1,4 +1,4 @@
-"""Metrics, layers and variables that are found wherever attributes have them."""
+"""Tracking of metrics, layers and variables in all types of attributes."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ Y = np.ones((4, 1))
 
 
 class Nested(metrics.Metric):
-    """Has metrics as an attribute, in a list, in a dict of tuples; and a variable of its own."""
+    """A metric with its own variable and with nested metrics: an attribute, in a list, in a dict."""
 
     def __init__(self, name="nested"):
         super().__init__(name=name)
@@ -94,7 +94,7 @@ class MeanOfMean(metrics.Metric):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_evaluate_nested_metric_begins_anew(replicas):
+def test_evaluate_resets_nested_metrics(replicas):
     with mirrored(replicas).scope():
         model = keras.Sequential([layers.Dense(1, input_shape=(3,))])
         model.compile("sgd", "mse", metrics=[MeanOfMean()])
@@ -104,7 +104,7 @@ def test_evaluate_nested_metric_begins_anew(replicas):
 
 
 class Measuring(layers.Layer):
-    """Has metrics in every kind of attribute."""
+    """A layer with metrics in every type of attribute."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ def test_layer_metrics_lists_those_of_layers_inside():
     assert [metric.name for metric in model.layers[0].layers[0].metrics] == names
 
 
-def test_evaluate_metrics_in_layers_begin_anew():
+def test_evaluate_resets_metrics_in_layers():
     model = keras.Sequential([layers.Input((3,)), Measuring(), layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(10 * X, Y, verbose=0)
@@ -175,7 +175,7 @@ def test_evaluate_metrics_in_layers_and_made_late_count_all_replicas(replicas):
 
 
 @pytest.mark.parametrize("container", [lambda v: v, lambda v: [v]])
-def test_metric_variable_of_which_only_one_copy_is_read_is_refused(container):
+def test_metric_variable_without_sum_aggregation_raises(container):
     class Own(metrics.Metric):
         def __init__(self, **options):
             super().__init__(name="own")
@@ -217,14 +217,14 @@ def test_add_weight_without_initializer_floating_starts_random(dtype):
     assert 0 < np.abs(as_tensor(weight).numpy()).max() <= np.sqrt(6 / 32) + 1e-3
 
 
-def test_losses_penalties_on_weights_that_are_not_trained_do_not_count():
+def test_losses_regularizers_of_untrained_weights_do_not_count():
     layer = layers.Layer()
     for trainable in (False, True):
         layer.add_weight(shape=(2,), initializer="ones", regularizer="l2", trainable=trainable)
     assert [float(loss) for loss in layer.losses] == [pytest.approx(0.02)]
 
 
-# Means, by the numbers of Keras 3 -----------------------------------------------------------------
+# Means with the expected values of Keras 3 --------------------------------------------------------
 
 BATCHES = {
     "several values of an example": ([([1.0, 2, 3], [0.0, 1, 1]), ([[4.0, 5]], [[1.0, 0]])], 2.8),
@@ -238,7 +238,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_mean_weighs_examples_as_keras(case):
+def test_mean_weights_examples_as_keras(case):
     batches, expected = BATCHES[case]
     mean = metrics.Mean()
     for values, weights in batches:

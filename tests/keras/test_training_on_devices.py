@@ -17,7 +17,7 @@ def moved(cupy, *values):
 
 
 @pytest.mark.parametrize("cls", exported(losses, losses.Loss), ids=lambda c: c.__name__)
-def test_losses(cupy, cls):
+def test_loss_on_device_fetches_nothing(cupy, cls):
     def result(true, predicted):
         with GradientTape() as tape:
             tape.watch(predicted)
@@ -38,7 +38,7 @@ def test_losses(cupy, cls):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("cls", exported(metrics, metrics.Metric), ids=lambda c: c.__name__)
-def test_metrics(cupy, cls, weighted):
+def test_metric_update_on_device_fetches_nothing(cupy, cls, weighted):
     weights = [np.array([0.5, 2.0])] if weighted else []
 
     def values(pair):
@@ -62,12 +62,12 @@ def test_metrics(cupy, cls, weighted):
             assert type(ours._current().array) is DeviceArray
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-6)
         result = there.result()
-        assert cupy.fetched == fetched + len(there.variables)  # the comparison above
+        assert cupy.fetched == fetched + len(there.variables)  # fetched by the comparison above
         np.testing.assert_allclose(result.numpy(), here.result().numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("number", range(len(MADE)), ids=lambda i: MADE[i].name)
-def test_optimizers(cupy, number):
+def test_optimizer_step_on_device_fetches_nothing(cupy, number):
     description = optimizers.serialize(MADE[number])
     found = []
     for device in (False, True):
@@ -83,7 +83,7 @@ def test_optimizers(cupy, number):
             tensors = moved(cupy, *gradients) if device else map(Tensor, gradients)
             optimizer.apply_gradients(zip(tensors, own, strict=True))
         if device:
-            assert cupy.sent == sent + sum(map(len, GRADIENTS))  # the gradients themselves
+            assert cupy.sent == sent + sum(map(len, GRADIENTS))  # only the gradients
             assert cupy.fetched == fetched
             assert all(type(v._current().array) is DeviceArray for v in (*own, *small))
         found.append([v.numpy() for v in own])

@@ -1,4 +1,4 @@
-"""`load_weights` takes what `tf.train.latest_checkpoint` returns."""
+"""`load_weights` with the result of `tf.train.latest_checkpoint`."""
 
 import os
 
@@ -52,7 +52,7 @@ def test_load_weights_of_the_latest_checkpoint(tmp_path, writer, built):
     other = make(built=built)
     other.load_weights(train.latest_checkpoint(tmp_path))
     np.testing.assert_array_equal(other(X).numpy(), model(X).numpy())
-    # Training goes on as it was.
+    # Training continues as before.
     for each in (model, other):
         fit(each)
     assert int(other.optimizer.iterations) == int(model.optimizer.iterations) == 4
@@ -71,7 +71,7 @@ def test_load_weights_of_a_checkpoint_into_another_number_of_replicas(tmp_path, 
         np.testing.assert_array_equal(a, b)
 
 
-def test_save_weights_to_a_checkpoint_does_not_overwrite_unasked(tmp_path):
+def test_save_weights_checkpoint_exists_without_overwrite_raises(tmp_path):
     model = make()
     model.save_weights(tmp_path / "w")
     with pytest.raises(FileExistsError, match="overwrite=False"):
@@ -90,7 +90,7 @@ def test_load_weights_of_another_model_changes_nothing(tmp_path):
         np.testing.assert_array_equal(a, b)
     with pytest.warns(UserWarning, match="These were skipped"):
         model.load_weights(tmp_path / "w", skip_mismatch=True)
-    assert (model.get_weights()[3] == make(5).get_weights()[3]).all()  # biases of zeros
+    assert (model.get_weights()[3] == make(5).get_weights()[3]).all()  # the biases are zeros
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
@@ -108,10 +108,10 @@ def test_load_weights_of_a_checkpoint_without_a_model_is_an_error(tmp_path):
             model.load_weights(path)
 
 
-def test_load_weights_without_a_checkpoint_says_so(tmp_path):
+def test_load_weights_without_a_checkpoint_raises(tmp_path):
     with pytest.raises(ValueError, match="latest_checkpoint"):
         make().load_weights(train.latest_checkpoint(tmp_path))
-    with pytest.raises(ValueError, match="there is no checkpoint of this name"):
+    with pytest.raises(ValueError, match="no checkpoint has this name"):
         make().load_weights(tmp_path / "none")
 
 

@@ -1,8 +1,8 @@
-"""Every layer, loss and metric takes a batch without rows: no NaN, no warning, gradients of zero.
+"""Every layer, loss and metric accepts a batch without rows: no NaN, no warning, gradients of zero.
 
-Replicas get such batches whenever there are fewer rows than replicas. The classes are found, not
-listed: a new one is tested as it is exported. Where its constructor needs an argument, the argument's
-name must be in `ARGUMENTS`; where no input fits, one must be added to `INPUTS` or `PAIRS`.
+Replicas get such batches if a batch has fewer rows than there are replicas. The classes are
+collected from the package, so that a newly exported class is tested. If its constructor needs an
+argument, add a value to `ARGUMENTS`. If no input fits, add one to `INPUTS` or `PAIRS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import pycollective as tf
 from pycollective.keras import layers, losses, metrics
 
-#: A value for every argument that some constructor needs, by its name.
+#: A value for every required argument of a constructor, by name.
 ARGUMENTS = {
     "activation": "relu",
     "dims": (1,),
@@ -32,11 +32,11 @@ ARGUMENTS = {
     "units": 3,
     "width": 3,
 }
-#: Arguments that only some classes need, although they have defaults.
+#: Arguments that some classes need although they have defaults.
 NEEDED = {"InputLayer": {"shape": (6,)}}
-#: Shapes of an example, or of the examples of two inputs; a layer must take at least one of them.
+#: Shapes of an example, or of examples of two inputs; a layer must accept at least one of them.
 INPUTS = [(6,), (5, 4), (6, 6, 2), (4, 4, 4, 2), [(4, 3), (4, 3)]]
-#: What should come out, and what did, for two examples; a loss or metric must take at least one.
+#: Targets and predictions for two examples; a loss or metric must accept at least one pair.
 RANDOM = np.random.default_rng(0)
 PAIRS = {
     "labels": (np.array([1, 2]), RANDOM.random((2, 3))),
@@ -47,14 +47,14 @@ PAIRS = {
 
 
 def exported(module, base):
-    """Return the classes of a module that are made of ``base``, each once."""
+    """Return the subclasses of ``base`` in a module, each once."""
     found = {getattr(module, name) for name in module.__all__}
     classes = {c for c in found if isinstance(c, type) and issubclass(c, base) and c is not base}
     return sorted(classes, key=lambda c: c.__name__)
 
 
 def make(cls, **more):
-    """Return an object of the class, with the arguments that it needs."""
+    """Return an object of the class, made with its required arguments."""
     arguments = {**NEEDED.get(cls.__name__, {}), **more}
     for name, parameter in inspect.signature(cls).parameters.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -65,7 +65,7 @@ def make(cls, **more):
 
 
 def fitting(candidates, use):
-    """Return the candidates that can be used; there must be one."""
+    """Return the candidates that ``use`` accepts; at least one must be accepted."""
     fits = []
     for candidate in candidates:
         try:
@@ -81,7 +81,7 @@ def is_zero_or_none(gradient, like):
     if gradient is None:
         return True
     array = gradient.numpy()
-    return array.shape == tuple(like.shape) and not np.any(array != 0)  # NaN != 0
+    return array.shape == tuple(like.shape) and not np.any(array != 0)  # also false for NaN
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def strict():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
-def test_layers(cls, training, dtype):
+def test_layer_batch_without_rows_has_zero_gradients(cls, training, dtype):
     def rows(count, shape):
         if isinstance(shape, list):
             return [rows(count, one) for one in shape]
@@ -108,7 +108,7 @@ def test_layers(cls, training, dtype):
             raise ValueError("the list was not taken for several inputs")
 
     for shape in fitting(INPUTS, use):
-        for before in (0, 2):  # built by a batch without rows, or by one with
+        for before in (0, 2):  # the layer is built by a batch without or with rows
             layer = make(cls, dtype=dtype)
             full = layer(rows(before, shape), training=training)
             x = rows(0, shape)
@@ -141,7 +141,7 @@ def function_losses():
 )
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_losses(cls, weighted, dtype):
+def test_loss_batch_without_rows_is_finite(cls, weighted, dtype):
     is_function = not isinstance(cls, type)
     reductions = [None] if is_function else list(losses.Reduction)
     for reduction in reductions:
@@ -177,7 +177,7 @@ def update(metric, pair, rows, weighted):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("cls", exported(metrics, metrics.Metric), ids=lambda c: c.__name__)
-def test_metrics(cls, weighted):
+def test_metric_batch_without_rows_changes_nothing(cls, weighted):
     for pair in fitting(PAIRS, lambda p: update(make(cls), p, 2, weighted)):
         metric = make(cls)
         nothing = metric.result().numpy()
@@ -210,7 +210,7 @@ def test_metrics_where_one_replica_has_no_rows(cls):
 
 
 def metric_functions():
-    """Return the functions of the metrics, by name; losses are tested by themselves."""
+    """Return the metric functions by name, without losses, which have their own test."""
     found = {name: getattr(metrics, name) for name in metrics.__all__ if not hasattr(losses, name)}
     takes_both = ["y_true", "y_pred"]
     return {
@@ -221,7 +221,7 @@ def metric_functions():
 
 
 @pytest.mark.parametrize("name", metric_functions())
-def test_functions_of_metrics(name):
+def test_metric_function_batch_without_rows(name):
     function = metric_functions()[name]
 
     def use(pair):
@@ -233,7 +233,7 @@ def test_functions_of_metrics(name):
 
 
 def leaves(base):
-    """Return the classes of this package that are made of ``base``, and of which none is made."""
+    """Return the subclasses of ``base`` in this package that have no subclasses themselves."""
     found = set()
     for cls in base.__subclasses__():
         ours = cls.__module__.startswith("pycollective.") and not cls.__name__.startswith("_")
@@ -247,14 +247,14 @@ def leaves(base):
     [(layers.Layer, layers), (losses.Loss, losses), (metrics.Metric, metrics)],
     ids=["layers", "losses", "metrics"],
 )
-def test_no_class_is_forgotten(base, module):
-    """What its module does not export would not be tested here."""
-    in_fit = {"Functional", "Sequential", "LossTracker"}  # models, and what follows their loss
+def test_every_class_of_the_package_is_exported(base, module):
+    """A class that its module does not export would not be tested here."""
+    in_fit = {"Functional", "Sequential", "LossTracker"}  # models, and the tracker of their loss
     found = {cls for cls in leaves(base) if cls.__name__ not in in_fit}
     assert found <= set(exported(module, base))
 
 
-def test_the_classes_are_found():
+def test_exported_classes_are_found():
     assert layers.Conv2D in exported(layers, layers.Layer)
     assert layers.Layer not in exported(layers, layers.Layer)
     assert len(exported(losses, losses.Loss)) >= 5

@@ -1,4 +1,4 @@
-"""What hears of training, under the names of ``tf.keras.callbacks``."""
+"""Callbacks of training, under the names of ``tf.keras.callbacks``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Callback`: what hears of the steps and epochs of training."""
+"""`Callback`: the base of objects that training calls at its steps and epochs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ Logs = dict[str, Any]
 
 
 class Callback:
-    """Base class: one of your own overrides what it wants to hear of.
+    """Base class of callbacks; a subclass overrides methods.
 
-    They are called in the thread of `Model.fit`, outside of the replicas; ``logs`` has the numbers
-    of the epoch so far, by name. Batches and epochs are counted from 0.
+    The methods are called in the thread of `Model.fit`, outside of the replicas. ``logs`` holds the
+    results of the epoch so far, by name. Batches and epochs are counted from 0.
 
     Attributes
     ----------
     model : Model
-        What is trained; ``model.stop_training = True`` ends training.
+        The model; ``model.stop_training = True`` ends training.
     params : dict
         ``verbose``, ``epochs``, and ``steps`` of an epoch (None while unknown).
     """
@@ -26,68 +26,68 @@ class Callback:
         self.params: dict[str, Any] = {}
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Take ``params``."""
+        """Set ``params``."""
         self.params = params
 
     def set_model(self, model: Any) -> None:
-        """Take the model."""
+        """Set the model."""
         self.model = model
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Hear that `Model.fit` begins."""
+        """Handle the beginning of `Model.fit`."""
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Hear that `Model.fit` ends, with the numbers of the last epoch."""
+        """Handle the end of `Model.fit`; ``logs`` holds the results of the last epoch."""
 
     def abandon(self, error: BaseException) -> None:
-        """Hear that `Model.fit` ends with an error; `on_train_end` is not called then."""
+        """Handle an error of `Model.fit`, after which `on_train_end` is not called."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Hear that an epoch of training begins."""
+        """Handle the beginning of an epoch of training."""
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Hear that an epoch of training and its validation end."""
+        """Handle the end of an epoch of training and its validation."""
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Be the older name of `on_train_batch_begin`."""
+        """Handle `on_train_batch_begin`, under its older name."""
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Be the older name of `on_train_batch_end`."""
+        """Handle `on_train_batch_end`, under its older name."""
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Hear that a step of training begins, or the first of ``steps_per_execution``."""
+        """Handle the beginning of a training step, or of ``steps_per_execution`` steps."""
         self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Hear that a step of training ends, or the last of ``steps_per_execution``."""
+        """Handle the end of a training step, or of ``steps_per_execution`` steps."""
         self.on_batch_end(batch, logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Hear that `Model.evaluate`, or the validation in `Model.fit`, begins."""
+        """Handle the beginning of `Model.evaluate`, or of the validation in `Model.fit`."""
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Hear that it ends."""
+        """Handle the end of `Model.evaluate`, or of the validation in `Model.fit`."""
 
     def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Hear that a step of it begins."""
+        """Handle the beginning of an evaluation step."""
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Hear that a step of it ends."""
+        """Handle the end of an evaluation step."""
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Hear that `Model.predict` begins."""
+        """Handle the beginning of `Model.predict`."""
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """Hear that it ends."""
+        """Handle the end of `Model.predict`."""
 
     def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Hear that a step of it begins."""
+        """Handle the beginning of a prediction step."""
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Hear that a step of it ends; ``logs["outputs"]`` has what came out."""
+        """Handle the end of a prediction step; ``logs["outputs"]`` holds the outputs."""
 
 
-#: The methods that hear of something.
+#: The names of the methods that handle events.
 EVENTS = tuple(
     name
     for name in vars(Callback)

@@ -1,4 +1,4 @@
-"""Callbacks that change how training goes on."""
+"""Callbacks that end training or change the learning rate."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Logs = dict[str, Any]
 
 
 class TerminateOnNaN(Callback):
-    """Ends training when the loss is no longer a finite number.
+    """End training when the loss is not finite.
 
     Parameters
     ----------
     raise_error
-        Whether by an error.
+        True to raise an error.
 
     Raises
     ------
     RuntimeError
-        Later, with ``raise_error``.
+        In training, with ``raise_error``.
     """
 
     def __init__(self, raise_error: bool = False) -> None:
@@ -47,21 +47,21 @@ class TerminateOnNaN(Callback):
 
 
 class LearningRateScheduler(Callback):
-    """Sets the learning rate at the beginning of each epoch.
+    """Set the learning rate at the beginning of each epoch.
 
     Parameters
     ----------
     schedule
         ``schedule(epoch, learning_rate)``, or ``schedule(epoch)``, returns the learning rate.
     verbose
-        1: print it.
+        1: print the learning rate.
 
     Raises
     ------
     TypeError
-        If the schedule cannot be called.
+        If the schedule is not callable.
     ValueError
-        Later, if the schedule returns no number.
+        In training, if the schedule returns no number.
     """
 
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
@@ -96,21 +96,21 @@ class LearningRateScheduler(Callback):
 
 
 class Monitor(Callback):
-    """A callback that asks whether a number has become better.
+    """Base of callbacks that monitor a value in the logs.
 
     Parameters
     ----------
     monitor
-        The name of the number.
+        The name of the value.
     mode
-        ``"min"``: smaller is better; ``"max"``; ``"auto"``: what is known of the metric.
+        ``"min"``: smaller is better. ``"max"``: larger is better. ``"auto"``: the metric decides.
     min_delta
-        By how much at least.
+        The smallest change that counts as an improvement.
 
     Raises
     ------
     ValueError
-        For another mode; later, if ``"auto"`` is asked for and nothing is known.
+        For another mode; in training, if ``mode="auto"`` and the metric's direction is unknown.
     """
 
     def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
@@ -122,7 +122,7 @@ class Monitor(Callback):
         self.min_delta = abs(float(min_delta))
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Whether a value is better than another one; than None everything but NaN is."""
+        """Return True if ``value`` is better than ``than``; any number is better than None."""
         if self.mode == "auto":
             self.mode = self._mode_of(self.monitor.removeprefix("val_"))
         if than is None:
@@ -132,7 +132,7 @@ class Monitor(Callback):
         return value > than + self.min_delta
 
     def _mode_of(self, name: str) -> str:
-        """Return whether more or less of a number is better: by its metric, or by its name."""
+        """Return ``"max"`` or ``"min"``, by the metric of this name or else by the name itself."""
         known = {
             self.model.reported_name(m): m.direction for m in getattr(self.model, "metrics", ())
         }
@@ -143,13 +143,13 @@ class Monitor(Callback):
             direction = "up"
         if direction is None:
             raise ValueError(
-                f"{type(self).__name__} callback received monitor={self.monitor}, of which it is not "
-                "known whether more or less of it is better. Pass `mode='max'` or `mode='min'`"
+                f"{type(self).__name__} callback received monitor={self.monitor}, whose direction is "
+                "unknown. Pass `mode='max'` or `mode='min'`"
             )
         return {"up": "max", "down": "min"}[direction]
 
     def value_in(self, logs: Logs | None) -> float | None:
-        """Return the number, or None, with a warning, if it is not there."""
+        """Return the monitored value; if it is missing, warn and return None."""
         value = (logs or {}).get(self.monitor)
         if value is None:
             warnings.warn(
@@ -161,23 +161,23 @@ class Monitor(Callback):
 
 
 class EarlyStopping(Monitor):
-    """Ends training when a number has not become better for some epochs.
+    """End training when the monitored value has not improved for some epochs.
 
     Parameters
     ----------
     monitor, min_delta, mode
-        As `Monitor`.
+        As for `Monitor`.
     patience
-        How many epochs without getting better are borne.
+        The number of epochs without an improvement after which training ends.
     verbose
-        1: say so.
+        1: print a message.
     baseline
-        What the number must be better than for the patience to begin anew. An epoch that is better
-        than those before does not end training, as in Keras.
+        A value that an improvement must also exceed to reset the count of epochs. As in Keras, an
+        epoch with an improvement does not end training.
     restore_best_weights
-        Whether the model ends with the weights of its best epoch.
+        True to restore the weights of the best epoch at the end.
     start_from_epoch
-        Epochs before this one do not count.
+        The first epoch that counts.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class EarlyStopping(Monitor):
             self.best, self.best_epoch = value, epoch
             if self.restore_best_weights:
                 self.best_weights = self.model.get_weights()
-            # As long as it is not better than the baseline, epochs count, but do not end training.
+            # An improvement below the baseline does not reset the count, but never ends training.
             if self.baseline is None or self.is_better(value, self.baseline):
                 self.wait = 0
             return
@@ -236,22 +236,22 @@ class EarlyStopping(Monitor):
 
 
 class ReduceLROnPlateau(Monitor):
-    """Lowers the learning rate when a number has not become better for some epochs.
+    """Reduce the learning rate when the monitored value has not improved for some epochs.
 
     Parameters
     ----------
     monitor, mode, min_delta
-        As `Monitor`.
+        As for `Monitor`.
     factor
-        By what the learning rate is multiplied.
+        The factor of the learning rate.
     patience
-        How many epochs without getting better are borne.
+        The number of epochs without an improvement before a reduction.
     verbose
-        1: say so.
+        1: print a message.
     cooldown
-        For how many epochs after that nothing is counted.
+        The number of epochs after a reduction that do not count.
     min_lr
-        What the learning rate is not lowered beyond.
+        The smallest learning rate.
 
     Raises
     ------
@@ -306,7 +306,7 @@ class ReduceLROnPlateau(Monitor):
             self.wait = 0
         elif self.cooldown_counter <= 0:
             self.wait += 1
-            # The learning rate is a float32, which may be a little more than min_lr.
+            # Compared as float32, the dtype of the learning rate: rounding may have raised it.
             if self.wait >= self.patience and rate > np.float32(self.min_lr):
                 lower = max(rate * self.factor, self.min_lr)
                 optimizer.learning_rate = lower

@@ -1,6 +1,6 @@
-"""Files that TensorBoard reads, by the messages and the writer of the package ``tensorboard``.
+"""Event files for TensorBoard, written with the package ``tensorboard``.
 
-The package's ``EventFileWriter`` is not used: it imports TensorFlow where that is installed.
+The package's ``EventFileWriter`` is not used, because it imports TensorFlow if that is installed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["EventFile"]
 
 
 class EventFile:
-    """A file of events in a directory of TensorBoard's.
+    """A file of events in the directory of a TensorBoard run.
 
     Parameters
     ----------
     directory
-        Made if need be; its name is that of the run.
+        The directory, which is created if missing. TensorBoard shows its name as the run's name.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         os.makedirs(directory, exist_ok=True)
-        # Two files of one process would begin in the same second.
+        # The id makes the name unique: one process may open two files at the same time.
         place = f"{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.{id(self) % 10**6}"
         path = os.path.join(directory, f"events.out.tfevents.{place}.v2")
         self._records = RecordWriter(open(path, "wb"))  # noqa: SIM115  (closed by close)
@@ -51,11 +51,11 @@ class EventFile:
         self._write(summary=scalar_pb(tag, value), step=step)
 
     def histogram(self, tag: str, values: Array, step: int) -> None:
-        """Write how the finite ones among values are distributed."""
+        """Write a histogram of the finite values."""
         self._write(summary=histogram_pb(tag, values[np.isfinite(values)]), step=step)
 
     def image(self, tag: str, image: Array, step: int) -> None:
-        """Write numbers ``[height, width]`` as a picture; the largest is the brightest."""
+        """Write values ``[height, width]`` as a grayscale image, scaled so that the maximum is white."""
         low, high = image.min(), image.max()
         scaled = np.rint((image - low) * (255 / (high - low) if high > low else 0))
         png = io.BytesIO()
@@ -76,7 +76,7 @@ class EventFile:
         Parameters
         ----------
         nodes
-            Name, kind, the names of the nodes that it gets its inputs from, and texts by name.
+            The name, type, input nodes' names and attributes of each node.
         """
         graph = GraphDef(
             node=[
@@ -95,9 +95,9 @@ class EventFile:
         self._records.write(Event(wall_time=time.time(), **event).SerializeToString())
 
     def flush(self) -> None:
-        """Let readers see what was written."""
+        """Flush the file, so that TensorBoard sees the events."""
         self._records.flush()
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self._records.close()

@@ -1,4 +1,4 @@
-"""`CallbackList`, and callbacks that only listen."""
+"""`CallbackList`, `History` and `LambdaCallback`."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ Logs = dict[str, Any]
 
 
 class History(Callback):
-    """What `Model.fit` returns.
+    """The results of `Model.fit`.
 
     Attributes
     ----------
     history : dict
-        By name the numbers of each epoch; those of the validation begin with ``val_``.
+        The results of all epochs in a list, by name; names of validation results begin with
+        ``val_``.
     epoch : list of int
         The epochs, counted from 0.
     model : Model or None
-        The model, as long as the program refers to it; None in a pickled or copied history.
+        The model, while the program holds a reference to it; None in a pickled or copied history.
     """
 
     def __init__(self) -> None:
-        # Weak: the model refers to its history, and a cycle would keep the model, and the threads of
-        # its strategy, until the garbage collector runs.
+        # A weak reference, because the model refers to its history. A cycle would keep the model,
+        # and the threads of its strategy, until the garbage collector runs.
         self._model: weakref.ref[Any] | None = None
         super().__init__()
         self.history: dict[str, list[Any]] = {}
         self.epoch: list[int] = []
-        #: By name the epochs in which there was a number; validations may be fewer.
+        #: The epochs that have a result, by its name; not every epoch has a validation.
         self._epochs_of: dict[str, list[int]] = {}
 
     @property
     def model(self) -> Any:
-        """The model; None without one, or if it is gone."""
+        """The model, or None if it was never set or is freed."""
         return None if self._model is None else self._model()
 
     @model.setter
@@ -48,27 +49,27 @@ class History(Callback):
         self._model = None if model is None else weakref.ref(model)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes but the model."""
+        """Return the attributes without the model."""
         return {**self.__dict__, "_model": None}
 
     def plot(self, names: Sequence[str] | None = None) -> Any:
-        """Return a picture of the numbers over the epochs; needs matplotlib.
+        """Return a plot of the results over the epochs; needs matplotlib.
 
         Parameters
         ----------
         names
-            Which numbers, without those of the validation, which are in the same pictures; by
-            default all.
+            The names of the results to plot, without ``val_``; the default is all. Validation
+            results are in the same plots.
 
         Returns
         -------
         matplotlib.figure.Figure
-            It belongs to no window; ``figure.savefig("history.png")`` writes it to a file.
+            A figure without a window; ``figure.savefig("history.png")`` writes it to a file.
 
         Raises
         ------
         ValueError
-            If there is no such number.
+            If the history has no result of a name.
         ImportError
             If matplotlib is not installed.
         """
@@ -76,7 +77,7 @@ class History(Callback):
         chosen = known if names is None else list(names)
         missing = [name for name in chosen if name not in self.history]
         if missing or not chosen:
-            raise ValueError(f"History.plot: there is no {missing or 'number'}; there are {known}")
+            raise ValueError(f"History.plot: found no {missing or 'results'}; found {known}")
         figure, every_axes = plots.panels(len(chosen), 5, 4)
         kinds: dict[str, Any] = {}
         for axes, name in zip(every_axes, chosen, strict=True):
@@ -93,11 +94,11 @@ class History(Callback):
         return figure
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Begin anew."""
+        """Clear the history."""
         self.epoch = []
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note an epoch's numbers."""
+        """Add an epoch's results."""
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
@@ -105,41 +106,41 @@ class History(Callback):
 
 
 class LambdaCallback(Callback):
-    """Calls functions, given under the names of the methods.
+    """A callback made of functions.
 
     Parameters
     ----------
     **functions
-        ``on_epoch_end=lambda epoch, logs: ...``, and so on for each method ``on_...``.
+        A function for each method name, such as ``on_epoch_end=lambda epoch, logs: ...``.
 
     Raises
     ------
     TypeError
-        For a name that is no such method.
+        For a name that is no method ``on_...``.
     """
 
     def __init__(self, **functions: Callable[..., Any] | None) -> None:
         super().__init__()
         for name, function in functions.items():
             if not name.startswith("on_") or not hasattr(Callback, name):
-                raise TypeError(f"LambdaCallback: there is no {name!r} among the methods")
+                raise TypeError(f"LambdaCallback: {name!r} is no method of callbacks")
             if function is not None:
                 setattr(self, name, function)
 
 
 class CallbackList(Callback):
-    """Callbacks that are called one after the other.
+    """A callback that calls each callback of a list in order.
 
     Parameters
     ----------
     callbacks
         The callbacks, in order.
     add_history, add_progbar
-        Whether a `History`, a `ProgbarLogger` is appended where there is none.
+        True to append a `History`, or a `ProgbarLogger`, if the list has none.
     model
-        Given to each, with ``params``.
+        The model, which is set in each callback.
     **params
-        ``verbose``, ``epochs``, ``steps``.
+        ``verbose``, ``epochs`` and ``steps``, which are set in each callback as ``params``.
     """
 
     def __init__(
@@ -170,12 +171,12 @@ class CallbackList(Callback):
     def of(
         cls, callbacks: Any, model: Any, history: bool, verbose: Any, epochs: int, steps: int | None
     ) -> CallbackList:
-        """Return what `Model.fit` and its like were given, ready to be called.
+        """Return the list for the ``callbacks`` argument of `Model.fit`, `evaluate` or `predict`.
 
         Raises
         ------
         ValueError
-            If ``verbose`` is none of ``"auto"``, 0, 1, 2.
+            If ``verbose`` is not ``"auto"``, 0, 1 or 2.
         """
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f"verbose must be 'auto', 0, 1 or 2, got {verbose!r}")
@@ -190,7 +191,7 @@ class CallbackList(Callback):
         return callbacks
 
     def _found(self, kind: type[Any]) -> Any:
-        """Return the callback of a kind, appended if there is none."""
+        """Return the callback of a class; append a new one if the list has none."""
         for callback in self.callbacks:
             if isinstance(callback, kind):
                 return callback
@@ -200,23 +201,23 @@ class CallbackList(Callback):
         return self.callbacks[-1]
 
     def append(self, callback: Callback) -> None:
-        """Add a callback at the end."""
+        """Append a callback."""
         self.callbacks.append(callback)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Give all callbacks the same ``params``."""
+        """Set ``params`` in all callbacks."""
         self.params = params
         for callback in self.callbacks:
             callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Give all callbacks the model."""
+        """Set the model in all callbacks."""
         self.model = model
         for callback in self.callbacks:
             callback.set_model(model)
 
     def abandon(self, error: BaseException) -> None:
-        """End what the callback has begun: training ends with this error."""
+        """Call `Callback.abandon` of all callbacks."""
         for callback in self.callbacks:
             callback.abandon(error)
 
@@ -225,9 +226,9 @@ class CallbackList(Callback):
 
 
 def _forward(name: str) -> Callable[..., None]:
-    """Return the method that calls the method of this name of all callbacks.
+    """Return a method that calls the method of this name of all callbacks.
 
-    They are always given logs, empty where there are none, as functions of two arguments expect.
+    The callbacks always get ``logs``, an empty dict by default, for functions of two arguments.
     """
     before_logs = 1 if "batch" in name or "epoch" in name else 0
 
@@ -242,6 +243,6 @@ def _forward(name: str) -> Callable[..., None]:
     return call
 
 
-# Loops of one's own may call the older names, too.
+# Custom training loops may also call the older names.
 for _name in (*EVENTS, "on_batch_begin", "on_batch_end"):
     setattr(CallbackList, _name, _forward(_name))

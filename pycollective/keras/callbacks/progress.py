@@ -1,4 +1,4 @@
-"""`ProgbarLogger`: how far training is."""
+"""`ProgbarLogger`: the progress of training on the terminal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pycollective.keras.callbacks.base import Callback
 
 Logs = dict[str, Any]
 
-#: Seconds between two live lines.
+#: Seconds between two updates of the progress line.
 _INTERVAL = 0.1
-#: Characters of the live bar.
+#: The width of the bar in characters.
 _BAR = 20
 
 
 class ProgbarLogger(Callback):
-    """Prints how far training is, and its numbers.
+    """Print the progress of training, and its results.
 
-    With ``verbose=1`` a line with a bar that is written over on a terminal; with ``verbose=2``, and
-    where the output is no terminal, one line for each epoch.
+    With ``verbose=1`` on a terminal, one line with a bar is updated in place. With ``verbose=2``, and
+    if the output is no terminal, each epoch has one line.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ProgbarLogger(Callback):
         self._width = len(line)
 
     def _bar(self) -> str:
-        """Return how much of the epoch is done as a bar, if that is known."""
+        """Return a bar for the finished part of the epoch, or "" if the epoch's length is unknown."""
         steps: int | None = self.params.get("steps")
         if steps is None:
             return ""

@@ -24,38 +24,37 @@ Logs = dict[str, Any]
 
 
 class ModelCheckpoint(Monitor):
-    """Saves the model as training goes on: a ``.keras`` file, its weights, or a checkpoint.
+    """Save the model during training: a ``.keras`` file, its weights, or a checkpoint.
 
-    A path that ends with ``.keras`` is written by `Model.save`. With ``save_weights_only=True`` a path
-    that ends with ``.weights.h5`` is written by `Model.save_weights`, and any other one is a
-    checkpoint of the model and its optimizer:
-    ``model.load_weights(tf.train.latest_checkpoint(directory))``
+    `Model.save` writes a path that ends with ``.keras``. With ``save_weights_only=True``,
+    `Model.save_weights` writes a path that ends with ``.weights.h5``, and any other path is a
+    checkpoint of the model and its optimizer, for
+    ``model.load_weights(tf.train.latest_checkpoint(directory))``.
 
     Parameters
     ----------
     filepath
-        Where to; ``{epoch}`` and, if ``save_freq`` is a number, ``{batch}`` (both counted from 1)
-        and the names of the numbers are filled in.
+        The path. ``{epoch}``, and ``{batch}`` if ``save_freq`` is a number, are replaced by numbers
+        counted from 1, and names of results by their values.
     monitor, mode
-        As `Monitor`, with ``save_best_only``.
+        As for `Monitor`, with ``save_best_only``.
     verbose
-        1: say so.
+        1: print a message.
     save_best_only
-        Whether to write only when the number has become better.
+        True to save only when the monitored value has improved.
     save_weights_only
-        Whether the variables are saved without the layers.
+        True to save the variables without the layers.
     save_freq
-        ``"epoch"``, or after how many batches.
+        ``"epoch"``, or a number of batches.
     initial_value_threshold
-        What the number must be better than at first.
+        The value that the first saved model must improve on.
 
     Raises
     ------
     ValueError
-        For a path whose ending is not that of what is saved, and a ``save_freq`` that is neither
-        ``"epoch"`` nor positive.
+        For a path with a wrong ending, and a ``save_freq`` that is neither ``"epoch"`` nor positive.
     KeyError
-        Later, if a name in ``filepath`` is none of the numbers'.
+        In training, if ``filepath`` contains an unknown name.
     """
 
     def __init__(
@@ -76,13 +75,13 @@ class ModelCheckpoint(Monitor):
         if save_weights_only and other:
             raise ValueError(
                 "When using `save_weights_only=True` in `ModelCheckpoint`, the filepath provided must "
-                "end in `.weights.h5` (Keras weights format), or be that of a checkpoint, without "
-                f"such an ending. Received: filepath={self.filepath}"
+                "end in `.weights.h5` (Keras weights format), or have no ending (a checkpoint). "
+                f"Received: filepath={self.filepath}"
             )
         if not save_weights_only and not self.filepath.endswith(".keras"):
             raise ValueError(
                 "The filepath provided must end in `.keras` (Keras model format). Received: "
-                f"filepath={self.filepath}; with save_weights_only=True the variables are saved alone"
+                f"filepath={self.filepath}; give save_weights_only=True to save the variables alone"
             )
         _check_frequency(save_freq)
         self.verbose = verbose
@@ -127,35 +126,34 @@ class ModelCheckpoint(Monitor):
 
 
 class BackupAndRestore(Callback):
-    """Saves training as it goes on, and goes on from there after an interruption.
+    """Save the state of training, and resume from it after an interruption.
 
-    What is saved is a checkpoint of the model and its optimizer, where training is, and in the middle of
-    an epoch what its metrics have summed up; it is written whole or not at all. A program that is
-    started again with the same callback restores it, and goes on behind the last step that was saved:
-    the batches of that epoch before it are read and passed over, so the input should come in the same
-    order (``shuffle=False``, or a seed).
+    The state is a checkpoint of the model, its optimizer, the position of training and, within an
+    epoch, its metrics. A checkpoint is written completely or not at all. A program that is started
+    again with the same callback restores the state, and resumes after the last saved step. The
+    earlier batches of that epoch are read and skipped, so the input should have the same order
+    (``shuffle=False``, or a seed).
 
     Parameters
     ----------
     backup_dir
-        Where to; nothing else should be there.
+        The directory, which should hold no other files.
     save_freq
-        ``"epoch"``, or after how many batches; None: only with ``save_before_preemption``.
+        ``"epoch"``, or a number of batches; None: only with ``save_before_preemption``.
     double_checkpoint
-        Whether the checkpoint before the last one is kept too.
+        True to keep the previous checkpoint too.
     delete_checkpoint
-        Whether the checkpoints are deleted when training ends.
+        True to delete the checkpoints at the end of training.
     save_before_preemption
-        Whether a SIGTERM to any worker lets all of them save after the step that they are in, and end
-        with exit code 42; as `distribute.experimental.PreemptionCheckpointHandler`, whose signal
-        handler holds while `Model.fit` runs. After the last step `fit` ends so, too; started again, the
-        program goes on behind it.
+        True to handle SIGTERM during `Model.fit`. When any worker gets the signal, all workers save
+        after the current step, and exit with code 42. See
+        `distribute.experimental.PreemptionCheckpointHandler`.
 
     Raises
     ------
     ValueError
-        Without a directory, for a ``save_freq`` that is neither ``"epoch"`` nor positive, and if there
-        is nothing to be saved at all.
+        Without a directory, for a ``save_freq`` that is neither ``"epoch"`` nor positive, and if
+        neither ``save_freq`` nor ``save_before_preemption`` is set.
     """
 
     def __init__(
@@ -193,14 +191,14 @@ class BackupAndRestore(Callback):
         self._manager = CheckpointManager(
             self._checkpoint, self.backup_dir, 2 if self.double_checkpoint else 1, "backup"
         )
-        # What the metrics have belongs to the middle of an epoch.
+        # The state of metrics is only needed within an epoch.
         latest = self._manager.latest_checkpoint
         if latest is not None:
             Checkpoint(**place).read(latest)
         metrics = self.model.metrics if int(self._step) else []
         self._checkpoint.metrics = metrics
         if self.save_before_preemption:
-            # It restores, too.
+            # The handler also restores the checkpoint.
             self._handler = PreemptionCheckpointHandler(
                 self.model.distribute_strategy.cluster_resolver,
                 self._manager,
@@ -230,7 +228,7 @@ class BackupAndRestore(Callback):
         if self._due.end(batch):
             self._save()
         if self._handler is not None:
-            self._handler.run(lambda: None)  # the step is made; it is counted
+            self._handler.run(lambda: None)  # counts the step, which fit() has already made
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._begin_epoch(epoch + 1)
@@ -247,16 +245,16 @@ class BackupAndRestore(Callback):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         if self._handler is not None:
-            # Told since the last step: what the program does with the model has to wait, too.
+            # A signal after the last step must also end the program before it uses the model.
             self._handler.save_checkpoint_if_preempted()
         if self.delete_checkpoint:
-            # When all workers have noted the last one.
+            # write_once() waits until all workers have finished the last checkpoint.
             workers = self.model.distribute_strategy.extended.workers
             workers.write_once(self.backup_dir, self._delete)
         self._end_watch()
 
     def abandon(self, error: BaseException) -> None:
-        # An exit has its status, whatever more signals come.
+        # During an exit the handler stays, so that further signals do not change the exit code.
         if not isinstance(error, SystemExit):
             self._end_watch()
 
@@ -271,7 +269,7 @@ class BackupAndRestore(Callback):
                 remove_files(path)
             with suppress(OSError):
                 os.remove(os.path.join(self.backup_dir, STATE_FILE))
-                # Not if there is something of somebody else's.
+                # rmdir() fails, and is ignored, if the directory holds other files.
                 os.rmdir(self.backup_dir)
 
 
@@ -282,7 +280,7 @@ def _check_frequency(save_freq: Any) -> None:
 
 
 class _Due:
-    """Counts batches, of which several may be heard of together, and says when it is time."""
+    """A counter of batches that tells when to save; one call may count several batches."""
 
     def __init__(self, save_freq: str | int) -> None:
         self._every = 0 if save_freq == "epoch" else int(save_freq)

@@ -1,4 +1,4 @@
-"""`CSVLogger`: the numbers of the epochs as a table."""
+"""`CSVLogger`: the results of the epochs as a table."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Logs = dict[str, Any]
 
 
 class CSVLogger(Callback):
-    """Writes a line with the numbers of each epoch into a file; of several workers the chief does.
+    """Write the results of each epoch as a line of a file; only the chief worker writes.
 
     Parameters
     ----------
     filename
-        Where to.
+        The path of the file.
     separator
-        What stands between the numbers.
+        The separator of columns.
     append
-        Whether the lines are added to those that are there.
+        True to append to an existing file.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class CSVLogger(Callback):
         self.keys = None
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write a line; before the first the names."""
+        """Write a line, preceded by a header in the first epoch."""
         if self._file is None:
             return
         found = logs or {}
         writer = csv.writer(self._file, delimiter=self.sep)
         if self.keys is None:
             self.keys = sorted(found)
-            # The first epoch may be one without validation.
+            # The first epoch may have no validation, but later epochs may have one.
             if self.keys and not any(key.startswith("val_") for key in self.keys):
                 self.keys += [f"val_{key}" for key in self.keys]
             if not self._has_header:

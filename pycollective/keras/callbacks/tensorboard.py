@@ -1,4 +1,4 @@
-"""`TensorBoard`: the course of training as files that TensorBoard shows."""
+"""`TensorBoard`: the results of training as event files."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ __all__ = ["TensorBoard"]
 
 Logs = dict[str, Any]
 
-#: The largest side of a picture of weights.
+#: The largest height or width of an image of weights.
 _LARGEST_IMAGE = 512
 
 
 class TensorBoard(Callback):
-    """Writes event files; ``tensorboard --logdir=logs`` shows them.
+    """Write event files, which ``tensorboard --logdir=logs`` shows.
 
-    Needs the package tensorboard (``pip install 'pycollective[tensorboard]'``), and no TensorFlow.
-    ``train`` and ``validation`` below ``log_dir`` have a number ``epoch_<name>`` for each number of an
-    epoch. Of several workers the chief writes.
+    The callback needs the package tensorboard (``pip install 'pycollective[tensorboard]'``), but not
+    TensorFlow. Each result of an epoch is a scalar ``epoch_<name>`` in the runs ``train`` and
+    ``validation``. If there are several workers, the chief writes.
 
     Parameters
     ----------
     log_dir
-        Where to.
+        The directory of the runs.
     histogram_freq
-        After every so many-th epoch the distribution of each weight is written; 0: never.
+        The number of epochs between histograms of the weights; 0: none.
     write_graph
-        Whether the layers are written, as a graph and as the text of `Model.summary`.
+        True to write the layers, as a graph and as the text of `Model.summary`.
     write_images
-        Whether weights are written as pictures too, along with their distributions.
+        True to write weights as images too, along with their histograms.
     write_steps_per_second
-        Whether the speed is written.
+        True to write the speed.
     update_freq
-        ``"epoch"``; ``"batch"``, or after how many batches, also ``batch_<name>`` is written.
+        ``"epoch"``, or to write ``batch_<name>`` too, ``"batch"`` or a number of batches.
     profile_batch, embeddings_freq, embeddings_metadata
-        Must be 0, 0, None: profiles are made with ``PYCOLLECTIVE_TIMELINE``.
+        Must be 0, 0 and None; for a profile, set ``PYCOLLECTIVE_TIMELINE``.
 
     Raises
     ------
     ValueError
-        For what is not available, or an ``update_freq`` that is none.
+        For an unsupported argument, or a wrong ``update_freq``.
     ImportError
         If tensorboard or Pillow is not installed.
     """
@@ -70,12 +70,12 @@ class TensorBoard(Callback):
         super().__init__()
         if profile_batch not in (0, "0", None):
             raise ValueError(
-                f"TensorBoard: profile_batch={profile_batch!r} is not available; the environment "
-                "variable PYCOLLECTIVE_TIMELINE makes a timeline"
+                f"TensorBoard: profile_batch={profile_batch!r} is not supported; set the environment "
+                "variable PYCOLLECTIVE_TIMELINE for a timeline"
             )
         if embeddings_freq or embeddings_metadata is not None:
             raise ValueError(
-                "TensorBoard: embeddings_freq and embeddings_metadata are not available"
+                "TensorBoard: embeddings_freq and embeddings_metadata are not supported"
             )
         if update_freq == "batch":
             update_freq = 1
@@ -116,12 +116,12 @@ class TensorBoard(Callback):
                 file.scalar(f"{start}{name}{end}", float(value), step)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Begin the files."""
+        """Reset the state for new files."""
         self._batches = 0
         self._close()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """End the files."""
+        """Close the files."""
         self._close()
 
     def _close(self) -> None:
@@ -130,15 +130,15 @@ class TensorBoard(Callback):
         self._files.clear()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note the time."""
+        """Store the time of the beginning."""
         self._epoch_began = (time.perf_counter(), self._batches)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Note the batch."""
+        """Store the number of the first batch."""
         self._first_batch = batch
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Write a step's numbers if it is time, and before the first the layers."""
+        """Write a step's results if they are due; write the layers in the first step."""
         before = self._batches
         self._batches += batch - self._first_batch + 1
         if self.write_graph and not before:
@@ -148,14 +148,14 @@ class TensorBoard(Callback):
             self._scalars("train", "batch_", logs or {}, self._batches)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Write an evaluation's numbers."""
+        """Write the results of an evaluation."""
         optimizer = self.model.optimizer
         if optimizer is not None:
             step = int(optimizer.iterations)
             self._scalars("validation", "evaluation_", logs or {}, step, "_vs_iterations")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write an epoch's numbers and weights."""
+        """Write an epoch's results and weights."""
         found = logs or {}
         train = {name: value for name, value in found.items() if not name.startswith("val_")}
         if self.model.optimizer is not None:
@@ -175,7 +175,7 @@ class TensorBoard(Callback):
     def _write_weights(self, epoch: int) -> None:
         file = self._file("train")
         for weight in self.model.weights:
-            # Every worker reads: what is brought together for it needs all of them.
+            # Every worker reads the value, because reading an aggregated variable needs all workers.
             values = np.asarray(weight.numpy(), np.float64)
             if file is None:
                 continue
@@ -196,18 +196,18 @@ class TensorBoard(Callback):
 
 
 def _nodes(model: Any) -> list[tuple[str, str, list[str], dict[str, str]]]:
-    """Return the layers of a model: name, kind, those whose results they get, and the shape."""
+    """Return each layer's name, class, input layers' names, and attributes such as the shape."""
     sources: dict[int, tuple[Any, list[str]]] = {}
     graph = getattr(model, "_graph", None)
     if graph is None:
-        # What a model of one's own does with its layers is not known: they stand in a row.
+        # The calls of a subclassed model are unknown, so its layers are drawn as a chain.
         before: list[str] = []
         for layer in model.layers:
             sources[id(layer)] = layer, before
             before = [layer.name]
     else:
         for node in graph.nodes:
-            # A layer that is called several times is there once.
+            # A layer with several calls is one node.
             inputs = sources.setdefault(id(node.operation), (node.operation, []))[1]
             inputs += [tensor.history.operation.name for tensor in node.input_tensors]
     nodes = []
@@ -219,10 +219,10 @@ def _nodes(model: Any) -> list[tuple[str, str, list[str], dict[str, str]]]:
 
 
 def _picture(values: Array) -> Array | None:
-    """Return a weight as numbers ``[height, width]``, or None if it has too many or none."""
+    """Return a weight as ``[height, width]``, or None if it is empty or too large."""
     image = values.squeeze()
     if image.ndim > 2:
-        # Filters of convolutions beside each other: the last axis is that of the filters.
+        # The filters of a convolution, in the last axis, become rows of the image.
         image = np.moveaxis(image, -1, 0).reshape(image.shape[-1], -1)
     elif image.ndim < 2:
         image = image.reshape(1, -1)

@@ -1,4 +1,4 @@
-"""Finding, downloading and reading the files of MNIST and of what has its form."""
+"""Finding, downloading and reading the files of MNIST and of data sets in its format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IDX_NAMES = (
 )
 _NPZ_NAMES = ("x_train", "y_train", "x_test", "y_test")
 
-# What NumPy and zipfile raise for files that are cut off, changed, or something else.
+# The errors of NumPy and zipfile for files that are truncated, damaged, or of another type.
 _NPZ_ERRORS = (
     OSError,
     ValueError,
@@ -45,17 +45,17 @@ _NPZ_ERRORS = (
     zlib.error,
 )
 
-_TIMEOUT = 30  # seconds without a byte until a download is given up
+_TIMEOUT = 30  # seconds without a byte after which a download fails
 _LARGEST = 64 << 20  # bytes; the largest file has 26 MB
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A data set, and where it can be had.
+    """A data set, and the sources of its files.
 
-    ``name`` is that of its folder, ``title`` the one for people; ``files`` have their SHA-256. One of
-    ``label_sums`` is the SHA-256 of the training labels, packed or unpacked: it tells this data set from
-    others whose files have the same names.
+    ``name`` is the name of its folder, ``title`` the name in messages, and ``files`` holds SHA-256
+    sums. ``label_sums`` holds the SHA-256 sums of the training labels, packed and unpacked, which
+    distinguish data sets whose files have the same names.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Collection:
 
 
 def load(collection: Collection, path: str | os.PathLike[str] | None) -> tuple[Images, Images]:
-    """Return training and test data from ``path``, or from where they are found or downloaded to.
+    """Return training and test data from ``path``, from the default folders, or from the network.
 
     Raises
     ------
     DataError
-        If there are no files, or they are damaged.
+        If the files are missing or damaged.
     """
     if path is not None:
         return _read_given(collection, Path(path))
@@ -80,7 +80,7 @@ def load(collection: Collection, path: str | os.PathLike[str] | None) -> tuple[I
         folder = Path(named).expanduser()
         if not folder.is_dir():
             raise DataError(
-                f"PYCOLLECTIVE_DATA names {named!r}, which is no folder; set it to the folder that "
+                f"PYCOLLECTIVE_DATA is {named!r}, which is no folder; set it to the folder that "
                 f"holds the files of {collection.title}, or unset it"
             )
         if _found(collection, folder / collection.name):
@@ -99,8 +99,8 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "pycollective"
 
 
-# The address and the SHA-256 are those that Keras publishes. The other fingerprint is of the
-# training labels as the original idx file has them, unpacked.
+# Keras publishes the address and the SHA-256. The label sum is of the original idx file of training
+# labels, unpacked.
 MNIST = Collection(
     name="mnist",
     title="MNIST",
@@ -111,8 +111,8 @@ MNIST = Collection(
 
 _TRAIN_LABELS = "b0197879cbda89f3dc7b894f9fd52b858e68ea4182b6947c9d8c2b67e5f18dcc"
 
-# The address is that of Keras, which publishes no checksums for these files, and the authors
-# publish MD5 only. These SHA-256 are what two public programs that share no code expect.
+# Keras publishes the address but no checksums, and the authors publish MD5 only. Two independent
+# public programs expect these SHA-256 sums.
 FASHION_MNIST = Collection(
     name="fashion_mnist",
     title="Fashion-MNIST",
@@ -142,19 +142,19 @@ def _idx_path(folder: Path, name: str) -> Path | None:
 
 
 def _found(collection: Collection, folder: Path) -> bool:
-    """Whether any file of the data set is in the folder."""
+    """Return True if the folder has any file of the data set."""
     npz = folder / f"{collection.name}.npz"
     return npz.is_file() or any(_idx_path(folder, name) for name in _IDX_NAMES)
 
 
 def _complete(collection: Collection, folder: Path) -> bool:
-    """Whether all that is needed is in the folder."""
+    """Return True if the folder has all needed files."""
     npz = folder / f"{collection.name}.npz"
     return npz.is_file() or all(_idx_path(folder, name) for name in _IDX_NAMES)
 
 
 def _is_other(collection: Collection, folder: Path) -> bool:
-    """Whether the idx files of the folder are known to be those of another data set."""
+    """Return True if the idx files of the folder certainly belong to another data set."""
     if (folder / f"{collection.name}.npz").is_file():
         return False
     path = _idx_path(folder, _IDX_NAMES[1])
@@ -190,7 +190,7 @@ def _read_folder(collection: Collection, folder: Path) -> tuple[Images, Images]:
     if _is_other(collection, folder):
         raise DataError(
             f"the files in {str(folder)!r} are not {collection.title} but another data set with "
-            "the same file names; put each data set into a folder of its own"
+            "the same file names; put each data set into its own folder"
         )
     x_train, y_train, x_test, y_test = (_read_idx(path) for path in paths if path is not None)
     where = str(folder)
@@ -201,7 +201,7 @@ def _read_folder(collection: Collection, folder: Path) -> tuple[Images, Images]:
 
 
 def _damaged(path: Path, what: str) -> DataError:
-    return DataError(f"{str(path)!r} {what}; delete it and get it anew")
+    return DataError(f"{str(path)!r} {what}; delete it and download it again")
 
 
 def _unpacked(path: Path) -> bytes:
@@ -220,7 +220,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read an idx file: zeros, type 8 (bytes), number of axes; their lengths; the bytes."""
+    """Read an idx file: two zeros, type 8 (bytes), the number of axes, their lengths, the bytes."""
     data = _unpacked(path)
     axes = 3 if "idx3" in path.name else 1
     magic = bytes((0, 0, 8, axes))
@@ -270,8 +270,8 @@ def _read_npz(path: Path) -> tuple[Images, Images]:
 
 
 def _checked(images: npt.NDArray[Any], labels: npt.NDArray[Any], where: str) -> Images:
-    """Check that images and labels are what they should be, and belong together."""
-    remedy = "get the files anew"
+    """Return images and labels; raise `DataError` unless dtypes, shapes and label values are right."""
+    remedy = "download the files again"
     if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not len(images):
         raise DataError(
             f"{where}: the images have dtype {images.dtype} and shape {images.shape}, not uint8 "
@@ -301,12 +301,12 @@ def _idx_list() -> str:
 
 
 def _download_missing(collection: Collection, folder: Path) -> None:
-    """Download those files of a data set that are not in a folder yet.
+    """Download the files of a data set that a folder lacks.
 
     Raises
     ------
     DataError
-        If that fails; the message says where the files can be put by hand.
+        If the download fails; the message explains how to provide the files by hand.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -318,16 +318,16 @@ def _download_missing(collection: Collection, folder: Path) -> None:
         raise DataError(
             f"{collection.title} was found neither in PYCOLLECTIVE_DATA ({named}) nor in "
             f"{str(folder)!r}, and the download failed: {error}. Put {collection.name}.npz, or "
-            f"{_idx_list()}, into a folder, and set PYCOLLECTIVE_DATA to it (a subfolder "
-            f"{collection.name!r} of it will do)"
+            f"{_idx_list()}, into a folder, and set PYCOLLECTIVE_DATA to it (or to its parent, if "
+            f"the folder's name is {collection.name!r})"
         ) from error
 
 
 def download(url: str, target: Path, checksum: str, largest: int | None = None) -> None:
-    """Download a file; ``target`` is replaced when all of it is there and right, else untouched.
+    """Download a file, and replace ``target`` after the download is complete and verified.
 
-    A file larger than ``largest`` bytes or of another SHA-256 than ``checksum``, and an interrupted
-    transfer, raise DataError; a server that cannot be reached raises OSError or HTTPException.
+    Raise `DataError` if the transfer is interrupted, if the file exceeds ``largest`` bytes, or if its
+    SHA-256 is not ``checksum``. An unreachable server raises ``OSError`` or ``HTTPException``.
     """
     largest = _LARGEST if largest is None else largest
     digest = hashlib.sha256()
@@ -340,7 +340,7 @@ def download(url: str, target: Path, checksum: str, largest: int | None = None) 
                 while block := response.read(1 << 16):
                     done += len(block)
                     if done > largest:
-                        raise DataError(f"{url} sends more than {largest} bytes, and is not used")
+                        raise DataError(f"{url} sends more than {largest} bytes; nothing was kept")
                     digest.update(block)
                     out.write(block)
                     advance(len(block))
@@ -359,7 +359,7 @@ def _open_url(url: str) -> Any:
 
 @contextlib.contextmanager
 def _progress(name: str, total: int | None) -> Any:
-    """Show a progress bar on a terminal if tqdm is installed; gives a function to advance it."""
+    """Show a progress bar on a terminal if tqdm is installed; return a function to advance it."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -16,8 +16,8 @@ from ._files import Images, cache_folder, download
 
 __all__ = ["load_data"]
 
-# The "binary version" of the data set: the other ones are pickles, which may run code when they are
-# read. The SHA-256 goes with the size and the MD5 sum that the data set's page has.
+# The "binary version" of the data set, because the other versions are pickles, which may run code.
+# A file with this SHA-256 has the size and the MD5 sum that the data set's page publishes.
 URL = "https://www.cs.toronto.edu/~kriz/"
 ARCHIVE = "cifar-10-binary.tar.gz"
 SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
@@ -27,17 +27,17 @@ _RECORD = 1 + 3 * 32 * 32  # the label, then the pixels of each colour
 
 
 def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
-    """Return 50,000 training and 10,000 test images, and what they show.
+    """Return 50,000 training and 10,000 test images with their labels.
 
     The classes 0 to 9 are airplane, automobile, bird, cat, deer, dog, frog, horse, ship and truck.
 
     Parameters
     ----------
     path
-        The file ``cifar-10-binary.tar.gz``, or a folder with it or with the six ``.bin`` files that
-        are in it. By default the folder ``$PYCOLLECTIVE_DATA``, its subfolder ``cifar10`` and the
-        user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``, then ``pycollective/cifar10``) are looked
-        into, and with none of these the data is downloaded into the cache (170 MB).
+        The file ``cifar-10-binary.tar.gz``, or a folder with this file or with its six ``.bin``
+        files. The default folders are ``$PYCOLLECTIVE_DATA``, its subfolder ``cifar10``, and the
+        cache ``pycollective/cifar10`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. If none has the data,
+        it is downloaded into the cache (170 MB).
 
     Returns
     -------
@@ -47,7 +47,7 @@ def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Image
     Raises
     ------
     DataError
-        If there are no files, or they are damaged; the message says what to do.
+        If the files are missing or damaged; the message explains what to do.
     """
     parts = [_records(name, data) for name, data in _files(_place(path))]
     images, labels = (list(each) for each in zip(*parts, strict=True))
@@ -79,7 +79,7 @@ def _place(path: str | os.PathLike[str] | None) -> Path:
         raise DataError(
             f"CIFAR-10 was found neither in PYCOLLECTIVE_DATA ({named or 'not set'}) nor in "
             f"{str(cache)!r}, and the download failed: {error}. Put {ARCHIVE} into a folder, and set "
-            "PYCOLLECTIVE_DATA to it (a subfolder 'cifar10' of it will do)"
+            "PYCOLLECTIVE_DATA to it (or to its parent, if the folder's name is 'cifar10')"
         ) from error
     return cache / ARCHIVE
 
@@ -94,7 +94,7 @@ def _in_folder(folder: Path) -> Path | None:
 
 
 def _files(place: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the six files, in order, with what they are to be called in messages."""
+    """Yield the names (for messages) and bytes of the six files, in order."""
     if place.is_dir():
         for name in _NAMES:
             try:
@@ -106,7 +106,7 @@ def _files(place: Path) -> Iterator[tuple[str, bytes]]:
         return
     found: dict[str, bytes] = {}
     try:
-        # Read as a stream, and nothing is unpacked into files: names in it lead nowhere.
+        # The archive is read as a stream. No file is unpacked, so that member names are harmless.
         with tarfile.open(place, "r|gz") as archive:
             for member in archive:
                 name = PurePosixPath(member.name).name
@@ -117,12 +117,12 @@ def _files(place: Path) -> Iterator[tuple[str, bytes]]:
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(
             f"{str(place)!r} is truncated, or no archive of CIFAR-10's binary version ({error}); "
-            "delete it and get it anew"
+            "delete it and download it again"
         ) from error
     missing = [name for name in _NAMES if name not in found]
     if missing:
         raise DataError(
-            f"{str(place)!r} lacks {', '.join(missing)}; delete it and get {ARCHIVE} anew (the "
+            f"{str(place)!r} lacks {', '.join(missing)}; delete it and download {ARCHIVE} again (the "
             "'python version' holds pickles, and is not read)"
         )
     for name in _NAMES:
@@ -132,12 +132,14 @@ def _files(place: Path) -> Iterator[tuple[str, bytes]]:
 def _records(where: str, data: bytes) -> Images:
     if not data or len(data) % _RECORD:
         raise DataError(
-            f"{where} is truncated: {len(data)} bytes are no whole number of records of {_RECORD} "
-            "bytes; get the files anew"
+            f"{where} is truncated: {len(data)} bytes are no multiple of a record's {_RECORD} "
+            "bytes; download the files again"
         )
     records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
     labels = records[:, :1].copy()
     if labels.max() > 9:
-        raise DataError(f"{where} has the label {labels.max()}, which is not in 0..9; get it anew")
+        raise DataError(
+            f"{where} has the label {labels.max()}, which is not in 0..9; download it again"
+        )
     pixels = records[:, 1:].reshape(-1, 3, 32, 32)
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn: for a first run without a network."""
+"""The handwritten digits of scikit-learn, for a first run without a network."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["load_data"]
 
 
 def load_data() -> tuple[Images, Images]:
-    """Return 1,437 training and 360 test images in the form of MNIST.
+    """Return 1,437 training and 360 test images in the format of MNIST.
 
-    The originals have 8x8 pixels from 0 to 16: each becomes 3x3 pixels from 0 to 255, and a margin
-    of two makes 28x28. Every fifth image is a test image.
+    The originals have 8x8 pixels from 0 to 16. Each pixel becomes 3x3 pixels from 0 to 255, and a
+    margin of two pixels makes 28x28. Every fifth image is a test image.
 
     Returns
     -------

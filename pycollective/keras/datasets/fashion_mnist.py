@@ -10,7 +10,7 @@ __all__ = ["load_data"]
 
 
 def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
-    """Return 60,000 training and 10,000 test images of clothing, and what they show.
+    """Return 60,000 training and 10,000 test images of clothing with their labels.
 
     Arguments, results and errors are those of `mnist.load_data`, with ``fashion_mnist`` in place of
     ``mnist`` in the names of folders and files.

@@ -10,15 +10,15 @@ __all__ = ["load_data"]
 
 
 def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
-    """Return 60,000 training and 10,000 test images of handwritten digits, and what they show.
+    """Return 60,000 training and 10,000 test images of handwritten digits with their labels.
 
     Parameters
     ----------
     path
-        A folder with the four idx files (``.gz`` or unpacked) or ``mnist.npz``, or an npz file.
-        By default the folder ``$PYCOLLECTIVE_DATA``, its subfolder ``mnist`` and the user's cache
-        (``$XDG_CACHE_HOME``, else ``~/.cache``, then ``pycollective/mnist``) are looked into, and
-        with none of these the data is downloaded into the cache.
+        A folder with the four idx files (``.gz`` or unpacked) or ``mnist.npz``, or an npz file. The
+        default folders are ``$PYCOLLECTIVE_DATA``, its subfolder ``mnist``, and the cache
+        ``pycollective/mnist`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. If none has the data, it is
+        downloaded into the cache.
 
     Returns
     -------
@@ -28,6 +28,6 @@ def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Image
     Raises
     ------
     DataError
-        If there are no files, or they are damaged; the message says what to do.
+        If the files are missing or damaged; the message explains what to do.
     """
     return load(MNIST, path)

@@ -1,7 +1,7 @@
-"""Graphs of layers: what is recorded when layers are called on tensors that have no values yet.
+"""Graphs of layers, recorded by layer calls on symbolic tensors.
 
-`symbols` has those tensors and the record of a call; `operators` what operators of them are;
-`order` which calls lie between inputs and outputs, in which order; `graph` runs them.
+`symbols` has symbolic tensors and recorded calls, `operators` the operations of symbolic tensors.
+`order` finds and sorts the calls between inputs and outputs, and `graph` runs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Graph`: the calls between inputs and outputs, ready to be made with values."""
+"""`Graph`: the recorded calls between inputs and outputs, and their execution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.keras.graph.order import nodes_between, operations_of, with_inputs_of_its_own
+from pycollective.keras.graph.order import nodes_between, operations_of, with_own_inputs
 from pycollective.keras.graph.symbols import (
     KerasTensor,
     Node,
@@ -28,11 +28,12 @@ class Graph:
     Attributes
     ----------
     inputs, outputs : list of KerasTensor
-        Flat; those of dicts in the order of their sorted keys.
+        Flat lists; the items of a dict are in the order of the sorted keys.
     input_structure, output_structure, result_structure
-        As they were given; and what `run` returns: the outputs, or the only one of them.
+        The original structures, and the structure of `run`'s result: the outputs, or a single output
+        without its list.
     nodes, operations : list
-        The calls in an order in which they can be made; layers and operations in Keras's order.
+        The calls in execution order, and the layers and operations in Keras's order.
     """
 
     def __init__(self, inputs: Any, outputs: Any) -> None:
@@ -47,7 +48,7 @@ class Graph:
                 )
         flat = leaves_of(inputs)
         if any(not tensor.node.is_input for tensor in flat):
-            inputs, outputs = with_inputs_of_its_own(inputs, outputs, flat, _like)
+            inputs, outputs = with_own_inputs(inputs, outputs, flat, _like)
         self.input_structure = inputs
         self.output_structure = outputs
         single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
@@ -67,13 +68,13 @@ class Graph:
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers, inputs among them, without the operations that operators are."""
+        """The layers, including inputs, without recorded operators."""
         return [operation for operation in self.operations if isinstance(operation, Layer)]
 
     def run(self, name: str, inputs: Any) -> Any:
-        """Compute the outputs for inputs, which need not have exactly the structure declared.
+        """Compute the outputs for inputs, whose structure may differ slightly from the declared one.
 
-        Other inputs, or other shapes, raise a ValueError with the model's ``name``.
+        Raise ``ValueError``, with the model's ``name``, if structure or shapes do not fit.
         """
         plan = self._plan
         if plan is None:
@@ -103,7 +104,7 @@ def _like(tensor: KerasTensor) -> KerasTensor:
 
 
 class _OtherStructureError(Exception):
-    """Inputs cannot be matched with what was declared."""
+    """The inputs do not match the declared structure."""
 
 
 def _matched(declared: Any, given: Any) -> list[Any]:
@@ -138,7 +139,7 @@ def _matched(declared: Any, given: Any) -> list[Any]:
 
 
 def _fitted(name: str, number: int, declared: KerasTensor, value: Any) -> Tensor:
-    """Return an input in the dtype that was declared, if it has the right shape."""
+    """Return an input in the declared dtype; raise ``ValueError`` if its shape does not fit."""
     tensor = as_tensor(value)
     shape, expected = tensor.array.shape, declared.shape
     if shape[1:] == expected[1:] and shape and tensor.array.dtype is declared.dtype:
@@ -157,10 +158,7 @@ def _fitted(name: str, number: int, declared: KerasTensor, value: Any) -> Tensor
 
 
 def as_declared(tensor: Tensor, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
-    """Return an input in the declared dtype, and with the declared number of axes.
-
-    A last axis of length 1 is added or removed, no other one.
-    """
+    """Return an input in the declared dtype; add or remove a last axis of length 1 if needed."""
     axes = tensor.array.ndim
     if axes == len(shape) - 1 and shape[-1] == 1:
         tensor = ops.expand_dims(tensor, -1)
@@ -173,24 +171,24 @@ def as_declared(tensor: Tensor, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
 
 
 class _Plan:
-    """The calls, with places for their results.
+    """The calls of a graph, with numbered slots for their results.
 
-    Where a result has one reader, and that reads nothing else, the two calls make a chain; chains
-    are given to `steps_of`, so that graphs get the fused operations of a `Sequential`.
+    Two calls form a chain if the second is the only reader of the first one's result, and reads
+    nothing else. `steps_of` fuses the layers of a chain, as in a `Sequential`.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._places: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
         readers = Counter(id(t) for node in graph.nodes for t in node.input_tensors)
         readers.update(id(tensor) for tensor in graph.outputs)
-        # By the tensor it reads, the node that may go on with a chain.
+        # The node that may extend a chain, by the id of the tensor that it reads.
         follower = {
             id(node.args[0]): node
             for node in graph.nodes
             if _alone(node) and readers[id(node.args[0])] == 1
         }
         for tensor in graph.inputs:
-            self._place(tensor)
+            self._slot(tensor)
         self._inputs = len(graph.inputs)
         self._parts: list[_Part] = []
         taken: set[int] = set()
@@ -202,37 +200,37 @@ class _Plan:
                 chain.append(following)
             taken.update(map(id, chain))
             self._parts.append(self._part(chain))
-        self._outputs = map_symbols(self._place, graph.result_structure)
-        self._note_last_uses(graph)
+        self._outputs = map_symbols(self._slot, graph.result_structure)
+        self._set_drops(graph)
 
-    def _place(self, tensor: KerasTensor) -> int:
-        return self._places.setdefault(id(tensor), len(self._places))
+    def _slot(self, tensor: KerasTensor) -> int:
+        return self._slots.setdefault(id(tensor), len(self._slots))
 
     def _part(self, chain: list[Node]) -> _Part:
         head = chain[0]
-        reads = [self._place(tensor) for tensor in head.input_tensors]
-        writes = [self._place(tensor) for tensor in chain[-1].output_tensors]
+        reads = [self._slot(tensor) for tensor in head.input_tensors]
+        writes = [self._slot(tensor) for tensor in chain[-1].output_tensors]
         if not isinstance(head.operation, Layer) or head.kwargs or len(head.args) != 1:
             steps = [head.operation]
         else:
             steps = steps_of([node.operation for node in chain])
         return _Part(
             steps,
-            map_symbols(lambda tensor: _Place(self._place(tensor)), head.args),
-            map_symbols(lambda tensor: _Place(self._place(tensor)), head.kwargs),
+            map_symbols(lambda tensor: _Slot(self._slot(tensor)), head.args),
+            map_symbols(lambda tensor: _Slot(self._slot(tensor)), head.kwargs),
             reads,
             writes,
         )
 
-    def _note_last_uses(self, graph: Graph) -> None:
-        """Let values go after the call that needs them last."""
-        seen = {self._place(tensor) for tensor in graph.outputs}
+    def _set_drops(self, graph: Graph) -> None:
+        """Let each part release the values that no later part reads."""
+        seen = {self._slot(tensor) for tensor in graph.outputs}
         for part in reversed(self._parts):
             part.drops = sorted({*part.reads, *part.writes} - seen)
             seen.update(part.drops)
 
     def run(self, inputs: list[Tensor]) -> Any:
-        values: list[Any] = [None] * len(self._places)
+        values: list[Any] = [None] * len(self._slots)
         values[: self._inputs] = inputs
         for part in self._parts:
             part.run(values)
@@ -242,12 +240,12 @@ class _Plan:
         return nest.map_structure(values.__getitem__, outputs)
 
 
-class _Place(int):
-    """Stands in arguments for the value in this place."""
+class _Slot(int):
+    """The number of a slot, in arguments, where a call needs the slot's value."""
 
 
 class _Part:
-    """Calls that are made one after the other, the first one with values of the graph."""
+    """A chain of calls: the first reads slots, each other call reads the previous result."""
 
     def __init__(
         self,
@@ -260,11 +258,11 @@ class _Part:
         self._first, *self._rest = steps
         self._args = args
         self._kwargs = kwargs
-        self._single = reads[0] if len(args) == 1 and isinstance(args[0], _Place) else None
+        self._single = reads[0] if len(args) == 1 and isinstance(args[0], _Slot) else None
         self._plain = self._single is not None and not kwargs
         self.reads = reads
         self.writes = writes
-        #: The places whose values nobody needs after this.
+        #: The slots whose values no later part reads.
         self.drops: list[int] = []
 
     def run(self, values: list[Any]) -> None:
@@ -273,7 +271,7 @@ class _Part:
         else:
 
             def filled(leaf: Any) -> Any:
-                return values[leaf] if isinstance(leaf, _Place) else leaf
+                return values[leaf] if isinstance(leaf, _Slot) else leaf
 
             args = nest.map_structure(filled, self._args)
             result = self._first(*args, **nest.map_structure(filled, self._kwargs))
@@ -282,14 +280,14 @@ class _Part:
         if len(self.writes) == 1 and not nest.is_nested(result):
             values[self.writes[0]] = result
         else:
-            for place, value in zip(self.writes, leaves_of(result), strict=True):
-                values[place] = value
-        for place in self.drops:
-            values[place] = None
+            for slot, value in zip(self.writes, leaves_of(result), strict=True):
+                values[slot] = value
+        for slot in self.drops:
+            values[slot] = None
 
 
 def _alone(node: Node) -> bool:
-    """Whether a node is the call of a layer on one tensor and nothing else."""
+    """Return True if a node is a layer's call with one tensor as its only argument."""
     return (
         isinstance(node.operation, Layer)
         and len(node.args) == 1
@@ -299,7 +297,7 @@ def _alone(node: Node) -> bool:
 
 
 def _chains(node: Node) -> bool:
-    """Whether a node can have another one behind it in a chain."""
+    """Return True if a chain can continue after this node."""
     return (
         isinstance(node.operation, Layer)
         and isinstance(node.outputs, KerasTensor)

@@ -1,7 +1,7 @@
-"""What operators and indices of symbolic tensors are in a graph.
+"""Operations of a graph: the operators and indexing of symbolic tensors.
 
-They have no weights, and are not among a model's `layers`. In files they are the operations that
-Keras writes for the same operators.
+Operations have no weights, and are not among a model's `layers`. Files store them as the operations
+that Keras writes for the same operators.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _operation = functools.partial(public, MODULE, registered=True)
 
 
 class Operation:
-    """An operation of a graph, element-wise unless `result_shape` says otherwise."""
+    """An operation of a graph, element-wise unless a subclass overrides `result_shape`."""
 
     built = True
 
@@ -42,7 +42,7 @@ class Operation:
             return self.call(*values)
         shape = self.result_shape(*values)
         dtype = np.result_type(*[value.dtype for value in values if isinstance(value, KerasTensor)])
-        # Constants have the dtype of the tensors, as Python's numbers do.
+        # Constant arrays get the tensors' dtype, as Python numbers do.
         values = tuple(v.astype(dtype) if isinstance(v, np.ndarray) else v for v in values)
         output = KerasTensor(shape, self.result_dtype(dtype))
         Node(self, values, {}, output)
@@ -74,18 +74,18 @@ class Operation:
         for a, b in pairs:
             if a is not None and b is not None and a != b and 1 not in (a, b):
                 raise ValueError(
-                    f'operation "{self.name}": shapes {first} and {second} do not go together'
+                    f'operation "{self.name}": shapes {first} and {second} do not match'
                 )
             shape.append(b if a == 1 or (a is None and b != 1) else a)
         return tuple(shape)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the operation is made of."""
+        """Return the operation's config."""
         return {"name": self.name}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Operation:
-        """Make the operation that has a configuration."""
+        """Make the operation of a config."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -157,7 +157,7 @@ class Power(_Binary):
 
 @_operation()
 class Matmul(Operation):
-    """``x1 @ x2``: of matrices in the last two axes; those before broadcast."""
+    """``x1 @ x2``, the product of matrices in the last two axes; other axes broadcast."""
 
     def call(self, *values: Any) -> Tensor:
         x1, x2 = map(as_tensor, values)
@@ -170,12 +170,10 @@ class Matmul(Operation):
     def result_shape(self, *values: Any) -> Shape:
         first, second = map(shape_of, values)
         inside = first[-1:], second[-2:-1] or second
-        # An axis of any length goes with each; a number has none.
+        # An axis of unknown length matches every length; a scalar has no axes.
         fits = len(inside[0]) == len(inside[1]) and (inside[0] == inside[1] or (None,) in inside)
         if not fits or not first:
-            raise ValueError(
-                f'operation "{self.name}": shapes {first} and {second} do not go together'
-            )
+            raise ValueError(f'operation "{self.name}": shapes {first} and {second} do not match')
         columns = second[-1:] if len(second) > 1 else ()
         return (*self._broadcast(first[:-2], second[:-2]), *first[-2:-1], *columns)
 
@@ -198,11 +196,11 @@ class Absolute(Operation):
 
 @_operation()
 class GetItem(Operation):
-    """``x[key]``: integers, slices, ``...`` and None, as many as there are axes."""
+    """``x[key]``, with a key of integers, slices, ``...`` and None."""
 
     def call(self, *values: Any) -> Tensor:
         x, key = values
-        # In files a tuple is a list.
+        # Files store a tuple as a list.
         return as_tensor(x)[tuple(key) if isinstance(key, list) else key]
 
     def result_shape(self, *values: Any) -> Shape:
@@ -211,9 +209,9 @@ class GetItem(Operation):
         Raises
         ------
         TypeError
-            If there is something else in the key.
+            If the key has another type of index.
         ValueError
-            If there are too many indices, or one lies outside of its axis.
+            If the key has too many indices, or an index is out of range.
         """
         x, key = values
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
@@ -233,12 +231,12 @@ class GetItem(Operation):
         for k in keys:
             length = 1 if k is None else next(lengths)
             if isinstance(k, slice):
-                # Of an axis of any length, any length may be left.
+                # A slice of an axis of unknown length has unknown length.
                 shape.append(None if length is None else len(range(*k.indices(length))))
             elif k is None:
                 shape.append(1)
             elif length is not None and not -length <= k < length:
-                raise ValueError(f"{x}: the index {k} is not in an axis of {length}")
+                raise ValueError(f"{x}: index {k} is out of range for an axis of length {length}")
         return tuple(shape)
 
 

@@ -1,4 +1,4 @@
-"""Which calls lie between the inputs and the outputs of a graph, and in which order."""
+"""The calls between the inputs and the outputs of a graph, and their order."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, sym
 def nodes_between(
     inputs: Sequence[KerasTensor], outputs: Sequence[KerasTensor]
 ) -> tuple[list[Node], list[Any]]:
-    """Return the calls that outputs need, in an order in which they can be made, and what is called.
+    """Return the calls that the outputs need, in execution order, and the called operations.
 
-    The second list is in the order in which the search came upon them. An output that depends on
-    something that is none of the inputs raises ValueError.
+    The operations are in the order in which the search found them. Raise ``ValueError`` if an output
+    depends on an input that is not among ``inputs``.
     """
     known = {id(tensor) for tensor in inputs}
     done: set[int] = set()
     nodes: list[Node] = []
     operations: dict[int, Any] = {}
     for output in outputs:
-        # Depth first, without recursion: graphs are deep. The second of a pair says that what the
-        # node depends on is done.
+        # Depth-first without recursion, because graphs may be deeper than the recursion limit. The
+        # flag of a pair is True once the node's own inputs are done.
         stack = [(output, False)]
         while stack:
             tensor, ready = stack.pop()
@@ -42,7 +42,7 @@ def nodes_between(
             stack.extend((each, False) for each in reversed(node.input_tensors))
     for tensor in inputs:
         if tensor.node.is_input and id(tensor.node) not in done:
-            # An input that no output needs; a loss may.
+            # No output needs this input, but a loss may.
             nodes.insert(0, tensor.node)
             operations = {id(tensor.node.operation): tensor.node.operation, **operations}
             done.add(id(tensor.node))
@@ -56,14 +56,14 @@ def _disconnected(tensor: KerasTensor, output: KerasTensor, passed: Any, inputs:
         f'"{tensor.history.operation.name}" of shape {tensor.shape}, through {layers or "nothing"}; '
         "the model's inputs are "
         + ", ".join(f'"{each.history.operation.name}"' for each in inputs)
-        + ". Give all that the outputs are computed from as inputs"
+        + ". Pass all inputs that the outputs depend on"
     )
 
 
 def operations_of(nodes: Sequence[Node], found: Sequence[Any]) -> list[Any]:
-    """Return what the nodes call as Keras orders it: the furthest from the outputs first.
+    """Return the called operations in Keras's order: the furthest from the outputs first.
 
-    Files name the weights of layers by their places in this order.
+    Files name the weights of a layer by the layer's index in this order.
     """
     inside = {id(node) for node in nodes}
     depths: dict[int, int] = {}
@@ -78,13 +78,13 @@ def operations_of(nodes: Sequence[Node], found: Sequence[Any]) -> list[Any]:
     return sorted(found, key=lambda operation: -furthest[id(operation)])
 
 
-def with_inputs_of_its_own(
+def with_own_inputs(
     inputs: Any, outputs: Any, flat: Sequence[KerasTensor], new_input: Any
 ) -> tuple[Any, Any]:
-    """Return inputs and outputs of a copy of a graph that begins in the middle of another one.
+    """Return the inputs and outputs of a copy of a graph, some of whose inputs are layers' results.
 
-    Some of the ``inputs``, which ``flat`` has in a list, are results of layers. The calls between them
-    and the outputs are recorded anew, on inputs that ``new_input`` makes.
+    ``flat`` is the list of all ``inputs``. The calls between inputs and outputs are recorded again,
+    on inputs that ``new_input`` makes in the place of layers' results.
     """
     copies: dict[int, KerasTensor] = {
         id(tensor): tensor if tensor.node.is_input else new_input(tensor) for tensor in flat

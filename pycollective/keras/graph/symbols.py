@@ -1,4 +1,4 @@
-"""`KerasTensor`, a tensor without values, and `Node`, the record of what computes it."""
+"""`KerasTensor`, a tensor without values, and `Node`, the recorded call that computes it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pycollective.keras.backend import unique_name
 from pycollective.keras.registration import class_named
 
 Shape = tuple[int | None, ...]
-#: The module that files name for operations.
+#: The module of operations in files.
 MODULE = "keras.src.ops.numpy"
 
 
 class History(NamedTuple):
-    """The layer or operation that computed a tensor, the number of its call, and of the result."""
+    """The layer or operation that computes a tensor, the index of its call, and of the result."""
 
     operation: Any
     node_index: int
@@ -26,12 +26,12 @@ class History(NamedTuple):
 
 
 def _operation(name: str) -> Any:
-    """Return a new operation of this name, which the module `operators` publishes."""
+    """Return a new operation of this name from the registry, which `operators` fills."""
     return class_named(MODULE, name)()
 
 
 def _operators(name: str) -> tuple[Any, Any]:
-    """Return the methods of a binary operator: with a symbolic tensor on the left, on the right."""
+    """Return the methods of a binary operator for the left and for the right operand."""
 
     def left(self: KerasTensor, other: Any) -> Any:
         return _operation(name)(self, other)
@@ -43,23 +43,23 @@ def _operators(name: str) -> tuple[Any, Any]:
 
 
 class KerasTensor:
-    """A tensor that is described, but has no values: what `Input` returns.
+    """A symbolic tensor: it has a shape and a dtype, but no values. `Input` returns one.
 
-    Layers that are called on it record the call, and return what describes their result; a `Model`
-    is made of what lies between inputs and outputs. ``+ - * / // % ** @``, ``abs`` and ``x[...]`` are
-    recorded too.
+    A layer called on a symbolic tensor records the call and returns a symbolic result. A `Model`
+    consists of the calls between its inputs and outputs. ``+ - * / // % ** @``, ``abs`` and
+    ``x[...]`` are recorded too.
 
     Parameters
     ----------
     shape
-        The lengths of the axes; None: any.
+        The lengths of the axes; None is any length.
     dtype
-        Of the elements.
+        The dtype of the elements.
     name
-        By default ``keras_tensor`` with a number.
+        The name; the default is ``keras_tensor`` with a number.
     """
 
-    # NumPy leaves operators with arrays on the left to this class.
+    # With an array on the left of an operator, NumPy must call this class's method.
     __array_ufunc__ = None
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: str | None = None) -> None:
@@ -75,12 +75,12 @@ class KerasTensor:
 
     @property
     def history(self) -> History:
-        """What computes this tensor.
+        """The layer or operation that computes this tensor.
 
         Raises
         ------
         ValueError
-            If nothing does: it was made by hand, not by `Input` or the call of a layer.
+            If the tensor comes neither from `Input` nor from the call of a layer.
         """
         if self._keras_history is None:
             raise ValueError(f"{self} does not come from Input() or the call of a layer")
@@ -144,7 +144,7 @@ class KerasTensor:
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, list):
-            # In a graph it would be taken for a tuple, which is another thing to NumPy.
+            # A file would store the list like a tuple, which NumPy interprets differently.
             raise TypeError(
                 f"{self} can be indexed by integers, slices, ... and None, not by {key}"
             )
@@ -152,10 +152,10 @@ class KerasTensor:
 
 
 class Node:
-    """One call of a layer or operation, which notes it, on symbolic tensors.
+    """A recorded call of a layer or operation on symbolic tensors.
 
-    The arguments are nests with symbolic tensors in them, ``outputs`` is a nest of those that came out:
-    they are told where they come from.
+    The arguments are nests that contain symbolic tensors. ``outputs`` is a nest of symbolic results,
+    whose history is set to this call.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Node:
 
     @property
     def is_input(self) -> bool:
-        """Whether this is the call of no one: an input of a graph."""
+        """True if the node is an input of a graph, not a call."""
         return not self.input_tensors
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class Node:
 
 
 def leaves_of(structure: Any) -> list[Any]:
-    """Return the leaves of a nest as Keras orders them: those of dicts by their sorted keys."""
+    """Return the leaves of a nest in Keras's order, in which the keys of dicts are sorted."""
     if isinstance(structure, Mapping):
         return [leaf for key in sorted(structure) for leaf in leaves_of(structure[key])]
     if isinstance(structure, (list, tuple)):
@@ -196,7 +196,7 @@ def symbols_in(structure: Any) -> list[KerasTensor]:
 
 
 def has_symbols(value: Any) -> bool:
-    """Whether there is a symbolic tensor in a nest."""
+    """Return True if a nest contains a symbolic tensor."""
     if isinstance(value, (list, tuple)):
         return any(map(has_symbols, value))
     if isinstance(value, Mapping):
@@ -205,7 +205,7 @@ def has_symbols(value: Any) -> bool:
 
 
 def map_symbols(function: Callable[[KerasTensor], Any], structure: Any) -> Any:
-    """Return a nest with ``function`` of each symbolic tensor in its place."""
+    """Apply ``function`` to each symbolic tensor of a nest."""
     return nest.map_structure(
         lambda leaf: function(leaf) if isinstance(leaf, KerasTensor) else leaf, structure
     )

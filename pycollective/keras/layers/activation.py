@@ -13,7 +13,7 @@ __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 
 
 class Activation(SameShape):
-    """Applies an activation function, given by name or as a function."""
+    """An activation function, given by name or as a function."""
 
     _config_names = ("activation",)
 
@@ -27,7 +27,7 @@ class Activation(SameShape):
 
 
 class ReLU(SameShape):
-    """`activations.relu`, with its parameters."""
+    """`activations.relu` with its parameters."""
 
     _config_names = ("max_value", "negative_slope", "threshold")
 
@@ -48,7 +48,7 @@ class ReLU(SameShape):
 
 
 class LeakyReLU(SameShape):
-    """``x`` where it is positive, else ``negative_slope * x``."""
+    """``x`` if positive, else ``negative_slope * x``."""
 
     _config_names = ("negative_slope",)
 
@@ -61,14 +61,14 @@ class LeakyReLU(SameShape):
 
 
 class PReLU(SameShape):
-    """``x`` where it is positive, else ``alpha * x`` with a trained ``alpha``.
+    """``x`` if positive, else ``alpha * x`` with a trained ``alpha``.
 
     Parameters
     ----------
     alpha_initializer, alpha_regularizer, alpha_constraint
-        For the variable ``alpha``, of the shape of an example.
+        The settings of the variable ``alpha``, which has the shape of an example.
     shared_axes
-        Axes along which there is one ``alpha`` for all places, such as ``[1, 2]`` for images.
+        Axes along which all positions share one ``alpha``, such as ``[1, 2]`` for images.
     """
 
     _config_names = ("alpha_initializer", "alpha_regularizer", "alpha_constraint", "shared_axes")
@@ -109,7 +109,7 @@ class PReLU(SameShape):
 
 
 class ELU(SameShape):
-    """``x`` where it is positive, else ``alpha * (exp(x) - 1)``."""
+    """``x`` if positive, else ``alpha * (exp(x) - 1)``."""
 
     _config_names = ("alpha",)
 

@@ -23,7 +23,7 @@ __all__ = ["Conv2D", "Conv2DTranspose", "DepthwiseConv2D"]
 
 
 class _Convolution(ImageLayer):
-    """What convolutions have in common: a window, a bias, an activation."""
+    """Base of the convolutions: the window, the bias and the activation."""
 
     _fixed = (("lora_rank", None), ("lora_alpha", None))
 
@@ -53,27 +53,27 @@ class _Convolution(ImageLayer):
         self._channels = 0
 
     def _channels_of(self, input_shape: Any) -> int:
-        """Return how many channels images of a shape have."""
+        """Return the number of channels of images of this shape."""
         if len(input_shape) != 4 or not input_shape[-1]:
             raise self._incompatible(tuple(input_shape), IMAGES)
         return int(input_shape[-1])
 
     def _make_weights(self, kernel: tuple[int, int], length: int, settings: str = "kernel") -> None:
-        """Make the kernel, of these lengths besides those of the window, and the bias."""
+        """Make the kernel ``[*kernel_size, *kernel]``, and the bias ``[length]``."""
         self.kernel = self._weight("kernel", (*self.kernel_size, *kernel), settings)
         self.bias = self._weight("bias", (length,)) if self.use_bias else None
 
     def _window(self) -> tuple[int, int]:
-        """Return height and width of what the filters cover."""
+        """Return the height and width that the dilated filters cover."""
         (height, width), (down, across) = self.kernel_size, self.dilation_rate
         return (height - 1) * down + 1, (width - 1) * across + 1
 
     def _must_fit(self, shape: Any) -> None:
-        """Raise unless the filters fit into images of this shape."""
+        """Raise ``ValueError`` unless the filters fit into images of this shape."""
         self._check_extent(shape, *self._window(), self.padding)
 
     def checked(self, inputs: Tensor) -> Tensor:
-        """Return the images in the layer's dtype, if their shape fits the kernel."""
+        """Return the images in the layer's dtype; raise ``ValueError`` if the kernel does not fit."""
         shape = inputs.array.shape
         if len(shape) != 4 or shape[3] != self._channels:
             raise self._incompatible(
@@ -83,7 +83,7 @@ class _Convolution(ImageLayer):
             )
         if shape[1:] != self.__dict__.get("_fitting"):
             self._must_fit(shape)
-            # No part of the layer, only what need not be looked at again.
+            # Set through __dict__, because a cache is no tracked part of the layer.
             self.__dict__["_fitting"] = shape[1:]
         return inputs if inputs.array.dtype == self._dtype else ops.cast(inputs, self._dtype)
 
@@ -95,7 +95,7 @@ class _Convolution(ImageLayer):
         return activated
 
     def _output_shape_of(self, input_shape: Any, filters: int) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
+        """Return the output shape for images of a shape; None is any length."""
         self._must_fit(input_shape)
         height, width = (
             places(n, k, s, self.padding)
@@ -110,27 +110,26 @@ class Conv2D(_Convolution):
     Parameters
     ----------
     filters
-        How many; the length of the result's last axis.
+        The number of filters, which is the length of the output's last axis.
     kernel_size, strides, dilation_rate
         An int, or (height, width).
     padding
-        ``"valid"``: filters stay inside the image. ``"same"``: zeros around it.
+        ``"valid"``: filters stay inside the image. ``"same"``: the image is padded with zeros.
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     groups
-        Into how many groups channels and filters are divided; filters see their own group's
-        channels only.
+        The number of groups of channels and filters. A filter reads its own group's channels only.
     activation
-        A name or function; None: none.
+        A name or function; the default is no activation.
     use_bias
-        Whether there is a bias.
+        True to add a bias.
     kernel_initializer, bias_initializer
-        Where the variables ``kernel`` ``[height, width, channels / groups, filters]`` and ``bias``
-        ``[filters]`` start.
+        Initializers of ``kernel`` ``[height, width, channels / groups, filters]`` and of ``bias``
+        ``[filters]``.
     kernel_regularizer, bias_regularizer, activity_regularizer
-        Penalties on them, and on the result.
+        Regularizers of the variables and of the output.
     kernel_constraint, bias_constraint
-        What they are held to.
+        Constraints that an optimizer applies after each step.
     """
 
     _config_names = tuple(
@@ -190,7 +189,7 @@ class Conv2D(_Convolution):
         channels = self._channels_of(input_shape)
         if channels % self.groups:
             raise self._incompatible(
-                tuple(input_shape), f"a number of channels that {self.groups} groups can share"
+                tuple(input_shape), f"a number of channels divisible by groups={self.groups}"
             )
         self._channels = channels
         self._make_weights((channels // self.groups, self.filters), self.filters)
@@ -219,20 +218,20 @@ class Conv2D(_Convolution):
 
 
 class DepthwiseConv2D(_Convolution):
-    """A convolution of each channel with filters of its own.
+    """A convolution of each channel with its own filters.
 
     Parameters
     ----------
     kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias
         As for `Conv2D`.
     depth_multiplier
-        How many filters a channel has.
+        The number of filters of a channel.
     depthwise_initializer, depthwise_regularizer, depthwise_constraint
-        For the variable ``kernel`` ``[height, width, channels, depth_multiplier]``.
+        The settings of ``kernel`` ``[height, width, channels, depth_multiplier]``.
     bias_initializer, bias_regularizer, bias_constraint
-        For the variable ``bias`` ``[channels * depth_multiplier]``.
+        The settings of ``bias`` ``[channels * depth_multiplier]``.
     activity_regularizer
-        A penalty on the result.
+        The regularizer of the output.
     """
 
     _config_names = tuple(
@@ -307,26 +306,27 @@ class DepthwiseConv2D(_Convolution):
 
 
 class Conv2DTranspose(_Convolution):
-    """The transpose of a convolution: from its result's shape to that of its images.
+    """The transpose of a convolution: it maps the convolution's output shape to its input shape.
 
     Parameters
     ----------
     filters, data_format, activation, use_bias
         As for `Conv2D`.
     kernel_size, strides, dilation_rate
-        Those of the convolution: an int, or (height, width). Strides and dilations cannot both be
-        larger than 1.
+        The parameters of the convolution: an int, or (height, width). Strides and dilations cannot
+        both be larger than 1.
     padding
-        That of the convolution. ``"same"``: the result is ``strides`` times as large as the input.
+        The padding of the convolution. With ``"same"`` the output is ``strides`` times as large as
+        the input.
     output_padding
-        By how much the result is larger than it must be: an int, or (height, width), less than the
-        strides. None: as large as the convolution with the other parameters makes it.
+        The number of pixels added to the smallest possible output: an int, or (height, width), less
+        than the strides. The default follows from the other parameters.
     kernel_initializer, kernel_regularizer, kernel_constraint
-        For the variable ``kernel`` ``[height, width, filters, channels]``.
+        The settings of ``kernel`` ``[height, width, filters, channels]``.
     bias_initializer, bias_regularizer, bias_constraint
-        For the variable ``bias`` ``[filters]``.
+        The settings of ``bias`` ``[filters]``.
     activity_regularizer
-        A penalty on the result.
+        The regularizer of the output.
     """
 
     _config_names = tuple(
@@ -390,11 +390,11 @@ class Conv2DTranspose(_Convolution):
         self._make_weights((self.filters, self._channels), self.filters)
 
     def _must_fit(self, shape: Any) -> None:
-        # Images of any size have a transpose, but for none.
+        # The transpose exists for images of any size except 0.
         self._check_extent(shape, 1, 1, "valid")
 
     def _sides(self) -> list[tuple[int, int]]:
-        """Return the zeros above and below, and left and right, of the input spread by strides."""
+        """Return (top, bottom) and (left, right): the zeros to pad the dilated input with."""
         sides = []
         extras = (None, None) if self.output_padding is None else self.output_padding
         for extent, stride, extra in zip(self._window(), self.strides, extras, strict=True):

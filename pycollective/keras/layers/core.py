@@ -1,4 +1,4 @@
-"""`Dense`, `Embedding`, `Identity` and `Input`."""
+"""`Dense`, `Embedding` and `Identity`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Dense(Layer):
     Parameters
     ----------
     units
-        The length of the result's last axis.
+        The length of the output's last axis.
     activation
-        A name or function; None: none.
+        A name or function; the default is no activation.
     use_bias
-        Whether there is a bias.
+        True to add a bias.
     kernel_initializer, bias_initializer
-        Where the variables ``kernel`` ``[inputs, units]`` and ``bias`` ``[units]`` start.
+        Initializers of ``kernel`` ``[inputs, units]`` and ``bias`` ``[units]``.
     kernel_regularizer, bias_regularizer, activity_regularizer
-        Penalties on them, and on the result.
+        Regularizers of the variables and of the output.
     kernel_constraint, bias_constraint
-        What they are held to.
+        Constraints that an optimizer applies after each step.
     **options
-        As for `Layer`; ``input_dim=n`` means ``input_shape=(n,)``.
+        The parameters of `Layer`; ``input_dim=n`` means ``input_shape=(n,)``.
     """
 
     takes_one_tensor = True
@@ -84,12 +84,10 @@ class Dense(Layer):
         self.bias = self._weight("bias", (self.units,)) if self.use_bias else None
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Compute the result: the input's shape with ``units`` as its last length."""
+        """Return the output, which has the input's shape with ``units`` as its last length."""
         shape = inputs.array.shape
         if len(shape) < 2:
-            raise self._incompatible(
-                shape, "at least two axes, of which the first one has the examples"
-            )
+            raise self._incompatible(shape, "at least two axes, the first of which is the batch")
         if shape[-1] != self._inputs:
             raise self._incompatible(
                 shape,
@@ -116,20 +114,20 @@ class Dense(Layer):
 
 
 class Embedding(Layer):
-    """A vector for each integer: rows of a table.
+    """A lookup table from integers to vectors.
 
     Parameters
     ----------
     input_dim
-        How many rows the table has: integers are 0 to ``input_dim - 1``.
+        The number of rows of the table: inputs are 0 to ``input_dim - 1``.
     output_dim
         The length of a row.
     embeddings_initializer, embeddings_regularizer, embeddings_constraint
-        For the variable ``embeddings`` ``[input_dim, output_dim]``.
+        The initializer, regularizer and constraint of ``embeddings`` ``[input_dim, output_dim]``.
     mask_zero
-        Only False: there are no masks here.
+        Must be False: masks are not supported.
     weights
-        The table, or a list with it.
+        The table, or a list that holds only the table.
     """
 
     takes_one_tensor = True
@@ -164,7 +162,7 @@ class Embedding(Layer):
         )
         if mask_zero:
             raise ValueError(
-                "Embedding: mask_zero=True is not supported, because layers and losses know no "
+                "Embedding: mask_zero=True is not supported, because layers and losses have no "
                 "masks; give sample_weight instead"
             )
         self.mask_zero = False
@@ -173,11 +171,11 @@ class Embedding(Layer):
             self.set_weights(weights if isinstance(weights, (list, tuple)) else [weights])
 
     def build(self, input_shape: Any = None) -> None:
-        """Make ``embeddings``; the shape does not matter."""
+        """Make ``embeddings``; the input shape is ignored."""
         self.embeddings = self._weight("embeddings", (self.input_dim, self.output_dim))
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the rows: the shape of the inputs with ``output_dim`` behind it."""
+        """Return the rows ``[*inputs.shape, output_dim]``."""
         if inputs.dtype.kind not in "iu":
             inputs = ops.cast(inputs, np.int32)
         try:
@@ -188,12 +186,12 @@ class Embedding(Layer):
             ) from None
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the input's shape with ``output_dim`` behind it."""
+        """Return ``(*input_shape, output_dim)``."""
         return (*input_shape, self.output_dim)
 
 
 class Identity(Layer):
-    """Returns its inputs."""
+    """A layer that returns its inputs."""
 
     _config_names = ()
     _keeps_dtype = True
@@ -206,14 +204,14 @@ class Identity(Layer):
 
 
 def positive(name: str, value: Any) -> int:
-    """Return an int of at least 1, or raise ``ValueError``."""
+    """Return the value as a positive int, or raise ``ValueError``."""
     if isinstance(value, bool) or int(value) != value or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return int(value)
 
 
 def pair_of(name: str, value: Any) -> tuple[int, int]:
-    """Return one int for both, or two ints, as two positive ints."""
+    """Return two positive ints; one int counts for both."""
     values = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(values) != 2:
         raise ValueError(f"{name} must be one integer or two, got {value!r}")

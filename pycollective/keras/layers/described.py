@@ -1,4 +1,4 @@
-"""`Described`: layers as configs, and layers made of configs."""
+"""`Described`: the conversion of layers to configs and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pycollective.keras.policy import DTypePolicy
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: The package of a setting by the end of the setting's name.
+#: The package that resolves and serializes a setting, by the suffix of the setting's name.
 _PACKAGES: dict[str, Any] = {
     "activation": activations,
     "constraint": constraints,
@@ -24,11 +24,11 @@ _PACKAGES: dict[str, Any] = {
 
 
 class Described(CopiedByConfig):
-    """Base of `Layer`: the arguments of the constructor as a config."""
+    """Base of `Layer`: converts the constructor's arguments to a config."""
 
-    #: The attributes that the config holds; None: the arguments of the constructor.
+    #: The attributes in the config; None: the constructor's arguments.
     _config_names: tuple[str, ...] | None = None
-    #: Settings of Keras's that configs may hold, and the only value that they can have here.
+    #: Settings of Keras, each with the only supported value.
     _fixed: tuple[tuple[str, Any], ...] = ()
     _name: str
     _trainable: bool
@@ -45,7 +45,7 @@ class Described(CopiedByConfig):
         return self
 
     def _set(self, **settings: Any) -> None:
-        """Set attributes; those whose names end with a package's kind may be given by name."""
+        """Set attributes; initializers, activations and the like may be given by name."""
         for name, value in settings.items():
             for kind, package in _PACKAGES.items():
                 if name.endswith(kind):
@@ -53,15 +53,15 @@ class Described(CopiedByConfig):
             setattr(self, name, value)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
+        """Return the constructor's arguments as JSON values, under Keras 3's names.
 
-        A class of one's own that takes only numbers, texts, and lists or dicts of them need not
-        override it. The name is left out where the constructor of such a class takes none.
+        A subclass whose arguments are numbers, strings, and lists or dicts of them need not override
+        this method. The config omits the name if the subclass's constructor has no such parameter.
 
         Raises
         ------
         NotImplementedError
-            If the constructor got something else, and the class does not override this method.
+            If an argument is no JSON value and the subclass does not override this method.
         """
         names = self._config_names
         own = self._given() if names is None else {name: self._stored(name) for name in names}
@@ -86,7 +86,7 @@ class Described(CopiedByConfig):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make a layer of what `get_config` returned, here or in Keras."""
+        """Make a layer from the result of `get_config`, of this package or of Keras."""
         given = dict(config)
         for name, only in cls._fixed:
             value = given.pop(name, only)
@@ -97,7 +97,7 @@ class Described(CopiedByConfig):
         return cls(**given)
 
     def _stored(self, name: str) -> Any:
-        """Return an attribute as configs hold it: what its name ends with says what it is."""
+        """Return an attribute's config value; the suffix of the name selects the serializer."""
         value = getattr(self, name)
         for kind, package in _PACKAGES.items():
             if name.endswith(kind):
@@ -105,7 +105,7 @@ class Described(CopiedByConfig):
         return plain(value)
 
     def _given(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, if no class of one's own says what to store."""
+        """Return the constructor's arguments if the class lists no config attributes."""
         if "_arguments" not in self.__dict__:
             return {}
         args, kwargs = self.__dict__["_arguments"]
@@ -126,7 +126,7 @@ class Described(CopiedByConfig):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold a value."""
+    """Return True if a value can be stored in JSON."""
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):

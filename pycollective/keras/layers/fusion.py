@@ -1,7 +1,7 @@
-"""Neighbouring layers that one operation computes together.
+"""Fusion of consecutive layers into one operation.
 
-A `Sequential` runs steps; by default each step is a layer. Here is decided, once, which neighbours
-become one step. The result and its gradients are those of the layers one by one.
+A `Sequential` runs steps; by default each step is one layer. `steps_of` decides once which
+consecutive layers become one step. Outputs and gradients equal those of the separate layers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pycollective.tensor import Tensor
 
 
 def _is_relu(layer: Layer) -> bool:
-    """Whether a layer does nothing but cut off what is negative."""
+    """Return True if a layer computes exactly ``max(x, 0)``."""
     if layer.activity_regularizer is not None:
         return False
     if type(layer) is ReLU:
@@ -33,24 +33,23 @@ def _is_relu(layer: Layer) -> bool:
 
 
 def _same_dtype(layers: Sequence[Layer]) -> bool:
-    """Whether nothing is converted between layers."""
-    # Variables of another dtype are converted by the call of a layer.
+    """Return True if no conversion is needed between the layers, or from variables to inputs."""
     dtype = layers[0].variable_dtype
     return all(layer.compute_dtype == dtype for layer in layers)
 
 
 class ConvReluPool:
-    """`Conv2D` with relu, which may be a layer of its own, and the `MaxPooling2D` behind it."""
+    """`Conv2D` with relu (an activation or a separate layer), followed by `MaxPooling2D`."""
 
     def __init__(self, conv: Conv2D, pool: MaxPooling2D) -> None:
         self._conv = conv
         self._pool = pool
-        #: The last shape of images that both windows were found to fit into.
+        #: The last image shape that passed the check of both windows.
         self._fitting: Any = None
 
     @staticmethod
     def of(layers: Sequence[Layer]) -> tuple[Any, int] | None:
-        """Return the step that the first layers make, and how many they are, or None."""
+        """Return the step for the first layers, and the number of these layers; or None."""
         conv = layers[0]
         # Subclasses may compute something else.
         if type(conv) is not Conv2D or conv.groups != 1 or conv.activity_regularizer is not None:
@@ -78,7 +77,7 @@ class ConvReluPool:
         images = conv.checked(inputs)
         shape = images.array.shape
         if shape[1:] != self._fitting:
-            # The layer that does not fit says so.
+            # Raises the error of the layer whose window does not fit.
             pool.compute_output_shape(conv.compute_output_shape(shape))
             self._fitting = shape[1:]
         return conv2d_relu_max_pool(
@@ -93,14 +92,14 @@ class ConvReluPool:
 
 
 class WithRelu:
-    """`BatchNormalization` or `Add`, and the relu behind it."""
+    """`BatchNormalization` or `Add`, followed by relu."""
 
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
 
     @staticmethod
     def of(layers: Sequence[Layer]) -> tuple[Any, int] | None:
-        """Return the step that the first layers make, and how many they are, or None."""
+        """Return the step for the first layers, and the number of these layers; or None."""
         first = layers[0]
         fits = (
             type(first) in (BatchNormalization, Add)
@@ -112,13 +111,13 @@ class WithRelu:
         return (WithRelu(first), 2) if fits else None
 
     def __call__(self, inputs: Any) -> Tensor:
-        """Return what is not negative of the layer's outputs."""
+        """Return ``max(outputs, 0)`` of the layer's outputs."""
         outputs: Tensor = self._layer(inputs, activation="relu")
         return outputs
 
 
 def steps_of(layers: Sequence[Layer]) -> list[Any]:
-    """Return what a `Sequential` of these layers calls, one after the other."""
+    """Return the steps of a `Sequential` of these layers, in order."""
     steps: list[Any] = []
     rest = list(layers)
     while rest:

@@ -1,4 +1,4 @@
-"""`Holder`: the variables, metrics and losses of a layer and of the layers inside it."""
+"""`Holder`: the variables, metrics and losses of a layer and of its sublayers."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from pycollective.keras.metrics.metric import Metric
 from pycollective.tensor import Tensor, Variable, as_tensor
 from pycollective.train.trackable import Trackable, containers_of, parts_of, structure_stamp
 
-#: Set by the first add_loss of the process: until then no call looks for values to forget.
+#: True after the first add_loss of the process. Until then calls skip the search for old losses.
 _any_added_loss = False
 
 
 def any_added_loss() -> bool:
-    """Return True if some layer of the process has ever added a loss."""
+    """Return True if any layer of the process has added a loss."""
     return _any_added_loss
 
 
 class Holder(Trackable):
-    """Base of `Layer`: what it holds itself, and what the layers inside it hold."""
+    """Base of `Layer`: access to the variables, metrics and losses of a layer and its sublayers."""
 
     _name: str
     _trainable: bool
     built: bool
-    #: Penalties, each with the variable that it is on.
+    #: Regularizers, each with its variable.
     _regularized: list[tuple[Callable[[Any], Any], Variable]]
     _added_losses: threading.local
     add_weight: Callable[..., Variable]
 
     def _sublayers(self) -> Iterator[Any]:
-        """Yield the layers directly inside, in the order of their definition, each once."""
+        """Yield the direct sublayers in the order of their definition, each once."""
         return iter(_Inside(self).layers)
 
     def _own_variables(self) -> list[Variable]:
-        """Return the variables that are this layer's, not those of layers inside."""
+        """Return this layer's variables, without its sublayers' variables."""
         return _Inside(self).variables
 
     def _walk(self) -> list[tuple[Holder, list[Variable]]]:
-        """Return this layer and all layers inside, each once, with the variables that are its own."""
+        """Return this layer and all nested sublayers, each once, with its own variables."""
         known = self._present_walk()
         return [(self, known.variables), *known.inside]
 
     def _present_walk(self) -> _Walk:
-        """Return what is inside; found anew only when the structure has changed."""
+        """Return the nested sublayers and variables; searched again only after a change."""
         stamp = structure_stamp()
         known: _Walk | None = self.__dict__.get("_known_walk")
         if known is None or known.stamp is not stamp or not known.holds():
@@ -57,12 +57,12 @@ class Holder(Trackable):
         return known
 
     def _flatten_layers(self) -> Iterator[Holder]:
-        """Yield this layer and all layers inside, each once."""
+        """Yield this layer and all nested sublayers, each once."""
         for layer, _ in self._walk():
             yield layer
 
     def _all_variables(self) -> list[tuple[Variable, bool]]:
-        """Return each variable once, and whether it is trained."""
+        """Return each variable once, with True if it is trained."""
         found: dict[int, tuple[Variable, bool]] = {}
         for layer, variables in self._walk():
             for variable in variables:
@@ -85,7 +85,7 @@ class Holder(Trackable):
 
     @property
     def weights(self) -> list[Variable]:
-        """All variables, layer by layer, of each those first that can be trained; as in Keras."""
+        """All variables, layer by layer, each layer's trainable variables first; as in Keras."""
         found: dict[int, Variable] = {}
         for _, variables in self._walk():
             for variable in sorted(variables, key=lambda v: not v.trainable):
@@ -97,7 +97,7 @@ class Holder(Trackable):
     non_trainable_variables = non_trainable_weights
 
     def count_params(self) -> int:
-        """Return how many numbers the variables hold.
+        """Return the number of elements of all variables.
 
         Raises
         ------
@@ -116,12 +116,12 @@ class Holder(Trackable):
         return [np.asarray(variable.numpy()) for variable in self.weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set all variables, in the order of `weights`; in every replica.
+        """Set all variables, in the order of `weights`, in every replica.
 
         Raises
         ------
         ValueError
-            If the number of values or a shape is wrong; then nothing is changed.
+            If the number of values or a shape is wrong; nothing is changed.
         """
         variables = self.weights
         if len(weights) != len(variables):
@@ -141,27 +141,26 @@ class Holder(Trackable):
             variable.assign(value)
 
     def stored_variables(self) -> list[Variable]:
-        """Return the layer's own variables in the order of a file: those that can be trained first."""
+        """Return the layer's own variables in file order: trainable variables first."""
         own = self._own_variables()
         return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
 
     def save_own_variables(self, store: Any) -> None:
-        """Put what a file has of this layer, without the layers inside, into a dict of arrays.
+        """Store this layer's state, without its sublayers' state, in a dict of arrays.
 
-        By default that are its own variables, as ``"0"``, ``"1"``, …. A layer of one's own that
-        stores something else overrides this together with `load_own_variables`.
+        The default stores the layer's own variables as ``"0"``, ``"1"``, …. A subclass that stores
+        something else overrides this method and `load_own_variables`.
         """
         for number, variable in enumerate(self.stored_variables()):
             store[str(number)] = np.asarray(variable.numpy())
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Take back what `save_own_variables` put into a dict of arrays.
+        """Restore the state that `save_own_variables` stored in a dict of arrays.
 
         Raises
         ------
         ValueError
-            If there are other variables than the layer has, or of other shapes; then nothing is
-            changed.
+            If the number of arrays or a shape differs from the layer's; nothing is changed.
         """
         variables = self.stored_variables()
         values = [np.asarray(store[key]) for key in sorted(store, key=int)]
@@ -181,7 +180,7 @@ class Holder(Trackable):
         trainable: bool = True,
         **options: Any,
     ) -> Variable:
-        """Make a variable of this layer; as `add_weight`, with ``name`` and others as ``options``."""
+        """Make a variable of this layer; ``options`` are further arguments of `add_weight`."""
         return self.add_weight(
             options.pop("name", None), shape, dtype, initializer, trainable=trainable, **options
         )
@@ -189,13 +188,13 @@ class Holder(Trackable):
     # Metrics ---------------------------------------------------------------------------------
 
     def _own_metrics(self) -> list[Metric]:
-        """Return the metrics that are attributes of this layer and of the layers inside."""
+        """Return the metrics that are attributes of this layer and of its sublayers."""
         inside = [part for layer in self._flatten_layers() for part in parts_of(layer)]
         return list({id(part): part for part in inside if isinstance(part, Metric)}.values())
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics that are attributes of this layer and of the layers inside."""
+        """The metrics that are attributes of this layer and of its sublayers."""
         return self._own_metrics()
 
     @property
@@ -206,10 +205,10 @@ class Holder(Trackable):
     # Losses ----------------------------------------------------------------------------------
 
     def add_loss(self, loss: Any) -> None:
-        """Add a tensor, or several, to the `losses` of the present call.
+        """Add a tensor, or several, to the `losses` of the current call.
 
-        The values belong to the thread (replica) that added them, until it calls the layer, or the
-        model around it, again.
+        Each replica (thread) has its own values. The next call of the layer, or of the model that
+        contains it, discards them.
         """
         global _any_added_loss
         if in_dry_run():
@@ -225,10 +224,10 @@ class Holder(Trackable):
 
     @property
     def losses(self) -> list[Tensor]:
-        """The losses that were added in the last call, and the penalties on weights.
+        """The losses added in the last call, and the regularization losses of the variables.
 
-        Penalties are computed here, from this replica's variables: inside a `GradientTape` block
-        their gradients can be asked for.
+        Regularization losses are computed here from this replica's variables, so that a
+        `GradientTape` block records them.
         """
         found: list[Tensor] = []
         for layer, _ in self._walk():
@@ -241,14 +240,14 @@ class Holder(Trackable):
 
 
 def variables_in(layer: Holder) -> list[Variable]:
-    """Return the variables of a layer and of its metrics, without those of the layers inside."""
+    """Return the variables of a layer and of its metrics, without its sublayers' variables."""
     parts = list(parts_of(layer))
     own = [part for part in parts if isinstance(part, Variable)]
     return [*own, *(v for part in parts if isinstance(part, Metric) for v in part.variables)]
 
 
 class _Inside:
-    """The layers, each once, and the variables directly inside a layer, or a container in it."""
+    """The direct sublayers and variables of a layer, also in its containers, each once."""
 
     def __init__(self, layer: Holder) -> None:
         found: dict[int, Holder] = {}
@@ -262,16 +261,16 @@ class _Inside:
 
 
 class _Walk:
-    """What is inside a layer, and what tells that it still is.
+    """The nested sublayers and variables of a layer, with the containers that were searched.
 
-    The layer itself is not kept: it would never be freed by the count of its references.
+    A reference to the layer itself would be a cycle: only the garbage collector could free it.
     """
 
     def __init__(self, root: Holder, stamp: object) -> None:
         self.stamp = stamp
         self.variables: list[Variable] = []
         self.inside: list[tuple[Holder, list[Variable]]] = []
-        #: The variables that are trained, once somebody has asked.
+        #: The trained variables; None until the first access.
         self.trained: list[Variable] | None = None
         self._containers: list[tuple[Any, list[int]]] = []
         seen: set[int] = set()
@@ -288,11 +287,11 @@ class _Walk:
                 self.inside.append((layer, found.variables))
             for value in containers_of(layer):
                 self._containers.append((value, _identities(value)))
-            # A layer that is in two others stands where the first one has it.
+            # A layer shared by two others has its position in the first of them.
             stack.extend(reversed(found.layers))
 
     def holds(self) -> bool:
-        """Whether lists and dicts that were looked into still hold what they did."""
+        """Return True if the searched lists and dicts still hold the same objects."""
         return all([_identities(container) == held for container, held in self._containers])
 
 

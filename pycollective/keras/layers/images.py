@@ -1,4 +1,4 @@
-"""What layers that take images share."""
+"""The common base and checks of layers that take images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def padding_of(value: str) -> str:
 
 
 def places(length: int | None, window: int, stride: int, padding: str) -> int | None:
-    """Return how many places a window has along an axis."""
+    """Return the number of positions of a window along an axis, or None for an unknown length."""
     if length is None:
         return None
     covered = length if padding == "same" else length - window + 1
@@ -37,17 +37,17 @@ def places(length: int | None, window: int, stride: int, padding: str) -> int | 
 
 
 class ImageLayer(Layer):
-    """A layer that takes images."""
+    """Base of layers that take images ``[n, height, width, channels]``."""
 
     takes_one_tensor = True
 
     def _check_images(self, shape: Any) -> None:
-        """Raise unless this is the shape of images."""
+        """Raise ``ValueError`` unless this is the shape of images."""
         if len(shape) != 4:
             raise self._incompatible(tuple(shape), IMAGES)
 
     def _check_extent(self, shape: Any, height: int, width: int, padding: str) -> None:
-        """Raise unless this is the shape of images into which a window of this size fits."""
+        """Raise ``ValueError`` unless a window of this size fits into images of this shape."""
         self._check_images(shape)
         if padding == "same":
             return

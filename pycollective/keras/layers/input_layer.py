@@ -1,4 +1,4 @@
-"""`Input` and `InputLayer`: where a model begins."""
+"""`Input` and `InputLayer`: the inputs of a model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["Input", "InputLayer"]
 
 
 class InputLayer(SameShape):
-    """Where examples come in; it does nothing else.
+    """An input of a model.
 
     Parameters
     ----------
     shape
-        The shape of an example; None: any length.
+        The shape of an example; None is any length.
     batch_size
-        Only looked at: batches may have any number of examples.
+        The declared batch size. Batches may have any number of examples nevertheless.
     dtype
-        What inputs are converted to; by default ``floatx()``.
+        The dtype that inputs are converted to; the default is ``floatx()``.
     batch_shape
         The batch size and the shape together.
     name
-        By default ``input_layer`` with a number.
+        The name; the default is ``input_layer`` with a number.
     input_shape
         The older name of ``shape``.
     sparse, ragged, optional
-        Only False: there are no such tensors here, and no input may be missing.
+        Must be False: sparse, ragged and optional inputs are not supported.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class InputLayer(SameShape):
         optional: bool = False,
     ) -> None:
         if sparse or ragged or optional:
-            raise ValueError("InputLayer: there are no sparse, ragged or optional inputs here")
+            raise ValueError("InputLayer: sparse, ragged and optional inputs are not supported")
         shape = input_shape if shape is None else shape
         if (shape is None) == (batch_shape is None):
             raise ValueError(
@@ -64,7 +64,7 @@ class InputLayer(SameShape):
                 f"The `batch_size` argument ({batch_size}) must be divisible by the number of "
                 f"replicas ({replicas})"
             )
-        # Not the type that a policy for all layers computes in.
+        # A global mixed-precision policy does not apply to inputs, so pass the dtype explicitly.
         super().__init__(dtype=floatx() if dtype is None else dtype, name=name, input_shape=shape)
         self.batch_shape: Shape = (batch_size, *shape)
         self._output_shape = self._input_shape
@@ -94,10 +94,9 @@ def Input(
     tensor: Any = None,
     optional: bool = False,
 ) -> KerasTensor:
-    """Return a symbolic tensor for examples of a shape: where a functional model begins.
+    """Return a symbolic tensor, the input of a functional model or of a `Sequential`.
 
-    It may also stand first in a `Sequential`. The parameters are those of `InputLayer`; with
-    ``tensor``, a symbolic one, that is returned.
+    The parameters are those of `InputLayer`. If ``tensor``, a symbolic tensor, is given, return it.
     """
     if tensor is not None:
         if not isinstance(tensor, KerasTensor):

@@ -1,4 +1,4 @@
-"""`InputSpec`: the inputs that a layer takes."""
+"""`InputSpec`: the inputs that a layer accepts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["InputSpec"]
 class InputSpec:
     """The dtype, number of axes and lengths that an input of a layer must have.
 
-    A layer of one's own sets the attribute ``input_spec`` to one of these, or to a list or dict of
-    them for several inputs. Calls with other inputs are refused.
+    A custom layer sets its attribute ``input_spec`` to an `InputSpec`, or to a list or dict of them
+    for several inputs. A call with other inputs raises ``ValueError``.
 
     Parameters
     ----------
     dtype
         The dtype.
     shape
-        The lengths of all axes; None: any length.
+        The lengths of all axes; None is any length.
     ndim, max_ndim, min_ndim
-        The number of axes, or the largest or smallest one.
+        The exact, largest and smallest number of axes.
     axes
-        The lengths of some axes, by their numbers, which may be negative.
+        The lengths of some axes, by axis number, which may be negative.
     allow_last_axis_squeeze
-        Whether a last axis of length 1 may be there, or be missing, in spite of ``shape``.
+        True to allow a last axis of length 1 to be added or omitted, regardless of ``shape``.
     name
         The key of the input, if the inputs are in a dict.
     optional
-        Only for Keras's sake: no input may be missing.
+        Accepted for compatibility with Keras and ignored: every input is required.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class InputSpec:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as what JSON can hold."""
+        """Return the constructor's arguments as JSON values."""
         return {
             "dtype": None if self.dtype is None else self.dtype.name,
             "shape": self.shape,
@@ -74,7 +74,7 @@ class InputSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> InputSpec:
-        """Make one of what `get_config` returned."""
+        """Make an `InputSpec` from the result of `get_config`."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class InputSpec:
         return f"InputSpec({', '.join(f'{key}={value}' for key, value in given.items())})"
 
     def refusal(self, value: Any) -> str | None:
-        """Return the problem of a tensor that does not fit, or None."""
+        """Return the reason why a tensor does not fit, or None if it fits."""
         shape = tuple(value.shape)
         wanted = self.shape
         if wanted is not None and self.allow_last_axis_squeeze:

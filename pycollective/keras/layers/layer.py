@@ -37,61 +37,60 @@ from pycollective.train.trackable import is_trackable, structure_changed
 
 
 class _Calls(threading.local):
-    """What holds in the calls of layers that this thread is in."""
+    """The state of the layer calls that this thread is inside of."""
 
     depth = 0
     training: bool | None = None
 
 
 _calls = _Calls()
-#: Stands for inputs that were not given.
+#: The default of ``inputs``: distinguishes missing inputs from None.
 _MISSING: Any = object()
 
 
 class Layer(Described, Holder):
     """A function with variables.
 
-    A layer of one's own overrides `call`, and `build` to make its variables once the input's shape
-    is known. Attributes that are layers or variables, or lists, tuples and dicts of them, belong to
-    the layer.
+    A subclass overrides `call`, and overrides `build` to make variables that depend on the input's
+    shape. The layer tracks attributes that are layers or variables, or lists, tuples and dicts of
+    them.
 
     Parameters
     ----------
     activity_regularizer
-        A penalty on the results, one of `losses`: a name or a ``callable(tensor)``. It is divided by
-        the number of rows.
+        A regularizer of the outputs: a name or a ``callable(tensor)``. Its value, divided by the
+        number of rows, is one of `losses`.
     trainable
-        Whether the variables are trained.
+        True to train the variables.
     name
-        By default the class's name with a number.
+        The name; the default is the class's name with a number.
     dtype
-        Of the variables and results, or a `DTypePolicy`, or its name; by default
+        The dtype of variables and outputs, a `DTypePolicy`, or a policy's name. The default is
         ``keras.backend.floatx()``. Floating-point inputs of another dtype are converted.
     input_shape
-        The shape of one example; the first layer of a `Sequential` with it is built at once.
+        The shape of one example. A `Sequential` whose first layer has it is built immediately.
 
     Notes
     -----
-    Replicas call a layer at the same time. Its variables are made once for all of them, by the
-    first call of any.
+    Replicas call a layer concurrently. The first call makes the variables for all replicas.
     """
 
     _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "inbound_nodes"})
-    #: Whether `call` takes an argument ``training``.
+    #: True if `call` has a parameter ``training``.
     _takes_training = False
-    #: Whether there is a `build` to be called before the first `call`.
+    #: True if the class overrides `build`, which must run before the first `call`.
     _has_build = False
-    #: Whether floating-point inputs get the layer's dtype; otherwise they stay as they are.
+    #: True if floating-point inputs are converted to the layer's dtype.
     _converts = True
-    #: Set in classes whose `build` does nothing but call the layer.
+    #: True in classes whose `build` only calls the layer.
     _build_calls = False
-    #: The arguments of `build`, if it takes the shapes of several arguments of `call`.
+    #: The parameters of `build`, if it takes the shapes of several arguments of `call`.
     _build_names: tuple[str, ...] | None = None
-    #: The inputs that calls take: an `InputSpec`, or a list or dict of them; None: any.
+    #: The accepted inputs: an `InputSpec`, or a list or dict of them; None accepts any input.
     input_spec: Any = None
-    #: Whether a list of inputs is refused.
+    #: True if a list of inputs is an error.
     takes_one_tensor = False
-    #: Whether integers that come in also come out.
+    #: True if integer inputs give integer outputs.
     _keeps_dtype = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -138,11 +137,11 @@ class Layer(Described, Holder):
             )
         super().__setattr__(name, value)
 
-    # Facts -----------------------------------------------------------------------------------
+    # Properties ------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The name, unique unless it was given."""
+        """The name; a default name is unique."""
         return self._name
 
     @property
@@ -154,27 +153,27 @@ class Layer(Described, Holder):
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """The dtype of what is computed, and of the results."""
+        """The dtype of the computation and of the outputs."""
         return self._dtype
 
     @property
     def dtype_policy(self) -> DTypePolicy:
-        """What `compute_dtype` and `variable_dtype` follow from.
+        """The policy that determines `compute_dtype` and `variable_dtype`.
 
-        Setting it, by a policy or its name, does not change variables that are there already.
+        Assign a policy or its name. Existing variables keep their dtype.
         """
         return self._policy
 
     @dtype_policy.setter
     def dtype_policy(self, value: Any) -> None:
         self._policy = policy_of(value)
-        #: What is computed in, and what variables are read as where that is another dtype.
         self._dtype = self._policy.compute_dtype
+        #: The dtype that variables are cast to when read; None: no cast is needed.
         self._reads_as = None if self._dtype == self._policy.variable_dtype else self._dtype
 
     @property
     def trainable(self) -> bool:
-        """Whether the variables are trained; setting it sets it for the layers inside too."""
+        """True if the variables are trained; an assignment applies to the sublayers too."""
         return self._trainable
 
     @trainable.setter
@@ -191,8 +190,8 @@ class Layer(Described, Holder):
     def build(self, input_shape: Any) -> None:
         """Make the variables; called once, before the first `call`.
 
-        A layer of one's own whose `call` takes several tensors, such as ``query`` and ``value``, may
-        take their shapes as ``query_shape`` and ``value_shape``.
+        If `call` takes several tensors, such as ``query`` and ``value``, `build` may take their
+        shapes as ``query_shape`` and ``value_shape``.
         """
 
     def add_weight(
@@ -212,24 +211,24 @@ class Layer(Described, Holder):
         Parameters
         ----------
         name
-            Its name inside the layer.
+            The variable's name inside the layer.
         shape, dtype
-            What it holds; by default a scalar of the layer's dtype.
+            The shape and dtype; the default is a scalar of the layer's dtype.
         initializer
-            A name or a ``callable(shape, dtype)`` for the values to start from; by default
+            A name or a ``callable(shape, dtype)`` that returns the initial value. The default is
             ``"glorot_uniform"`` for floating-point numbers, and zeros for other dtypes.
         regularizer
             A name or a ``callable(variable)`` whose result is one of `losses`.
         constraint
-            A name or a ``callable(tensor)``: what an optimizer makes of the value after each step.
+            A name or a ``callable(tensor)`` that an optimizer applies to the value after each step.
         trainable
-            Whether it is trained.
+            True to train the variable.
         synchronization, aggregation
-            How a strategy keeps its copies.
+            Options that tell a strategy how to keep the replicas' copies.
 
         Notes
         -----
-        Arguments without names may also be in Keras 3's order: shape, initializer, dtype.
+        Positional arguments may also be in Keras 3's order: shape, initializer, dtype.
         """
         if isinstance(name, (list, tuple)):
             name, shape, given = None, name, shape
@@ -260,16 +259,16 @@ class Layer(Described, Holder):
         return variable
 
     def _weight(self, name: str, shape: Any, settings: str = "", **options: Any) -> Variable:
-        """Make a variable with the initializer, regularizer and constraint that the layer has for it.
+        """Make a variable with the layer's initializer, regularizer and constraint for it.
 
-        ``settings`` is how the names of these attributes begin, if not with the variable's name.
+        ``settings`` is the prefix of these attributes; the default is the variable's name.
         """
         for kind in ("initializer", "regularizer", "constraint"):
             options[kind] = getattr(self, f"{settings or name}_{kind}")
         return self.add_weight(name, shape, **options)
 
     def ensure_built(self, input_shape: Any) -> None:
-        """Build the layer if nobody has, in the scope of the strategy in which it was made."""
+        """Build an unbuilt layer, in the scope of the strategy that it was made under."""
         with self._creation(self):
             if self.built:
                 return
@@ -282,7 +281,7 @@ class Layer(Described, Holder):
                     with self._creation_scope():
                         self._build_for(input_shape)
             except BaseException:
-                # What a failed build has made would be there twice after the next one.
+                # The next build would make the variables of this failed build a second time.
                 self._variables.clear()
                 self._variables.update(variables)
                 self._regularized[:] = regularized
@@ -298,7 +297,7 @@ class Layer(Described, Holder):
             self.built = True
 
     def _build_for(self, shapes: Any) -> None:
-        """Call `build` with one nest of shapes, or with those of several arguments by name."""
+        """Call `build` with one nest of shapes, or with the shapes of several arguments by name."""
         if self._build_names is None:
             self.build(shapes)
         elif isinstance(shapes, Mapping) and set(shapes) <= set(self._build_names):
@@ -307,7 +306,7 @@ class Layer(Described, Holder):
             self.build(**{self._build_names[0]: shapes})
 
     def _shapes_to_build(self, inputs: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return the shapes that a call with these arguments builds the layer for."""
+        """Return the shapes to build the layer for, given the arguments of a call."""
         if self._build_names is None:
             return shapes_of(inputs)
         given = inspect.signature(self.call).bind_partial(inputs, *args, **kwargs).arguments
@@ -322,7 +321,7 @@ class Layer(Described, Holder):
         return {key: self._built_shapes} if known and builds else None
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
-        """Build the layer, and those inside, for the shapes that `get_build_config` returned."""
+        """Build the layer and its sublayers for the shapes that `get_build_config` returned."""
         shapes = config.get("input_shape", config.get("shapes_dict"))
         if shapes is None:
             return
@@ -340,21 +339,21 @@ class Layer(Described, Holder):
     # Calling ---------------------------------------------------------------------------------
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the result from the inputs; layers override it."""
+        """Compute the outputs from the inputs; subclasses override this method."""
         raise NotImplementedError(f"{type(self).__name__} must override call()")
 
     def __call__(
         self, inputs: Any = _MISSING, *args: Any, training: bool | None = None, **kwargs: Any
     ) -> Any:
-        """Build the layer if need be, and `call` it.
+        """Build the layer if it is not built, and `call` it.
 
         Parameters
         ----------
         inputs, *args, **kwargs
-            Handed to `call`; what can be made a tensor becomes one. ``inputs`` may be a nest, and may be
-            given by the name that it has in `call`.
+            The arguments of `call`; array-like values become tensors. ``inputs`` may be a nest, and
+            may be passed by its name in `call`.
         training
-            Whether this is a step of training; by default what holds for the layer around this one.
+            True in a training step; the default is the value of the enclosing layer's call.
         """
         if inputs is _MISSING:
             inputs = self._first_of(kwargs)
@@ -367,7 +366,7 @@ class Layer(Described, Holder):
                 return record(self, (inputs, *args), kwargs, training)
             args = nest.map_structure(self._to_argument, args)
             kwargs = nest.map_structure(self._to_argument, kwargs)
-        # The batch of a dry run has one example, whatever is declared.
+        # A dry run's batch has one example, so a declared batch size would not match.
         if self.input_spec is not None and not in_dry_run():
             self._check_inputs(inputs)
         first = not self.built
@@ -399,7 +398,7 @@ class Layer(Described, Holder):
         return outputs
 
     def _to_inputs(self, inputs: Any) -> Any:
-        """Make tensors of the inputs; floating-point ones get the layer's dtype."""
+        """Convert inputs to tensors, floating-point ones to the layer's dtype."""
         if not nest.is_nested(inputs):
             return self._to_input(inputs)
         if isinstance(inputs, (list, tuple)) and not any(_is_array_like(item) for item in inputs):
@@ -419,7 +418,7 @@ class Layer(Described, Holder):
         return self._to_input(value) if isinstance(value, (Tensor, np.ndarray)) else value
 
     def _first_of(self, kwargs: dict[str, Any]) -> Any:
-        """Take the first argument of `call` out of those given by name."""
+        """Remove the first argument of `call` from the keyword arguments, and return it."""
         first = next(iter(inspect.signature(self.call).parameters), None)
         if first not in kwargs:
             raise TypeError(
@@ -429,7 +428,7 @@ class Layer(Described, Holder):
         return kwargs.pop(first)
 
     def _check_inputs(self, inputs: Any) -> None:
-        """Raise ``ValueError`` unless the inputs are what `input_spec` says."""
+        """Raise ``ValueError`` unless the inputs match `input_spec`."""
         specs, given = self.input_spec, inputs
         if isinstance(specs, Mapping):
             specs, given = zip(*[(specs[key], inputs.get(key)) for key in specs], strict=True)
@@ -448,7 +447,7 @@ class Layer(Described, Holder):
                 )
 
     def _penalize(self, outputs: Any) -> None:
-        """Add the penalty on the results of a call to `losses`."""
+        """Add the activity regularizer's value for these outputs to `losses`."""
         assert self.activity_regularizer is not None
         for output in nest.flatten(outputs):
             rows = len(output) if output.ndim else 1
@@ -463,13 +462,13 @@ class Layer(Described, Holder):
     # Shapes ----------------------------------------------------------------------------------
 
     def knows_output_shape(self) -> bool:
-        """Return True if the class says what shape its result has, without a call."""
+        """Return True if the class computes its output shape without a call."""
         return type(self).compute_output_shape is not Layer.compute_output_shape
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the result for inputs of a shape (None: any length).
+        """Return the output shape for an input shape; None is any length.
 
-        By default the layer is called on zeros.
+        The default calls the layer on zeros.
         """
 
         def zeros(shape: Shape) -> Tensor:
@@ -480,20 +479,20 @@ class Layer(Described, Holder):
         )
 
     def _called_dry(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results of a call that leaves variables, metrics and losses as they are."""
+        """Return the outputs of a call that changes no variables, metrics or losses."""
         layers = self._flatten_layers()
         with dry_run([variable for layer in layers for variable in variables_in(layer)]):
             return self(*args, **kwargs)
 
     @property
     def input(self) -> Any:
-        """The symbolic tensors that the layer was first called on."""
+        """The symbolic inputs of the layer's first symbolic call."""
         args = self._first_node("input").args
         return args[0] if args else self.output
 
     @property
     def output(self) -> Any:
-        """The symbolic tensors that the layer's first call on such returned; as `input`."""
+        """The symbolic outputs of the layer's first symbolic call."""
         return self._first_node("output").outputs
 
     def _first_node(self, attribute: str) -> Node:
@@ -505,19 +504,19 @@ class Layer(Described, Holder):
 
     @property
     def input_shape(self) -> Any:
-        """The shape that was declared for the inputs, with None for the batch, or None."""
+        """The declared input shape, with None for the batch; None if no shape was declared."""
         return self._input_shape
 
     @property
     def output_shape(self) -> Any:
-        """The shape of the result of the first call, with None for the batch."""
+        """The output shape of the first call, with None for the batch."""
         if self._output_shape is None:
             raise AttributeError(f"layer {self._name!r} was never called: it has no output shape")
         return self._output_shape
 
 
 def _built_once(build: Callable[..., None]) -> Callable[..., None]:
-    """Let ``layer.build(shape)`` count as building the layer, wherever it is called."""
+    """Wrap a `build` method so that a direct call ``layer.build(shape)`` marks the layer as built."""
 
     @functools.wraps(build)
     def building(self: Layer, *args: Any, **kwargs: Any) -> None:
@@ -537,7 +536,7 @@ def _is_array_like(value: Any) -> bool:
 
 
 class SameShape(Layer):
-    """A layer whose result has the shape of its input."""
+    """A layer whose output has the shape of its input."""
 
     takes_one_tensor = True
 

@@ -1,4 +1,4 @@
-"""Layers that make one tensor of several."""
+"""Layers that merge several tensors into one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Merge(Layer):
     _config_names: tuple[str, ...] | None = ()
 
     def _shapes_of(self, input_shape: Any) -> list[Shape]:
-        """Return the shapes, if they are those of a list of inputs."""
+        """Return the shapes of a list of inputs; raise ``ValueError`` for any other nest."""
         if is_shape(input_shape) or isinstance(input_shape, dict) or not input_shape:
             raise ValueError(
                 f'layer "{self._name}" ({type(self).__name__}) should be called on a list of inputs, '
@@ -50,7 +50,7 @@ class _Merge(Layer):
 
 
 class _Elementwise(_Merge):
-    """Base of those that combine the elements; examples broadcast, as in Keras."""
+    """Base of the element-wise layers; examples broadcast, as in Keras."""
 
     def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError
@@ -59,11 +59,11 @@ class _Elementwise(_Merge):
         return self._merged(self._aligned(inputs))
 
     def _aligned(self, inputs: Any) -> list[Tensor]:
-        """Return the inputs, which are checked, with equal numbers of axes."""
+        """Check the inputs, and return them with equal numbers of axes."""
         single = isinstance(inputs, Tensor)
         self.compute_output_shape(inputs.shape if single else [x.shape for x in inputs])
         most = max(x.ndim for x in inputs)
-        # An example with fewer axes stands for all places along the first ones that it lacks.
+        # Missing axes are inserted behind the batch, where Keras broadcasts examples.
         return [
             x
             if x.ndim == most
@@ -96,10 +96,10 @@ def _folded(function: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) ->
 
 
 class Add(_Elementwise):
-    """The sum."""
+    """The sum of the inputs."""
 
     def call(self, inputs: Any, activation: str | None = None) -> Tensor:
-        """Return the sum, cut off at 0 if ``activation`` is ``"relu"``."""
+        """Return the sum, or ``max(sum, 0)`` if ``activation`` is ``"relu"``."""
         if activation is None:
             return super().call(inputs)
         *others, last = self._aligned(inputs)
@@ -123,35 +123,35 @@ class Subtract(_Elementwise):
 
 
 class Multiply(_Elementwise):
-    """The product."""
+    """The product of the inputs."""
 
     def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
         return _folded(ops.multiply, inputs)
 
 
 class Average(_Elementwise):
-    """The mean."""
+    """The mean of the inputs."""
 
     def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
         return _folded(ops.add, inputs) / len(inputs)
 
 
 class Maximum(_Elementwise):
-    """The largest."""
+    """The element-wise maximum of the inputs."""
 
     def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
         return _folded(ops.maximum, inputs)
 
 
 class Minimum(_Elementwise):
-    """The smallest."""
+    """The element-wise minimum of the inputs."""
 
     def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
         return _folded(ops.minimum, inputs)
 
 
 class Concatenate(_Merge):
-    """The inputs one after the other along ``axis``."""
+    """The concatenation of the inputs along ``axis``."""
 
     _config_names = ("axis",)
 

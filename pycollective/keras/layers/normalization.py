@@ -27,7 +27,7 @@ __all__ = ["BatchNormalization", "LayerNormalization"]
 
 
 class _Normalization(SameShape):
-    """What both have in common: ``gamma`` and ``beta``."""
+    """Base of both layers: the variables ``gamma`` and ``beta``."""
 
     gamma: Variable | None
     beta: Variable | None
@@ -41,7 +41,7 @@ class _Normalization(SameShape):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # Computed in float32 at least: halves of the variables would not do.
+        # The kernels compute in float32 or wider, so variables must not be cast to half precision.
         self._reads_as = None
         self.epsilon = float(epsilon)
         self.center = bool(center)
@@ -56,31 +56,31 @@ class _Normalization(SameShape):
             self.beta = self._weight("beta", shape)
 
     def _length(self, shape: Any, axis: int) -> int:
-        """Return the length of an axis, or raise what says that there is none."""
+        """Return the length of an axis, or raise ``ValueError`` if it is unknown."""
         if not -len(shape) <= axis < len(shape) or shape[axis] is None:
             raise self._incompatible(tuple(shape), f"a known length of axis {axis}")
         return int(shape[axis])
 
 
 class BatchNormalization(_Normalization):
-    """Normalizes each channel: in training by the batch, else by what was found in training.
+    """Normalize each channel, by batch statistics in training and by moving averages otherwise.
 
     Parameters
     ----------
     axis
         The axis of the channels.
     momentum
-        How slowly the moving mean and variance change.
+        The weight of the old value in the update of the moving mean and variance.
     epsilon
-        What is added to the variance.
+        The number added to the variance.
     center, scale
-        Whether ``beta`` is added, and ``gamma`` multiplied with.
+        True to add ``beta``, and to multiply by ``gamma``.
     beta_initializer, gamma_initializer, moving_mean_initializer, moving_variance_initializer
-        Where the variables, ``[channels]``, start.
+        Initializers of the variables, each ``[channels]``.
     beta_regularizer, gamma_regularizer, beta_constraint, gamma_constraint
-        Penalties on them, and what they are held to.
+        Regularizers and constraints of ``beta`` and ``gamma``.
     synchronized
-        Whether the batch is that of all replicas, or each replica's own.
+        True to use the statistics of all replicas' batches instead of each replica's own batch.
 
     Raises
     ------
@@ -89,9 +89,9 @@ class BatchNormalization(_Normalization):
 
     Notes
     -----
-    With ``trainable = False`` the moving mean and variance are used in training too, as in Keras.
-    Every replica keeps its own; outside of the replicas they are the mean over them. A batch without
-    rows changes nothing. With ``synchronized`` all replicas must call the layer.
+    With ``trainable = False`` a training step uses the moving mean and variance too, as in Keras.
+    Every replica keeps its own moving averages; outside of the replicas, reading gives their mean. A
+    batch without rows changes nothing. With ``synchronized`` all replicas must call the layer.
     """
 
     _config_names = tuple(
@@ -144,7 +144,7 @@ class BatchNormalization(_Normalization):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        # It says something only with renorm=True, which is refused.
+        # renorm_momentum has a meaning only with renorm=True, which is an error.
         return super().from_config({k: v for k, v in config.items() if k != "renorm_momentum"})
 
     def build(self, input_shape: Any) -> None:
@@ -167,7 +167,7 @@ class BatchNormalization(_Normalization):
     def call(
         self, inputs: Tensor, training: bool | None = None, activation: str | None = None
     ) -> Tensor:
-        """Return the normalized inputs, cut off at 0 if ``activation`` is ``"relu"``."""
+        """Return the normalized inputs, or their relu if ``activation`` is ``"relu"``."""
         shape = inputs.array.shape
         if self._length(shape, self.axis) != self._channels:
             raise self._incompatible(
@@ -193,7 +193,7 @@ class BatchNormalization(_Normalization):
         return outputs if outputs.dtype == dtype else ops.cast(outputs, dtype)
 
     def _known(self, inputs: Tensor) -> Tensor:
-        """Normalize by the moving mean and variance."""
+        """Return the inputs, normalized by the moving mean and variance."""
         mean, variance, beta, gamma = (
             None if value is None else ops.cast(value, inputs.dtype)
             for value in (self.moving_mean, self.moving_variance, self.beta, self.gamma)
@@ -201,7 +201,7 @@ class BatchNormalization(_Normalization):
         return nn.batch_normalization(inputs, mean, variance, beta, gamma, self.epsilon)
 
     def _batch(self, inputs: Tensor, activation: str | None) -> Tensor:
-        """Normalize by the batch, and let the moving mean and variance follow."""
+        """Return the inputs, normalized by the batch; update the moving mean and variance."""
         context = get_replica_context() if self.synchronized else None
         counted: Any
         if context is not None and context.num_replicas_in_sync > 1:
@@ -215,7 +215,7 @@ class BatchNormalization(_Normalization):
             )
             counted = min(math.prod(inputs.shape[:-1]), 1)
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            # Arrays: no gradient comes through here. A batch without rows does not count.
+            # Arrays, because the update needs no gradient. A batch without rows does not count.
             now, new = as_tensor(moving).array, value.array
             step = (new - now.astype(new.dtype, copy=False)) * (counted * (1 - self.momentum))
             moving.assign(Tensor(now + step.astype(now.dtype, copy=False)))
@@ -224,9 +224,9 @@ class BatchNormalization(_Normalization):
     def _all_batches(
         self, inputs: Tensor, context: ReplicaContext
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Normalize by the batches of all replicas; the sums carry gradients to all of them.
+        """Normalize by the batches of all replicas; gradients flow to all replicas.
 
-        Returns result, mean, variance, and how many rows all batches have.
+        Return the outputs, the mean, the variance, and the number of rows of all batches.
         """
         axes = list(range(inputs.ndim - 1))
         here = asarray(math.prod(inputs.shape[:-1]), inputs.dtype, like=inputs.array)
@@ -244,19 +244,21 @@ class BatchNormalization(_Normalization):
 
 
 class LayerNormalization(_Normalization):
-    """Normalizes each example by the mean and variance of its numbers along ``axis``.
+    """Normalize each example by its mean and variance along ``axis``.
 
     Parameters
     ----------
     axis
         An axis, or several.
     epsilon
-        What is added to the variance.
+        The number added to the variance.
     center, scale
-        Whether ``beta`` is added, and ``gamma`` multiplied with; they have the lengths of ``axis``.
-    beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer, beta_constraint, gamma_constraint
-        For these variables.
-    """  # noqa: E501
+        True to add ``beta``, and to multiply by ``gamma``. Both have the lengths of ``axis``.
+    beta_initializer, beta_regularizer, beta_constraint
+        The settings of ``beta``.
+    gamma_initializer, gamma_regularizer, gamma_constraint
+        The settings of ``gamma``.
+    """
 
     _config_names = tuple(
         (

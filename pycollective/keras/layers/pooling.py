@@ -1,4 +1,4 @@
-"""Layers that make one number of many: of each window, or of whole images."""
+"""Pooling layers, over windows or over whole images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class _Pooling(ImageLayer):
-    """Base of the layers with windows."""
+    """Base of the layers that pool windows."""
 
     _config_names = ("pool_size", "padding", "strides", "data_format")
 
@@ -54,11 +54,11 @@ class MaxPooling2D(_Pooling):
     pool_size
         The window: an int, or (height, width).
     strides
-        The steps of the window; by default its size.
+        The strides of the window; the default is the window's size.
     padding
-        ``"valid"``: windows stay inside the image. ``"same"``: they may reach beyond it.
+        ``"valid"``: windows stay inside the image. ``"same"``: windows may cross its border.
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     """
 
     def call(self, inputs: Tensor) -> Tensor:
@@ -68,9 +68,9 @@ class MaxPooling2D(_Pooling):
 
 
 class AveragePooling2D(_Pooling):
-    """The mean of the numbers in each window, channel by channel; as `MaxPooling2D`.
+    """The mean of each window, channel by channel; parameters as for `MaxPooling2D`.
 
-    What lies outside of the image does not count.
+    Pixels outside of the image do not count.
     """
 
     def call(self, inputs: Tensor) -> Tensor:
@@ -80,14 +80,14 @@ class AveragePooling2D(_Pooling):
 
 
 class _GlobalPooling(ImageLayer):
-    """Base of the layers that take whole images.
+    """Base of the layers that pool whole images.
 
     Parameters
     ----------
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     keepdims
-        Whether height and width stay, with length 1.
+        True to keep the axes of height and width, with length 1.
     """
 
     _config_names = ("data_format", "keepdims")
@@ -118,7 +118,7 @@ class GlobalAveragePooling2D(_GlobalPooling):
 
 
 class GlobalMaxPooling2D(_GlobalPooling):
-    """The largest of all pixels, channel by channel."""
+    """The maximum of all pixels, channel by channel."""
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, channels]``, or with ``keepdims`` ``[n, 1, 1, channels]``."""

@@ -1,4 +1,4 @@
-"""Layers that prepare inputs: scaling, and images that are changed by chance."""
+"""Layers that preprocess inputs: scaling and random image augmentation."""
 
 from __future__ import annotations
 
@@ -65,11 +65,12 @@ class Normalization(SameShape):
     Parameters
     ----------
     axis
-        The axis, or axes, whose places have a mean and variance each; None: one for all.
+        The axis, or axes, along which each index has its own mean and variance; None: one for all.
     mean, variance
-        What is known of the data. Without them, `adapt` finds out; before, nothing is changed.
+        The statistics of the data. Without them, `adapt` computes them; until then the layer returns
+        its inputs.
     invert
-        Whether the layer goes back: ``mean + inputs * sqrt(variance)``.
+        True to compute the inverse, ``mean + inputs * sqrt(variance)``.
     """
 
     _config_names = ("axis", "invert")
@@ -123,12 +124,12 @@ class Normalization(SameShape):
             ]
 
     def adapt(self, data: Any) -> None:
-        """Find mean and variance of data.
+        """Compute the mean and variance of data.
 
         Parameters
         ----------
         data
-            An array, or batches of inputs (a `Dataset`, say); of tuples the first part counts.
+            An array, or batches of inputs such as a `Dataset`; of a tuple, only the first item counts.
         """
         if self.input_mean is not None:
             raise ValueError(
@@ -146,11 +147,11 @@ class Normalization(SameShape):
             if not rows:
                 continue
             here = values.mean(axis=axes)
-            # Chan et al., 1979: the squares about the new mean, of those about the old ones.
-            apart = here - mean
+            # Chan et al., 1979: merges the squared deviations from two means.
+            delta = here - mean
             total = count + rows
-            squares = squares + values.var(axis=axes) * rows + apart**2 * (count * rows / total)
-            mean = mean + apart * (rows / total)
+            squares = squares + values.var(axis=axes) * rows + delta**2 * (count * rows / total)
+            mean = mean + delta * (rows / total)
             count = total
         if not count:
             raise ValueError(f'layer "{self._name}": there is no data to adapt to')
@@ -158,7 +159,7 @@ class Normalization(SameShape):
             variable.assign(value)
 
     def _spread(self, value: Array, rank: int) -> Array | None:
-        """Return a given mean or variance in the lengths of the kept axes, or None if it cannot be."""
+        """Return a given mean or variance broadcast to the kept axes, or None if it does not fit."""
         whole = [1] * rank
         for axis, length in zip(self._kept, self._lengths, strict=True):
             whole[axis] = length
@@ -193,17 +194,17 @@ _MODES = ("horizontal_and_vertical", "horizontal", "vertical")
 
 
 class RandomFlip(Seeded, ImageLayer):
-    """Mirrors each image by chance, in training (and where nothing says that it is not).
+    """Flip random images in training, which is the default of a call.
 
     Parameters
     ----------
     mode
-        ``"horizontal"``: left and right change places; ``"vertical"``: top and bottom; or
-        ``"horizontal_and_vertical"``: both or neither.
+        ``"horizontal"``: exchange left and right. ``"vertical"``: exchange top and bottom.
+        ``"horizontal_and_vertical"``: exchange both or neither.
     seed
-        Where the random numbers start; each replica draws its own.
+        The seed, from which each replica derives its own random numbers.
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     """
 
     _config_names = ("data_format", "seed", "mode")
@@ -235,19 +236,19 @@ class RandomFlip(Seeded, ImageLayer):
 
 
 class RandomCrop(Seeded, ImageLayer):
-    """Cuts a window out of images: by chance in training, the middle otherwise.
+    """Crop images: at a random position in training, to the center otherwise.
 
-    All images of a batch get the same window. Where images are smaller than it, and outside of
-    training, the largest part of them with the window's proportions is taken, and scaled.
+    All images of a batch get the same window. Images smaller than the window, and all images outside
+    of training, are cropped to the largest centered part with the window's proportions, and resized.
 
     Parameters
     ----------
     height, width
-        The size of the window.
+        The size of the window, in pixels.
     seed
-        Where the random numbers start; each replica draws its own.
+        The seed, from which each replica derives its own random numbers.
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     """
 
     _config_names = ("data_format", "height", "width", "seed")

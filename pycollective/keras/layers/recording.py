@@ -1,4 +1,4 @@
-"""How the call of a layer on symbolic tensors is recorded."""
+"""Recording of a layer's call on symbolic tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pycollective.tensor import Tensor
 
 
 def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Any:
-    """Build a layer for symbolic inputs, note the call, and return what describes the result.
+    """Build a layer for symbolic inputs, record the call, and return the symbolic outputs.
 
-    The layer says what shape comes out; one that does not is called on zeros, a batch of one
-    example.
+    The shapes of the outputs come from `compute_output_shape`. A layer without that method is
+    called on zeros, in a batch of one example.
     """
     if training is not None:
         kwargs = {**kwargs, "training": training}
@@ -28,7 +28,7 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
     if not layer.built:
         layer.ensure_built(needed)
     elif layer._built_shapes not in (None, map_shapes(without_batch, needed)) and _is_known(needed):
-        # Built for other inputs: whether these fit too, only the layer itself can say.
+        # The layer was built for other shapes: only a call can tell that these fit too.
         _called_on_zeros(layer, args, kwargs)
     alone = len(args) == 1 and not symbols_in(kwargs)
     if (
@@ -48,7 +48,7 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
 
 
 def _is_known(shapes: Any) -> bool:
-    """Whether no length but that of the batch is open."""
+    """Return True if all lengths except the batch's are known."""
     if is_shape(shapes):
         return None not in tuple(shapes)[1:]
     return all(map(_is_known, shapes.values() if isinstance(shapes, dict) else shapes))

@@ -1,4 +1,4 @@
-"""Layers that change nothing outside of training."""
+"""Regularization layers: they return their inputs unchanged outside of training."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["ActivityRegularization", "Dropout"]
 
 
 class Dropout(Seeded):
-    """In training, sets elements to 0 by chance and divides the others by ``1 - rate``.
+    """In training, set random elements to 0 and divide the others by ``1 - rate``.
 
     Parameters
     ----------
     rate
-        The share of elements that become 0.
+        The probability that an element becomes 0.
     noise_shape
-        The shape in which is drawn: along axes of length 1 elements become 0 together; None for an
-        axis: its own length.
+        The shape of the random mask, which broadcasts to the input: all elements along an axis of
+        length 1 share one decision. None is the input's length.
     seed
-        Where the random numbers start. Each replica draws its own, which follow from the seed and
-        the replica's number, so that a run can be repeated.
+        The seed. Each replica derives its own random numbers from the seed and its replica number,
+        so that a run can be repeated.
     """
 
     _config_names = ("rate", "seed", "noise_shape")
@@ -71,7 +71,7 @@ class Dropout(Seeded):
 
 
 class ActivityRegularization(SameShape):
-    """Returns its inputs, on which there is a penalty: `regularizers.L1L2`."""
+    """Identity with the activity regularizer `regularizers.L1L2`."""
 
     _config_names = ("l1", "l2")
 

@@ -1,4 +1,4 @@
-"""Layers that put the same numbers into other shapes."""
+"""Layers that reshape, permute, pad or enlarge their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
 
 
 class Flatten(Layer):
-    """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
+    """Flatten each example; ``data_format`` must be ``"channels_last"``."""
 
     takes_one_tensor = True
     _keeps_dtype = True
@@ -28,7 +28,7 @@ class Flatten(Layer):
         self.data_format = data_format_of(data_format)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs as ``[n, numbers per example]``."""
+        """Return the inputs as ``[n, elements per example]``."""
         shape = inputs.array.shape
         if not shape:
             raise self._incompatible(shape, "at least one axis")
@@ -40,12 +40,12 @@ class Flatten(Layer):
 
 
 class Reshape(Layer):
-    """Gives each example another shape.
+    """Reshape each example.
 
     Parameters
     ----------
     target_shape
-        The shape of an example; one length may be -1 and follows from the others.
+        The new shape of an example. A length of -1, at most one, is computed from the others.
     """
 
     takes_one_tensor = True
@@ -64,7 +64,7 @@ class Reshape(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return the inputs as ``[n, *target_shape]``."""
         shape = inputs.array.shape
-        # Not left to reshape(): an empty batch does not say what -1 stands for.
+        # ops.reshape() cannot resolve -1 for an empty batch.
         return ops.reshape(inputs, self.compute_output_shape(shape))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
@@ -87,7 +87,7 @@ class Reshape(Layer):
 
 
 class Permute(Layer):
-    """Puts the axes of each example in another order.
+    """Permute the axes of each example.
 
     Parameters
     ----------
@@ -118,14 +118,14 @@ class Permute(Layer):
 
 
 class ZeroPadding2D(ImageLayer):
-    """Zeros around images.
+    """Pad images with zeros.
 
     Parameters
     ----------
     padding
-        An int, (height, width), or ((top, bottom), (left, right)).
+        An int, (height, width), or ((top, bottom), (left, right)), in pixels.
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     """
 
     _keeps_dtype = True
@@ -161,16 +161,16 @@ class ZeroPadding2D(ImageLayer):
 
 
 class UpSampling2D(ImageLayer):
-    """Images that are larger by whole factors.
+    """Enlarge images by integer factors.
 
     Parameters
     ----------
     size
-        The factors of height and width: an int, or two.
+        The factors of height and width: an int, or two ints.
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     interpolation
-        ``"nearest"``: pixels are repeated; or ``"bilinear"``.
+        ``"nearest"``, which repeats pixels, or ``"bilinear"``.
     """
 
     _config_names = ("size", "data_format", "interpolation")

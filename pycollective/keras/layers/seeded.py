@@ -13,12 +13,12 @@ from pycollective.tensor.random import default_generator, generator_scope
 
 
 class Seeded(SameShape):
-    """A layer with a seed, from which each replica's own random numbers follow.
+    """A layer with a seed, from which each replica derives its own random numbers.
 
     Parameters
     ----------
     seed
-        Where the random numbers start. Without one, it comes from the default generator.
+        The seed; by default the default generator draws one.
     """
 
     def __init__(self, seed: int | None = None, **options: Any) -> None:
@@ -32,12 +32,12 @@ class Seeded(SameShape):
             self._entropy = int(default_generator().integers(0, 2**63))
 
     def _drawing(self) -> AbstractContextManager[Any]:
-        """Return the scope in which everything random comes from this replica's generator."""
+        """Return a context in which random numbers come from this replica's generator."""
         mode = current_mode()
         context = None if mode is None else mode.replica_context
         replica = 0
         if context is not None:
-            # The number itself: `replica_id_in_sync_group` lies on the device.
+            # `replica_id_in_sync_group` is a tensor on the device, and reading it would wait.
             replica = context.strategy.extended.first_replica + context.local_replica_id
         generator = self._generators.get(replica)
         if generator is None:

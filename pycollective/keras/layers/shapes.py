@@ -11,7 +11,7 @@ Shape = tuple[int | None, ...]
 
 
 def is_shape(value: Any) -> bool:
-    """Whether ``value`` is the shape of one tensor, not a nest of shapes."""
+    """Return True if ``value`` is the shape of one tensor, not a nest of shapes."""
     return isinstance(value, (list, tuple)) and all(
         n is None or isinstance(n, (int, np.integer)) for n in value
     )
@@ -36,5 +36,5 @@ def shapes_of(values: Any) -> Any:
 
 
 def without_batch(shape: Shape) -> Shape:
-    """Return a shape for any number of examples."""
+    """Return a shape with None as its batch size."""
     return (None, *shape[1:]) if shape else ()

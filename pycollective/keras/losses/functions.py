@@ -1,4 +1,4 @@
-"""Losses as functions: one value for each example."""
+"""Loss functions, which return one value for each example."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def sparse_categorical_crossentropy(
     Parameters
     ----------
     y_true
-        Class numbers from 0, of the shape of ``y_pred`` without its last axis (or with 1 there).
+        Class numbers from 0, ``[...]`` or ``[..., 1]``.
     y_pred
-        ``[..., classes]``.
+        Predictions, ``[..., classes]``.
     from_logits
-        Whether predictions are logits; otherwise they are probabilities.
+        True if predictions are logits, False if they are probabilities.
     ignore_class
         Must be None.
     axis
-        Where the classes are in ``y_pred``.
+        The axis of the classes in ``y_pred``.
 
     Raises
     ------
     ValueError
-        If a label is out of range or no whole number, or the shapes do not fit; for an
-        ``ignore_class``.
+        If a label is out of range or not an integer, the shapes do not fit, or ``ignore_class`` is
+        not None.
     """
     if ignore_class is not None:
         raise ValueError(
-            f"ignore_class={ignore_class} is not available; give the examples of that class the "
+            f"ignore_class={ignore_class} is not supported; give the examples of that class the "
             "sample_weight 0, and any valid label"
         )
     predicted = _classes_last(as_tensor(y_pred), axis)
@@ -81,14 +81,14 @@ def sparse_categorical_crossentropy(
     try:
         return nn.sparse_softmax_cross_entropy_with_logits(Tensor(labels), logits)
     except ValueError:
-        _class_numbers(labels, classes)  # says which label is wrong
+        _class_numbers(labels, classes)  # raises an error that names the wrong label
         raise
 
 
 def _class_numbers(labels: Any, classes: int) -> Any:
-    """Return labels as integers, each of which has been seen to be in range."""
+    """Return labels as integers; raise ``ValueError`` for a label on the host out of range."""
     if not on_host(labels):
-        # Nothing is fetched to find out: what is no class gives NaN.
+        # A check would fetch labels from the device. Instead a wrong label gives the loss NaN.
         numbers = labels.astype(np.int64)
         return np.where(numbers == labels, numbers, -1)
     with np.errstate(invalid="ignore"):
@@ -99,7 +99,7 @@ def _class_numbers(labels: Any, classes: int) -> Any:
     place = tuple(int(axis[0]) for axis in wrong.nonzero())
     raise ValueError(
         f"label {labels[place].item()} at position {list(place)} is out of range: with {classes} "
-        f"classes labels are whole numbers from 0 to {classes - 1}"
+        f"classes, labels are integers from 0 to {classes - 1}"
     )
 
 
@@ -115,15 +115,15 @@ def categorical_crossentropy(
     Parameters
     ----------
     y_true
-        The probability of each class, in the shape of ``y_pred``.
+        The probability of each class, ``[..., classes]``.
     y_pred
-        ``[..., classes]``.
+        Predictions, ``[..., classes]``.
     from_logits
-        Whether predictions are logits; otherwise they are probabilities.
+        True if predictions are logits, False if they are probabilities.
     label_smoothing
-        The share of ``y_true`` that is spread over all classes.
+        The fraction of ``y_true`` that is distributed equally over all classes.
     axis
-        Where the classes are.
+        The axis of the classes.
     """
     true, predicted = (_classes_last(value, axis) for value in matched(y_true, y_pred))
     if label_smoothing:
@@ -141,20 +141,20 @@ def binary_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    """Return the cross-entropy of yes-or-no answers, as the mean over an axis.
+    """Return the cross-entropy of binary labels, as the mean over an axis.
 
     Parameters
     ----------
     y_true
-        The probability of yes, in the shape of ``y_pred``.
+        The probability of the positive class, in the shape of ``y_pred``.
     y_pred
         Predictions.
     from_logits
-        Whether predictions are logits; otherwise they are probabilities.
+        True if predictions are logits, False if they are probabilities.
     label_smoothing
-        How far answers are moved towards one half.
+        The fraction of the distance to 0.5 that labels are moved.
     axis
-        Which one the mean is over.
+        The axis of the mean.
     """
     true, predicted = matched(y_true, y_pred)
     if label_smoothing:
@@ -168,7 +168,7 @@ def binary_crossentropy(
 
 
 def crossentropy_by_shape(y_true: Any, y_pred: Any) -> Tensor:
-    """Return the cross-entropy that the shapes suggest: binary, sparse or categorical."""
+    """Return the binary, sparse or categorical cross-entropy, chosen by the shapes."""
     true, predicted = as_tensor(y_true), as_tensor(y_pred)
     if predicted.shape[-1] == 1:
         return binary_crossentropy(true, predicted)
@@ -199,7 +199,7 @@ def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> Tensor:
 def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean of ``(log(y_pred + 1) - log(y_true + 1))²`` along the last axis.
 
-    What is below ``epsilon()`` counts as that.
+    Values below ``epsilon()`` count as ``epsilon()``.
     """
     true, predicted = matched(y_true, y_pred)
     logs = [ops.log1p(ops.maximum(value, epsilon())) for value in (predicted, true)]
@@ -207,10 +207,10 @@ def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
-    """Return the mean along the last axis of what is a parabola near 0 and straight beyond.
+    """Return the mean of the Huber loss along the last axis.
 
-    ``d² / 2`` of the difference ``d`` where ``|d| <= delta``, ``delta |d| - delta² / 2`` elsewhere
-    (Huber, 1964).
+    The loss of a difference ``d`` is ``d² / 2`` if ``|d| <= delta``, and ``delta |d| - delta² / 2``
+    otherwise (Huber, 1964).
     """
     true, predicted = matched(y_true, y_pred)
     error = predicted - true
@@ -241,7 +241,7 @@ def poisson(y_true: Any, y_pred: Any) -> Tensor:
 def hinge(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean of ``max(0, 1 - y_true * y_pred)`` along the last axis.
 
-    Answers are -1 and 1; if all are 0 or 1, 0 stands for -1.
+    Labels are -1 and 1. If all labels are 0 or 1, a 0 counts as -1.
     """
     return _mean_of_last(_below_margin(y_true, y_pred))
 
@@ -253,14 +253,14 @@ def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
 
 def _below_margin(y_true: Any, y_pred: Any) -> Tensor:
     true, predicted = matched(y_true, y_pred)
-    # A choice that needs no number of a device on the host.
+    # Chosen with `where`, because an `if` would fetch the condition from the device.
     zeros_and_ones = ((true.array == 0) | (true.array == 1)).all()
     true = ops.where(Tensor(zeros_and_ones), 2.0 * true - 1.0, true)
     return ops.maximum(1.0 - true * predicted, 0.0)
 
 
 def categorical_hinge(y_true: Any, y_pred: Any) -> Tensor:
-    """Return how far the right class is from being 1 ahead of the best other one."""
+    """Return ``max(0, 1 + other - right)`` of the right and the best other class's predictions."""
     true, predicted = matched(y_true, y_pred)
     right = ops.reduce_sum(true * predicted, axis=-1)
     other = ops.reduce_max((1.0 - true) * predicted, axis=-1)

@@ -1,4 +1,4 @@
-"""`Loss`: how the values of the examples become one number."""
+"""`Loss`: the base of losses, with the reduction of the examples' values."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.configs import Kind
 from pycollective.tensor import Tensor, as_tensor, ops
 
-#: The losses by name: the package adds them.
+#: The losses by name; the package adds them.
 LOSSES = Kind("loss", {}, "a callable(y_true, y_pred)")
 
 
 class Reduction(str, enum.Enum):
-    """How a loss makes one number of its values for the examples."""
+    """The reduction of a loss's values for the examples."""
 
     #: As SUM_OVER_BATCH_SIZE.
     AUTO = "auto"
-    #: One value per example.
+    #: No reduction: one value per example.
     NONE = "none"
     SUM = "sum"
     #: The sum, divided by the number of values; 0 for none.
@@ -36,7 +36,7 @@ class Reduction(str, enum.Enum):
 
     @classmethod
     def of(cls, value: Any) -> Reduction:
-        """Return a reduction given as itself, by its value, or as None (`NONE`)."""
+        """Return a reduction, given as itself, its value, or None (`NONE`)."""
         if value is None:
             return cls.NONE
         try:
@@ -48,7 +48,7 @@ class Reduction(str, enum.Enum):
 
 
 class _Thread(threading.local):
-    #: Whether the averages over a replica's own examples are wanted.
+    #: True inside `averages_of_replicas`.
     averages = False
 
 
@@ -57,9 +57,9 @@ _thread = _Thread()
 
 @contextmanager
 def averages_of_replicas() -> Iterator[None]:
-    """Let losses average over the examples of one replica inside the block.
+    """Allow losses to average over the examples of one replica inside the block.
 
-    The caller weighs the averages by the replicas' numbers of examples.
+    The caller weights the averages by the replicas' numbers of examples.
     """
     before, _thread.averages = _thread.averages, True
     try:
@@ -69,17 +69,17 @@ def averages_of_replicas() -> Iterator[None]:
 
 
 class Loss:
-    """Base class: one of your own overrides `call`, which gets labels in the predictions' dtype.
+    """Base class of losses; a subclass overrides `call`, which gets labels in the predictions' dtype.
 
     Parameters
     ----------
     name
-        By default the class's name with a number.
+        The name; the default is the class's name with a number.
     reduction
-        How the values of the examples become one.
+        The reduction of the examples' values.
     dtype
-        What predictions are converted to before anything is computed. By default float16 and
-        bfloat16 become ``floatx()``, everything else stays.
+        The dtype that predictions are converted to. The default converts float16 and bfloat16 to
+        ``floatx()``, and keeps other dtypes.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class Loss:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What the loss is computed in."""
+        """The dtype of the computation."""
         return as_dtype(floatx()) if self._dtype is None else self._dtype
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
         """Return the loss of each example, without weights and reduction."""
         raise NotImplementedError(f"{type(self).__name__} must override call()")
 
-    #: Whether `call` takes labels of any dtype; otherwise they get the dtype of the predictions.
+    #: True if `call` gets labels in their own dtype, False to convert them to the predictions' dtype.
     _takes_any_labels = False
 
     def values(self, y_true: Any, y_pred: Any) -> Tensor:
-        """Return what `call` does, in the dtype of the loss."""
+        """Return the result of `call` in the dtype of the loss."""
         predicted = in_loss_dtype(y_pred, self._dtype)
         if not self._takes_any_labels:
             y_true = as_tensor(y_true, like=predicted)
@@ -115,11 +115,11 @@ class Loss:
 
     @property
     def averages(self) -> bool:
-        """Whether the values are averaged."""
+        """True if the reduction averages."""
         return self.reduction not in (Reduction.NONE, Reduction.SUM)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
+        """Return the constructor's arguments."""
         reduction = self.reduction
         if reduction is Reduction.AUTO:
             reduction = Reduction.SUM_OVER_BATCH_SIZE
@@ -127,11 +127,11 @@ class Loss:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Return the loss that `get_config` described."""
+        """Return the loss from the result of `get_config`."""
         return cls(**config)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
-        """Return the loss of what came out, against what should.
+        """Return the reduced loss of predictions.
 
         Parameters
         ----------
@@ -141,8 +141,8 @@ class Loss:
         Raises
         ------
         ValueError
-            If the shapes do not fit, a label is out of range, or the loss divides by the batch
-            size although a strategy is in force: one replica knows only its own part of the batch.
+            If the shapes do not fit, or a label is out of range. If the reduction averages in the
+            scope of a strategy, because a replica knows only its own part of the batch.
         """
         if self.averages and has_strategy() and not _thread.averages:
             raise ValueError(_USE_SUM_OR_NONE)
@@ -164,7 +164,7 @@ _USE_SUM_OR_NONE = (
 
 
 def broadcast_weights(sample_weight: Any, values: Tensor) -> Tensor:
-    """Return weights in the dtype and rank of values: one for each, or one for each example."""
+    """Return weights, one per value or one per example, in the dtype and rank of the values."""
     weights = as_tensor(sample_weight, like=values)
     if weights.dtype != values.dtype:
         weights = ops.cast(weights, values.dtype)
@@ -184,7 +184,7 @@ def broadcast_weights(sample_weight: Any, values: Tensor) -> Tensor:
 
 
 def in_loss_dtype(y_pred: Any, dtype: np.dtype[Any] | None = None) -> Tensor:
-    """Return predictions in the dtype that losses are computed in: halves are too coarse."""
+    """Return predictions in the dtype of a loss, which by default is wider than half precision."""
     predicted = as_tensor(y_pred)
     if dtype is None:
         kind = predicted.dtype
@@ -195,9 +195,9 @@ def in_loss_dtype(y_pred: Any, dtype: np.dtype[Any] | None = None) -> Tensor:
 
 
 def same_rank(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both with as many axes, as far as one of length 1 at the end of one decides that.
+    """Return both with equal numbers of axes, if they differ only by a last axis of length 1.
 
-    Where the other one has only one axis, it gets the second one.
+    A tensor with one axis gets the last axis; otherwise the other tensor loses it.
     """
     if true.ndim == predicted.ndim + 1 and true.shape[-1] == 1:
         if predicted.ndim == 1:
@@ -211,9 +211,9 @@ def same_rank(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def matched(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-    """Return both as tensors of one floating-point dtype and shape.
+    """Return both as tensors of the same floating-point dtype and shape.
 
-    A last axis of length 1 that only one has does not count.
+    A last axis of length 1 that only one tensor has is ignored.
     """
     predicted = as_tensor(y_pred)
     if predicted.dtype.kind not in "fV":

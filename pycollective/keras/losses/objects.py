@@ -1,4 +1,4 @@
-"""Losses as objects: functions with settled arguments and a reduction."""
+"""Losses as objects: functions with fixed arguments and a reduction."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _AVERAGE = Reduction.SUM_OVER_BATCH_SIZE
 
 
 class LossFunctionWrapper(Loss):
-    """A loss that is a function with settled arguments.
+    """A loss made from a function with fixed arguments.
 
     Parameters
     ----------
     fn
-        ``fn(y_true, y_pred, **kwargs)`` returns a value for each example.
+        A function ``fn(y_true, y_pred, **kwargs)`` that returns a value for each example.
     reduction, name, dtype
         As for `Loss`.
     **kwargs
@@ -54,7 +54,7 @@ class LossFunctionWrapper(Loss):
     ) -> None:
         super().__init__(name, reduction, dtype)
         self.fn = fn
-        # The functions of this package convert labels themselves, class numbers to no floats.
+        # This package's functions convert labels themselves, because class numbers must stay integers.
         known = getattr(fn, "__module__", None) == functions.__name__
         self._takes_any_labels = known and type(self).call is LossFunctionWrapper.call
         self._settings = kwargs
@@ -75,9 +75,9 @@ class LossFunctionWrapper(Loss):
 
 
 class _Known(LossFunctionWrapper):
-    """Base of the losses whose function goes without saying."""
+    """Base of the losses of a fixed function."""
 
-    #: The function, whose name is the loss's.
+    #: The function, whose name is also the loss's name.
     _of: Callable[..., Tensor]
 
     def __init__(

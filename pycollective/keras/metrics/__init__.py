@@ -28,7 +28,7 @@ from pycollective.keras.metrics.metric import METRICS, Mean, MeanMetricWrapper, 
 from pycollective.keras.registration import publish
 
 __all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "deserialize", "get", "serialize"]
-# Losses that stand among the metrics, too.
+# Keras also exports these losses as metrics.
 __all__ += [
     "binary_crossentropy",
     "categorical_crossentropy",
@@ -73,6 +73,6 @@ publish("keras.metrics", globals(), __all__)
 
 
 def direction_of(name: str) -> str | None:
-    """Return ``"up"`` if more of a metric of this name is better, ``"down"`` if less is, or None."""
+    """Return ``"up"`` if a larger value of this metric is better, ``"down"`` if a smaller, or None."""
     direction: str | None = getattr(METRICS.known.get(name), "direction", None)
     return direction

@@ -1,4 +1,4 @@
-"""How often predictions are right."""
+"""Accuracies: the fraction of predictions that are right."""
 
 from __future__ import annotations
 
@@ -32,49 +32,49 @@ __all__ = [
 
 
 def accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return for each number whether prediction and answer are equal."""
+    """Return 1 for each prediction that equals its label, else 0."""
     true, predicted = matched(y_true, y_pred)
     return _as_floats(true.array == predicted.array)
 
 
 def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
-    """Return for each number whether the prediction is on the side of ``threshold`` that it should be.
+    """Return 1 for each prediction on its label's side of ``threshold``, else 0.
 
     Parameters
     ----------
     y_true
-        0 or 1.
+        Labels, 0 or 1.
     y_pred
         Predictions, of the same shape.
     threshold
-        What lies above it is taken for 1.
+        The limit above which a prediction counts as 1.
     """
     true, predicted = matched(y_true, y_pred)
     return _as_floats((predicted.array > threshold) == true.array)
 
 
 def categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return for each example whether the largest prediction stands in the right place."""
+    """Return 1 for each example whose largest prediction is that of its class, else 0."""
     true, predicted = matched(y_true, y_pred)
     return _as_floats(predicted.array.argmax(axis=-1) == true.array.argmax(axis=-1))
 
 
 def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return for each example whether its label has the largest prediction.
+    """Return 1 for each example whose largest prediction is that of its label, else 0.
 
     Parameters
     ----------
     y_true
-        Class numbers, of the shape of ``y_pred`` without its last axis (or with 1 there).
+        Class numbers, ``[...]`` or ``[..., 1]``.
     y_pred
-        ``[..., classes]``.
+        Predictions, ``[..., classes]``.
     """
     labels, predicted = _labelled(y_true, y_pred)
     return _as_floats(predicted.argmax(axis=-1) == labels)
 
 
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
-    """Return for each example whether the right class is among the ``k`` largest predictions."""
+    """Return 1 for each example whose class is among the ``k`` largest predictions, else 0."""
     true, predicted = matched(y_true, y_pred)
     return _as_floats(_in_top(true.array.argmax(axis=-1), predicted.array, k))
 
@@ -82,18 +82,18 @@ def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
 def sparse_top_k_categorical_accuracy(
     y_true: Any, y_pred: Any, k: int = 5, from_sorted_ids: bool = False
 ) -> Tensor:
-    """Return for each example whether its label is among the ``k`` largest predictions.
+    """Return 1 for each example whose label is among the ``k`` largest predictions, else 0.
 
     Parameters
     ----------
     y_true
-        Class numbers, of the shape of ``y_pred`` without its last axis (or with 1 there).
+        Class numbers, ``[...]`` or ``[..., 1]``.
     y_pred
-        ``[..., classes]``; or, with ``from_sorted_ids``, class numbers, the best first.
+        Predictions, ``[..., classes]``.
     k
-        How many are looked at.
+        The number of predictions that count.
     from_sorted_ids
-        What ``y_pred`` is.
+        True if ``y_pred`` holds class numbers, sorted from the best.
     """
     labels, predicted = _labelled(y_true, y_pred)
     if from_sorted_ids:
@@ -102,10 +102,10 @@ def sparse_top_k_categorical_accuracy(
 
 
 def accuracy_by_shape(y_true: Any, y_pred: Any) -> Tensor:
-    """Return for each example whether the prediction is right; shapes tell what is meant.
+    """Return the accuracy of each example, of the kind that the shapes choose.
 
-    One prediction for each example is `binary_accuracy`, one label for several predictions
-    `sparse_categorical_accuracy`, everything else `categorical_accuracy`.
+    The kind is `binary_accuracy` for one prediction per example, `sparse_categorical_accuracy` for
+    one label and several predictions per example, and `categorical_accuracy` otherwise.
     """
     true, predicted = as_tensor(y_true).shape, as_tensor(y_pred).shape
     if len(predicted) < 2 or predicted[-1] == 1:
@@ -116,7 +116,7 @@ def accuracy_by_shape(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def _labelled(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
-    """Return labels and predictions, one label for each row of predictions."""
+    """Return labels and predictions, with one label for each row of predictions."""
     predicted = as_tensor(y_pred).array
     labels = asarray(as_tensor(y_true).array, like=predicted)
     if labels.ndim == predicted.ndim and labels.ndim > 0 and labels.shape[-1] == 1:
@@ -130,12 +130,12 @@ def _labelled(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
 
 
 def _in_top(labels: Array, predicted: Array, k: int) -> Array:
-    """Return for each row whether fewer than ``k`` predictions are larger than that of the label."""
+    """Return True for each row with fewer than ``k`` predictions above the label's prediction."""
     classes = predicted.shape[-1]
     places = labels.astype(np.int64)
     inside = (places >= 0) & (places < classes)
     own = np.take_along_axis(predicted, np.where(inside, places, 0)[..., None], axis=-1)
-    # Neither NaN nor infinity is a rank.
+    # As in Keras, a label whose prediction is NaN or infinite is never in the top k.
     right: Array = inside & np.isfinite(own[..., 0]) & ((predicted > own).sum(axis=-1) < k)
     return right
 
@@ -148,14 +148,14 @@ def _as_floats(right: Any) -> Tensor:
 
 
 class Accuracy(MeanOf):
-    """How often predictions equal the answers."""
+    """The fraction of predictions that equal their labels."""
 
     direction = "up"
     _of = staticmethod(accuracy)
 
 
 class BinaryAccuracy(MeanMetricWrapper):
-    """How often a prediction is on the right side of ``threshold``."""
+    """The fraction of predictions on their label's side of ``threshold``."""
 
     direction = "up"
 
@@ -169,21 +169,21 @@ class BinaryAccuracy(MeanMetricWrapper):
 
 
 class CategoricalAccuracy(MeanOf):
-    """How often the largest prediction stands where the largest of ``y_true`` does."""
+    """The fraction of examples whose largest prediction is where ``y_true`` is largest."""
 
     direction = "up"
     _of = staticmethod(categorical_accuracy)
 
 
 class SparseCategoricalAccuracy(MeanOf):
-    """How often the class with the largest prediction is the label."""
+    """The fraction of examples whose largest prediction is that of their label."""
 
     direction = "up"
     _of = staticmethod(sparse_categorical_accuracy)
 
 
 class TopKCategoricalAccuracy(MeanMetricWrapper):
-    """How often the right class, as the largest of ``y_true``, is among the ``k`` best ones."""
+    """The fraction of examples whose class, the maximum of ``y_true``, is among the best ``k``."""
 
     direction = "up"
 
@@ -194,7 +194,7 @@ class TopKCategoricalAccuracy(MeanMetricWrapper):
 
 
 class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
-    """How often the label is among the ``k`` best classes."""
+    """The fraction of examples whose label is among the best ``k`` classes."""
 
     direction = "up"
 

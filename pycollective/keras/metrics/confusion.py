@@ -1,4 +1,4 @@
-"""Metrics that count right and wrong yes-or-no answers at thresholds."""
+"""Metrics of the confusion matrix of binary predictions, at thresholds."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "TruePositives",
 ]
 
-#: The four ways in which an answer can be right or wrong, in the order of `counts`.
+#: The four cases of a binary prediction, in the order of `counts`.
 _CASES = ("true_positives", "false_positives", "true_negatives", "false_negatives")
-#: Below every prediction: with ``top_k`` whatever is among the best counts as yes.
+#: A threshold below every prediction: with ``top_k`` alone, the best ``k`` count as positive.
 _LOWEST = -1e10
 
 
@@ -42,12 +42,13 @@ def counts(
     label_weights: Any = None,
     by_label: bool = False,
 ) -> list[Array]:
-    """Return the weights of true positives, false positives, true and false negatives, by threshold.
+    """Return the summed weights of true and false positives, true and false negatives, by threshold.
 
-    Predictions above a threshold are yes; in ``y_true`` zero is no. Only the ``top_k`` largest along the
-    last axis may be yes, and only the place ``class_id`` of it counts. ``label_weights`` are those
-    of its places. With ``by_label`` each place is counted by itself, and results have the shape
-    ``[thresholds, labels]``. Shapes that do not fit raise ValueError.
+    A prediction above a threshold is positive; a label other than 0 is positive. Only the ``top_k``
+    largest predictions along the last axis may be positive, and only the index ``class_id`` of that
+    axis counts. ``label_weights`` holds weights for its indices. With ``by_label``, each index is
+    counted separately, and the results are ``[thresholds, labels]``. Raise ``ValueError`` if shapes
+    do not fit.
     """
     predicted = ops.cast(y_pred, dtype)
     true, predicted = same_rank(as_tensor(y_true), predicted)
@@ -99,7 +100,7 @@ def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array
 
 
 def _only_top(values: Array, k: int) -> Array:
-    """Put what is not among the ``k`` largest of a row out of reach; of equal ones the first wins."""
+    """Set all but the ``k`` largest values of a row to the lowest; of equal values, keep the first."""
     best_first = np.argsort(-values, axis=-1, kind="stable")
     place = np.argsort(best_first, axis=-1, kind="stable")
     kept: Array = np.where(place < k, values, values.dtype.type(_LOWEST))
@@ -109,13 +110,13 @@ def _only_top(values: Array, k: int) -> Array:
 def _column(yes: Array, values: Array, weights: Array, thresholds: Array) -> tuple[Array, ...]:
     """Return the four cases at each threshold, for one label."""
     order = np.argsort(thresholds, kind="stable")
-    # How many thresholds lie below each prediction: at those it is a yes.
+    # The number of thresholds below each prediction, at which the prediction is positive.
     below = np.searchsorted(asarray(thresholds[order], like=values), values, side="left")
     given = asarray(np.argsort(order), like=values)
     size = len(thresholds) + 1
     positive, all_of = [], []
     for kind in (yes, ~yes):
-        # As numpy.bincount, for which CuPy would wait for the device.
+        # CuPy's bincount would wait for the device.
         share = array_module(values).zeros(size, np.float64)
         scatter_add(share, below, (weights * kind).astype(np.float64))
         from_here = share[::-1].cumsum()[::-1]
@@ -138,7 +139,7 @@ def _thresholds(given: Any, default: float) -> list[float]:
 
 
 class _Counted(Metric):
-    """A metric that keeps some of the four cases at some thresholds."""
+    """Base of metrics that sum some of the four cases at thresholds."""
 
     _kept: tuple[str, ...]
 
@@ -161,12 +162,12 @@ class _Counted(Metric):
             setattr(self, case, self.add_weight((len(self.thresholds),), name=case))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Take a batch in.
+        """Add a batch.
 
         Parameters
         ----------
         y_true
-            0 or 1, in the shape of ``y_pred``.
+            Labels, 0 or 1, in the shape of ``y_pred``.
         y_pred
             Predictions.
         sample_weight
@@ -178,7 +179,7 @@ class _Counted(Metric):
         add_to_sums([getattr(self, case) for case, _ in kept], [amount for _, amount in kept])
 
     def _alone(self, values: Array) -> Tensor:
-        """Return a number for each threshold, or one."""
+        """Return a value for each threshold, or a scalar for a single threshold."""
         return Tensor(values.reshape(()) if len(self.thresholds) == 1 else values)
 
 
@@ -194,35 +195,35 @@ class _Count(_Counted):
 
 
 class TruePositives(_Count):
-    """How many yes are right, by weight."""
+    """The summed weight of true positives."""
 
     direction = "up"
     _kept = ("true_positives",)
 
 
 class FalsePositives(_Count):
-    """How many yes are wrong, by weight."""
+    """The summed weight of false positives."""
 
     direction = "down"
     _kept = ("false_positives",)
 
 
 class TrueNegatives(_Count):
-    """How many no are right, by weight."""
+    """The summed weight of true negatives."""
 
     direction = "up"
     _kept = ("true_negatives",)
 
 
 class FalseNegatives(_Count):
-    """How many no are wrong, by weight."""
+    """The summed weight of false negatives."""
 
     direction = "down"
     _kept = ("false_negatives",)
 
 
 class _Ratio(_Counted):
-    """The share of the true positives in these and another case."""
+    """Base of the ratios of true positives to true positives plus another case."""
 
     direction = "up"
 
@@ -250,16 +251,18 @@ class _Ratio(_Counted):
 
 
 class Precision(_Ratio):
-    """How many of the yes are right.
+    """The fraction of positive predictions that are right.
 
     Parameters
     ----------
     thresholds
-        Above which a prediction is a yes: a number, or several, each of which has a result; 0.5.
+        The limit above which a prediction is positive, or several limits, each with a result. The
+        default is 0.5.
     top_k
-        Only the largest so many predictions of an example may be yes; without thresholds they are.
+        The number of largest predictions of an example that may be positive. Without thresholds, all
+        of these are positive.
     class_id
-        Only this class is looked at.
+        The only class that counts.
     name, dtype
         As for `Metric`.
     """
@@ -268,7 +271,7 @@ class Precision(_Ratio):
 
 
 class Recall(_Ratio):
-    """How many of what should be yes are; parameters as those of `Precision`."""
+    """The fraction of positive labels with a positive prediction; parameters as for `Precision`."""
 
     _kept = ("true_positives", "false_negatives")
 
@@ -277,29 +280,30 @@ class Recall(_Ratio):
 
 
 class AUC(Metric):
-    """The area under a curve that thresholds draw, as a sum over the steps between them.
+    """The area under a curve of points at thresholds, as a Riemann sum.
 
     Parameters
     ----------
     num_thresholds
-        How many there are, evenly from 0 to 1.
+        The number of thresholds, which are evenly spaced from 0 to 1.
     curve
-        ``"ROC"``: true positives over false ones, as shares; ``"PR"``: precision over recall.
+        ``"ROC"``: the true positive rate over the false positive rate. ``"PR"``: precision over
+        recall.
     summation_method
-        ``"interpolation"``: trapezoids (for ``"PR"`` the formula of Davis and Goadrich, 2006);
-        ``"majoring"``, ``"minoring"``: rectangles, from above and below.
+        ``"interpolation"``: trapezoids (for ``"PR"`` the formula of Davis and Goadrich, 2006).
+        ``"majoring"``, ``"minoring"``: upper and lower rectangles.
     name, dtype
         As for `Metric`.
     thresholds
-        In place of ``num_thresholds``: those between 0 and 1, which are added.
+        Thresholds between 0 and 1, which are added, instead of ``num_thresholds``.
     multi_label
-        Whether each label has a curve of its own; the result is the mean of their areas.
+        True to give each label its own curve; the result is the mean of their areas.
     num_labels
-        How many labels there are, if they are to be known before the first batch.
+        The number of labels, to make the variables before the first batch.
     label_weights
-        By label: with ``multi_label`` of its area, else of its predictions.
+        The weight of each label's area with ``multi_label``, else of each label's predictions.
     from_logits
-        Whether predictions are logits; otherwise they are probabilities.
+        True if predictions are logits, False if they are probabilities.
     """
 
     direction = "up"
@@ -349,19 +353,19 @@ class AUC(Metric):
     def _build(self, labels: int | None) -> None:
         shape = (self.num_thresholds,) if labels is None else (self.num_thresholds, labels)
         made = {case: self.add_weight(shape, name=case) for case in _CASES}
-        # Another replica takes the first one to say that all are there: it comes last.
+        # Set the first variable last, because other replicas take it as the sign that all exist.
         for case in reversed(_CASES):
             setattr(self, case, made[case])
 
     true_positives: Variable | None = None
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Take a batch in.
+        """Add a batch.
 
         Parameters
         ----------
         y_true
-            0 or 1, in the shape of ``y_pred``.
+            Labels, 0 or 1, in the shape of ``y_pred``.
         y_pred
             Predictions.
         sample_weight
@@ -372,7 +376,7 @@ class AUC(Metric):
             with self._creation(self):
                 if self.true_positives is None:
                     self._build(predicted.shape[-1])
-        # Rounding may have brought a probability a little beyond 0 or 1.
+        # Rounding may have moved a probability slightly out of [0, 1].
         chances = sigmoid(predicted) if self.from_logits else predicted
         found = counts(
             y_true,
@@ -397,7 +401,7 @@ class AUC(Metric):
         return Tensor(asarray(area, self.dtype))
 
     def _area(self, tp: Array, fp: Array, tn: Array, fn: Array) -> Array:
-        """Return the areas of the steps from each threshold to the next."""
+        """Return the area between each threshold and the next."""
         recall = ratio(tp, tp + fn)
         if self.curve == "ROC":
             x, y = ratio(fp, fp + tn), recall
@@ -430,9 +434,9 @@ class AUC(Metric):
 
 
 def _interpolated(tp: Array, fp: Array, fn: Array) -> Array:
-    """Return the steps of the area under precision over recall (Davis and Goadrich, 2006).
+    """Return the areas between thresholds under precision over recall (Davis and Goadrich, 2006).
 
-    Between two thresholds true positives are taken to grow linearly with the positives.
+    Between two thresholds, true positives are assumed to grow linearly with positives.
     """
     positives = tp + fp
     more = tp[:-1] - tp[1:]

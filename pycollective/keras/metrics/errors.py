@@ -1,4 +1,4 @@
-"""Losses, and their like, as metrics."""
+"""Losses and other errors as metrics."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class CategoricalHinge(MeanOf):
 
 
 class CosineSimilarity(MeanMetricWrapper):
-    """The mean cosine of the angle between vectors; the loss of this name is its negative."""
+    """The mean cosine of the angle between vectors; the loss of the same name is its negative."""
 
     direction = "up"
 
@@ -182,7 +182,7 @@ class RootMeanSquaredError(Mean):
     def update_state(  # type: ignore[override]
         self, y_true: Any, y_pred: Any, sample_weight: Any = None
     ) -> None:
-        """Take a batch in; as `MeanMetricWrapper.update_state`."""
+        """Add a batch; parameters as for `MeanMetricWrapper.update_state`."""
         true, predicted = matched(y_true, y_pred)
         super().update_state(ops.square(predicted - true), sample_weight)
 

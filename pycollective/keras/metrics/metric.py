@@ -1,4 +1,4 @@
-"""`Metric`: running sums; each replica has its own, and `Metric.result` adds them up."""
+"""`Metric`: running sums, one set for each replica, which `Metric.result` adds up."""
 
 from __future__ import annotations
 
@@ -28,26 +28,25 @@ from pycollective.tensor import (
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable, parts_of
 
-#: The metrics, and functions that are taken for metrics, by name: the package adds them.
+#: The metrics and metric functions by name; the package adds them.
 METRICS = Kind("metric", {}, "a Metric")
 
 
 class Metric(CopiedByConfig, Trackable):
     """Base class of metrics.
 
-    One of your own makes its sums with `add_weight`, and overrides `update_state` and `result`.
-    Attributes that are metrics, or lists, tuples and dicts of metrics, belong to the metric:
-    `reset_state` resets them too.
+    A subclass makes its sums with `add_weight`, and overrides `update_state` and `result`.
+    `reset_state` also resets attributes that are metrics, or lists, tuples and dicts of metrics.
 
     Parameters
     ----------
     dtype
-        Of the sums and the result; by default ``floatx()``.
+        The dtype of the sums and the result; the default is ``floatx()``.
     name
-        By default the class's name with a number.
+        The name; the default is the class's name with a number.
     """
 
-    #: ``"up"`` where more is better, ``"down"`` where less is; what callbacks monitor by.
+    #: ``"up"`` if larger is better, ``"down"`` if smaller is better; for callbacks.
     direction: str | None = None
 
     def __init__(self, dtype: Any = None, name: str | None = None) -> None:
@@ -77,13 +76,13 @@ class Metric(CopiedByConfig, Trackable):
         Parameters
         ----------
         shape, dtype
-            What it holds; by default of the metric's dtype.
+            The shape and dtype; the default is the metric's dtype.
         initializer
-            What it starts from.
+            The initializer of the value.
         aggregation
             Must be ``"sum"``.
         name
-            Its name inside the metric.
+            The variable's name inside the metric.
         """
         if aggregation != "sum":
             raise ValueError(
@@ -113,22 +112,22 @@ class Metric(CopiedByConfig, Trackable):
         dtype: Any = None,
         name: str | None = None,
     ) -> Variable:
-        """Make a variable; as `add_variable`."""
+        """Make a variable; parameters as for `add_variable`."""
         return self.add_variable(shape, initializer, dtype, name=name)
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Take values in; in a replica, into that replica's sums."""
+        """Add values; in a replica, to that replica's sums."""
         raise NotImplementedError(f"{type(self).__name__} must override update_state()")
 
     def result(self) -> Tensor:
-        """Return the metric of all that was taken in, by all replicas.
+        """Return the metric of all values of all replicas.
 
-        In a replica function every replica must make the call.
+        In a replica function, every replica must make this call.
         """
         raise NotImplementedError(f"{type(self).__name__} must override result()")
 
     def reset_state(self) -> None:
-        """Set the sums to zero in every replica, and reset the metrics inside."""
+        """Set the sums to zero in every replica, and reset nested metrics."""
         for part in self._parts():
             if isinstance(part, Metric):
                 part.reset_state()
@@ -136,30 +135,30 @@ class Metric(CopiedByConfig, Trackable):
                 part.assign(np.zeros(part.shape, part.dtype))
 
     def reset_states(self) -> None:
-        """Do what `reset_state` does; the older name."""
+        """Call `reset_state`, of which this is the older name."""
         self.reset_state()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Do `update_state`, and return the `result`."""
+        """Call `update_state`, and return the `result`."""
         self.update_state(*args, **kwargs)
         return self.result()
 
     def _parts(self) -> list[Variable | Metric]:
-        """Return the variables and metrics directly inside, each once."""
+        """Return the metric's own variables and its direct nested metrics, each once."""
         found = {id(part): part for part in parts_of(self)}
         parts = [part for part in found.values() if isinstance(part, (Variable, Metric))]
         for part in parts:
             if isinstance(part, Variable) and _loses_counts(part):
                 raise ValueError(
                     f"metric {self.name!r} has the variable {part.name!r} with aggregation NONE: each "
-                    "replica would count in its own copy, and only the first copy would be read. "
+                    "replica would add to its own copy, and only the first copy would be read. "
                     "Make the variable with add_weight()"
                 )
         return parts
 
     @property
     def variables(self) -> list[Variable]:
-        """The sums: those of this metric, then those of the metrics inside."""
+        """The metric's own variables, then the variables of nested metrics."""
         parts = self._parts()
         own = [part for part in parts if isinstance(part, Variable)]
         inside = [v for part in parts if isinstance(part, Metric) for v in part.variables]
@@ -168,7 +167,7 @@ class Metric(CopiedByConfig, Trackable):
     weights = variables
 
     def _beside_sums(self) -> AbstractContextManager[Any]:
-        """Return the context in which the result is computed where the sums lie."""
+        """Return a context that computes the result on the device of the sums."""
         first = next(iter(self._variables.values()), None)
         if first is None:
             return nullcontext()
@@ -176,12 +175,12 @@ class Metric(CopiedByConfig, Trackable):
         return beside(copy._current().array)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
+        """Return the constructor's arguments."""
         return {"name": self.name, "dtype": str(self._dtype)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Return the metric that `get_config` described."""
+        """Return the metric from the result of `get_config`."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -189,7 +188,7 @@ class Metric(CopiedByConfig, Trackable):
 
 
 def _loses_counts(variable: Variable) -> bool:
-    """Whether what the replicas add to a variable is not added up when it is read."""
+    """Return True if reading a variable does not sum the replicas' copies."""
     strategy = variable.distribute_strategy
     return (
         strategy is not None
@@ -200,7 +199,7 @@ def _loses_counts(variable: Variable) -> bool:
 
 
 def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    """Let a ``result`` that is called in a replica be computed from all replicas' sums."""
+    """Wrap a ``result`` method so that a call in a replica uses the sums of all replicas."""
 
     @functools.wraps(result)
     def merged(self: Metric) -> Tensor:
@@ -228,9 +227,9 @@ class Sum(Metric):
         Parameters
         ----------
         values
-            Any shape.
+            Values of any shape.
         sample_weight
-            A weight for each, for each example (first axis), or for all.
+            A weight for each value, for each example (first axis), or for all.
         """
         total, _ = _weighted_sum(values, sample_weight, self._dtype)
         add_to_sums((self.total,), (total,))
@@ -240,7 +239,7 @@ class Sum(Metric):
 
 
 class Mean(Metric):
-    """The weighted mean of the values; 0 before there are any.
+    """The weighted mean of the values; 0 without values.
 
     Parameters
     ----------
@@ -254,10 +253,10 @@ class Mean(Metric):
         self.count = self.add_weight(name="count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take values in; parameters as those of `Sum.update_state`.
+        """Add values; parameters as for `Sum.update_state`.
 
-        Several values of one example count as their mean, as in Keras 3, and with one weight for all
-        values so do these.
+        With a weight for each example, several values of an example count as their mean, as in Keras
+        3. With a single weight, all values count as their mean.
         """
         total, count = _weighted_sum(values, sample_weight, self._dtype)
         shape = as_tensor(values).shape
@@ -273,12 +272,12 @@ class Mean(Metric):
 
 
 class MeanMetricWrapper(Mean):
-    """The mean of a function of what should come out and what did.
+    """The mean of a function of targets and predictions.
 
     Parameters
     ----------
     fn
-        ``fn(y_true, y_pred, **kwargs)`` returns a value for each example.
+        A function ``fn(y_true, y_pred, **kwargs)`` that returns a value for each example.
     name, dtype
         As for `Metric`.
     **kwargs
@@ -299,14 +298,14 @@ class MeanMetricWrapper(Mean):
     def update_state(  # type: ignore[override]
         self, y_true: Any, y_pred: Any, sample_weight: Any = None
     ) -> None:
-        """Take a batch in.
+        """Add a batch.
 
         Parameters
         ----------
         y_true
-            What should come out.
+            Targets.
         y_pred
-            What came out.
+            Predictions.
         sample_weight
             A weight for each example.
         """
@@ -325,10 +324,10 @@ class MeanMetricWrapper(Mean):
 
 
 class MeanOf(MeanMetricWrapper):
-    """Base of the means of one function of what should come out and what did."""
+    """Base of the means of a fixed function of targets and predictions."""
 
     direction = "down"
-    #: The function, and the metric's name if that is not the function's.
+    #: The function, and the metric's name if it differs from the function's.
     _of: Callable[..., Any]
     _called: str | None = None
 
@@ -349,7 +348,7 @@ def _weighted_sum(
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-    """Return the quotient, 0 where the denominator is."""
+    """Return the quotient, or 0 where the denominator is 0."""
     nothing = denominator == 0
     return np.where(nothing, 0, numerator / np.where(nothing, 1, denominator)).astype(
         numerator.dtype, copy=False
@@ -357,9 +356,9 @@ def ratio(numerator: Array, denominator: Array) -> Array:
 
 
 def add_to_sums(variables: Sequence[Variable], amounts: Sequence[Array | float]) -> None:
-    """Add to sums: to this replica's, or outside of the replicas to the first one's.
+    """Add amounts to this replica's sums, or outside of the replicas to the first replica's.
 
-    A float is added where the sum lies: nothing is sent to a device for it.
+    Adding a float copies nothing to the device.
     """
     mode = current_mode()
     inside = mode is not None and mode.replica_context is not None
@@ -375,7 +374,7 @@ def add_to_sums(variables: Sequence[Variable], amounts: Sequence[Array | float])
                 with beside(own):
                     np.add(own, amount, out=own)
             else:
-                # Without the machinery that adds arrays, which a step has driven out of all caches.
+                # A scalar addition: a ufunc costs more, because its code is no longer in the caches.
                 own[()] = own[()] + own.dtype.type(amount)
 
     update_together(targets, add)

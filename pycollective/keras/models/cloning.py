@@ -1,4 +1,4 @@
-"""`clone_model`: the same layers once more, with weights of their own."""
+"""`clone_model`: a copy of a model's layers with new weights."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ def clone_model(
     call_function: Callable[..., Any] | None = None,
     recursive: bool = False,
 ) -> Any:
-    """Return a model with layers like those of another one, and new weights.
+    """Return a copy of a model with new layers of the same configs, and new weights.
 
-    A compiled model gives a compiled one, with an optimizer and metrics that begin anew.
+    The copy of a compiled model is compiled, with a new optimizer and new metrics.
 
     Parameters
     ----------
     model
-        A `Sequential` or functional model; one of one's own with ``get_config`` if no functions are
-        given.
+        A `Sequential` or functional model. A subclassed model needs ``get_config``, and takes no
+        functions.
     input_tensors
-        Symbolic tensors to begin with, instead of new inputs like those of the model.
+        The symbolic inputs of the copy; the default is new inputs like the model's.
     clone_function
-        Makes the new layer for a layer; by default one with the same config. Not called for inputs.
+        ``f(layer)``, which returns the new layer; the default makes one from the same config. Inputs
+        are cloned without it.
     call_function
-        ``f(layer, *args, **kwargs)``, which calls a new layer, and may do more; not for `Sequential`.
+        ``f(layer, *args, **kwargs)``, which calls a new layer; not for `Sequential`.
     recursive
-        Whether models inside are cloned with these functions too, layer by layer.
+        True to clone nested models with these functions too, layer by layer.
 
     Raises
     ------
     ValueError
-        For a model whose layers are not known, or ``call_function`` with a `Sequential`.
+        If the model's layers are unknown, or ``call_function`` is given for a `Sequential`.
     """
 
     def cloned(layer: Any) -> Any:
@@ -78,7 +79,7 @@ def _clone(
     if graph is None:
         if clone_function is not None or call_function is not None:
             raise ValueError(
-                f"clone_model: the layers of {type(model).__name__} are not known, since it is "
+                f"clone_model: the layers of {type(model).__name__} are unknown, because it is "
                 "neither Sequential nor made of symbolic tensors"
             )
         return type(model).from_config(model.get_config())
@@ -86,23 +87,23 @@ def _clone(
 
 
 def _compiled_like(model: Model, clone: Any) -> Any:
-    """Return a clone, compiled if its model is, with an optimizer and metrics of its own."""
+    """Compile a clone like its model, with a new optimizer and new metrics, and return it."""
     if model.compiled and not clone.compiled:
-        arguments = {name: _anew(value) for name, value in model.compile_arguments.items()}
+        arguments = {name: _copied(value) for name, value in model.compile_arguments.items()}
         clone.compile(**arguments)
         if clone.optimizer is not None and clone.built:
             clone.optimizer.build(clone.trainable_variables)
     return clone
 
 
-def _anew(value: Any) -> Any:
-    """Return an argument of `compile` with other optimizers and metrics like those in it."""
+def _copied(value: Any) -> Any:
+    """Return an argument of `compile` with a copy of each optimizer and metric in it."""
     if isinstance(value, (Optimizer, Metric)):
         return type(value).from_config(value.get_config())
     if isinstance(value, Mapping):
-        return {key: _anew(item) for key, item in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_anew(item) for item in value]
+        return [_copied(item) for item in value]
     return value
 
 

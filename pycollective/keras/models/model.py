@@ -1,4 +1,4 @@
-"""`Model`, functional and of one's own."""
+"""`Model`, functional or subclassed."""
 
 from __future__ import annotations
 
@@ -36,31 +36,30 @@ if TYPE_CHECKING:
 class Model(Trainer):
     """A layer made of layers.
 
-    ``Model(inputs, outputs)`` is what lies between symbolic tensors, which come from `Input` and
-    from calling layers on them: a functional model. Several inputs and outputs stand in lists or
-    dicts; layers may be called more than once, and may be models.
+    ``Model(inputs, outputs)`` consists of the layer calls between symbolic tensors. A layer may be
+    called more than once, and may be a model.
 
-    A model of one's own makes its layers in ``__init__``, after ``super().__init__()``, and calls
-    them in ``call(self, inputs, training=None)``. Layers and variables that are attributes, or
-    stand in lists, tuples and dicts that are attributes, belong to the model in the order of their
-    definition. It can also make a graph in ``__init__``, and call
+    A subclass makes its layers in ``__init__``, after ``super().__init__()``, and calls them in
+    ``call(self, inputs, training=None)``. The model tracks layers and variables that are attributes,
+    or are in lists, tuples and dicts that are attributes, in the order of their definition. A
+    subclass can also make a graph in ``__init__``, and call
     ``super().__init__(inputs=inputs, outputs=outputs)``.
 
-    How models are trained is in `Trainer` and `Learner`.
+    See `Trainer` and `Learner` for training.
 
     Parameters
     ----------
     inputs, outputs
         Symbolic tensors, or lists, tuples or dicts of them; both or neither.
     name
-        By default the class's name (``functional``) with a number.
+        The name; the default is the class's name (``functional``) with a number.
     **options
-        As for `Layer`.
+        The parameters of `Layer`.
 
     Raises
     ------
     ValueError
-        If outputs depend on something that is not among the inputs, or layers share a name.
+        If outputs depend on a tensor that is not among the inputs, or layers share a name.
     """
 
     _untracked = Trainer._untracked | {"_graph"}
@@ -69,7 +68,7 @@ class Model(Trainer):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make a `Functional` of ``Model(inputs, outputs)``."""
         functional = cls is Model and (args or "inputs" in kwargs or "outputs" in kwargs)
-        kind: Any = Functional if functional else cls  # which is a `Model`, too
+        kind: Any = Functional if functional else cls
         made: Self = super().__new__(kind, *args, **kwargs)
         return made
 
@@ -90,12 +89,12 @@ class Model(Trainer):
 
     @property
     def call_graph(self) -> Graph | None:
-        """The calls of layers that the model is made of, or None if it has no graph."""
+        """The graph of layer calls that the model consists of, or None if it has no graph."""
         return self._graph
 
     @property
     def is_functional(self) -> bool:
-        """Whether the model is made of symbolic tensors."""
+        """True if the model has a graph, made from symbolic tensors."""
         return self._graph is not None
 
     def _require_graph(self, attribute: str) -> Graph:
@@ -108,12 +107,12 @@ class Model(Trainer):
 
     @property
     def input(self) -> Any:
-        """The symbolic inputs of the graph, as they were given."""
+        """The symbolic inputs of the graph, in their original structure."""
         return self._require_graph("input").input_structure
 
     @property
     def output(self) -> Any:
-        """The symbolic outputs of the graph, as they were given."""
+        """The symbolic outputs of the graph, in their original structure."""
         return self._require_graph("output").output_structure
 
     @property
@@ -128,7 +127,7 @@ class Model(Trainer):
 
     @property
     def operations(self) -> list[Any]:
-        """The graph's layers, and the operations that operators were recorded as."""
+        """The graph's layers and recorded operators."""
         return list(self._require_graph("operations").operations)
 
     @property
@@ -138,7 +137,7 @@ class Model(Trainer):
 
     @property
     def output_names(self) -> list[str]:
-        """The names of the layers whose results are the outputs."""
+        """The names of the layers that compute the outputs."""
         return [tensor.history.operation.name for tensor in self.outputs]
 
     def _layers_of_outputs(self) -> Any:
@@ -149,16 +148,16 @@ class Model(Trainer):
         )
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Compute the graph's outputs; a model without a graph overrides it.
+        """Compute the graph's outputs; a model without a graph overrides this method.
 
-        ``training`` is what holds in the call around this one.
+        ``training`` applies to every layer, because their calls inherit the value of this call.
         """
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} must override call()")
         return self._graph.run(self.name, inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shapes of the outputs for inputs of a shape (None: any length)."""
+        """Return the output shapes for an input shape; None is any length."""
         if self._graph is None or _open(input_shape) != _open(self._input_shape):
             return super().compute_output_shape(input_shape)
         return self._output_shape
@@ -169,11 +168,11 @@ class Model(Trainer):
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers directly inside; those of a graph from the inputs to the outputs."""
+        """The direct sublayers; in a graph, ordered from the inputs to the outputs."""
         return list(self._sublayers()) if self._graph is None else self._graph.layers
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """Return a layer by its name or its place."""
+        """Return a layer by its name or its index."""
         layers = self.layers
         if (name is None) == (index is None):
             raise ValueError("get_layer() needs either a name or an index")
@@ -191,10 +190,10 @@ class Model(Trainer):
     # Files -----------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the model is made of, by Keras 3's names.
+        """Return the model's config, under Keras 3's names.
 
-        A graph is stored with its layers. A model of one's own that takes only numbers, texts, and
-        lists or dicts of them need not override this.
+        The config of a graph includes its layers. A subclass whose arguments are numbers, strings,
+        and lists or dicts of them need not override this method.
         """
         if self._graph is None or type(self).__init__ is not Model.__init__:
             return super().get_config()
@@ -204,14 +203,14 @@ class Model(Trainer):
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make a model of what `get_config` returned, here or in Keras.
+        """Make a model from the result of `get_config`, of this package or of Keras.
 
         Parameters
         ----------
         config
-            What it returned.
+            The result of `get_config`.
         custom_objects
-            Classes and functions of one's own in it, by name.
+            The custom classes and functions in the config, by name.
         """
         with CustomObjectScope(custom_objects):
             if not is_graph_config(config):
@@ -229,9 +228,9 @@ class Model(Trainer):
         return {"input_shape": None} if self._graph is not None else super().get_build_config()
 
     def to_json(self, **options: Any) -> str:
-        """Return the model's config as text, which `keras.models.model_from_json` reads.
+        """Return the model's config as JSON, for `keras.models.model_from_json`.
 
-        ``options`` are those of ``json.dumps``.
+        ``options`` are passed to ``json.dumps``.
         """
         return json.dumps(serialize_keras_object(self), **options)
 
@@ -251,7 +250,7 @@ class Model(Trainer):
     def load_weights(
         self, filepath: str | os.PathLike[str] | None, skip_mismatch: bool = False
     ) -> None:
-        """Take the weights of a ``.weights.h5`` or ``.keras`` file, or of a checkpoint.
+        """Load the weights of a ``.weights.h5`` or ``.keras`` file, or of a checkpoint.
 
         See `keras.saving.load_weights`.
         """
@@ -261,7 +260,7 @@ class Model(Trainer):
     _converts = False
 
     def build(self, input_shape: Any) -> None:
-        """Make the variables for inputs of a shape (None: any batch), by a call on zeros."""
+        """Make the variables for an input shape, by a call on zeros; None is any batch size."""
 
         def zeros(shape: Shape) -> Tensor:
             return Tensor(np.zeros([1 if n is None else n for n in shape], self.dtype))
@@ -279,21 +278,21 @@ class Model(Trainer):
     ) -> None:
         """Print a table of the layers with their output shapes and numbers of parameters.
 
-        What is not known yet, because a layer is not built, is a ``?``.
+        A ``?`` marks a value that is unknown because the layer is not built.
 
         Parameters
         ----------
         line_length
-            How wide the table is, in characters; by default as wide as the terminal allows, up to
-            88, or 108 where the layers are no simple row.
+            The width of the table in characters. The default is the terminal's width, at most 88, or
+            108 for a graph with branches.
         positions
-            Where the columns end, as shares of the width.
+            The ends of the columns, as fractions of the width.
         print_fn
-            Called with each line; by default ``print``.
+            The function to call with each line; the default is ``print``.
         expand_nested
-            Whether the layers of models inside are shown too.
+            True to show the layers of nested models too.
         show_trainable
-            Whether a column says which layers are trained.
+            True to add a column that shows which layers are trained.
         layer_range
             The names of the first and the last layer to show, or regular expressions for them.
 
@@ -313,13 +312,13 @@ class Model(Trainer):
 @public("keras")
 @public("keras.src.models.functional", registered=True)
 class Functional(Model):
-    """What ``Model(inputs, outputs)`` makes."""
+    """The class of the models that ``Model(inputs, outputs)`` makes."""
 
     _config_names = ()
 
 
 def _open(shapes: Any) -> Any:
-    """Return shapes without their batches."""
+    """Return shapes without the batch axis."""
     return map_shapes(lambda shape: shape[1:], shapes)
 
 

@@ -1,4 +1,4 @@
-"""`Sequential`: a model that is a row of layers."""
+"""`Sequential`: a model that calls its layers in order."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from pycollective.train.trackable import structure_changed
 @public("keras.models")
 @public("keras")
 class Sequential(Model):
-    """Layers, each called on the result of the one before.
+    """A model that calls each layer on the output of the previous layer.
 
     Parameters
     ----------
     layers
-        The layers, in order. If the first one is an `Input` or has an ``input_shape``, the model is
-        built at once, otherwise by its first call.
+        The layers, in order. If the first layer is an `Input` or has an ``input_shape``, the model is
+        built immediately, otherwise by its first call.
     trainable, name, dtype
-        As for `Layer`; the name is by default ``sequential`` with a number.
+        As for `Layer`; the default name is ``sequential`` with a number.
 
     Raises
     ------
     TypeError
-        If something in ``layers`` is no layer.
+        If an item of ``layers`` is no layer.
     ValueError
-        If a layer is there twice under one name.
+        If two layers have the same name.
     """
 
     _untracked = Model._untracked | {"_stack", "_steps", "_input_layer"}
     _config_names = ()
     is_functional = False
-    #: What the input is converted to; None: the layers are called on nests, or not built.
+    #: The dtype that inputs are converted to; None: the inputs are nests, or the model is not built.
     _input_dtype: np.dtype[Any] | None = None
 
     def __init__(
@@ -63,20 +63,20 @@ class Sequential(Model):
         self._build_if_declared()
 
     def add(self, layer: Layer | KerasTensor) -> None:
-        """Put a layer at the end."""
+        """Append a layer."""
         self._append(layer)
         self._build_if_declared()
 
     def pop(self) -> Layer:
-        """Take the last layer off, and return it.
+        """Remove the last layer, and return it.
 
         Raises
         ------
         TypeError
-            If there is no layer.
+            If the model has no layer.
         """
         if not self._stack:
-            raise TypeError(f"model {self.name!r} has no layer to take off")
+            raise TypeError(f"model {self.name!r} has no layer to remove")
         self._steps = None
         layer = self._stack.pop()
         structure_changed()
@@ -103,7 +103,7 @@ class Sequential(Model):
             return
         if any(layer.name == other.name for other in self._stack):
             raise ValueError(
-                f"Sequential: there is a layer {layer.name!r} already; names must differ"
+                f"Sequential: the model already has a layer {layer.name!r}; names must differ"
             )
         self._stack.append(layer)
         structure_changed()
@@ -123,14 +123,14 @@ class Sequential(Model):
 
     def _trackable_children(self) -> dict[str, Any]:
         children = {"layers": self._stack, **super()._trackable_children()}
-        # The graph's layers would have the input among them, and may not be there yet.
+        # The graph's layers would include the input, and the graph may not exist yet.
         children["layers"] = self._stack
         return children
 
     def build(self, input_shape: Any = None) -> None:
-        """Make the variables of all layers for inputs of a shape (None: any batch).
+        """Make the variables of all layers for an input shape; None is any batch size.
 
-        For a nest of shapes, and without a shape, the layers are built by the first call.
+        Without a shape, or with a nest of shapes, the first call builds the layers.
         """
         if input_shape is None or not is_shape(input_shape):
             return
@@ -150,35 +150,35 @@ class Sequential(Model):
         self._graph = Graph(first, tensor)
 
     def _dtype_of_input(self) -> np.dtype[Any]:
-        """Return the dtype that inputs of no declared dtype are converted to."""
+        """Return the dtype that inputs without a declared dtype are converted to."""
         if not self._stack:
             return self._dtype
         first = self._stack[0]
         if isinstance(first, Sequential):
             return first._dtype_of_input()
-        # Rows of large tables have numbers that no float32 has.
+        # float32 cannot represent all row numbers of a large table.
         return np.dtype(np.int64) if isinstance(first, Embedding) else first.compute_dtype
 
     def _build_in_replica(self, shape: Shape) -> None:
         for layer in self._stack:
             layer.ensure_built(shape)
             if not layer.knows_output_shape():
-                # Asking would call the layer, which may wait for the other replicas, who wait for
-                # this one to build: this layer's successors are built when they are called.
+                # compute_output_shape() would call the layer, which may wait for other replicas,
+                # and they wait for this build. So the next layers are built when they are called.
                 return
             shape = layer.compute_output_shape(shape)
             layer._output_shape = (None, *shape[1:])
         self._output_shape = (None, *shape[1:])
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the last layer's result."""
+        """Return the output shape of the last layer."""
         shape = input_shape
         for layer in self._stack:
             shape = layer.compute_output_shape(shape)
         return shape
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the model is made of, by Keras 3's names."""
+        """Return the config of the model and its layers, under Keras 3's names."""
         layers = [self._input_layer, *self._stack] if self._input_layer else self._stack
         config = {
             **super().get_config(),
@@ -192,7 +192,7 @@ class Sequential(Model):
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make a model of what `get_config` returned, here or in Keras."""
+        """Make a model from the result of `get_config`, of this package or of Keras."""
         if "name" not in config or "layers" not in config:
             raise ValueError(
                 "A Sequential model configuration must be a dictionary containing the 'name' and "
@@ -212,7 +212,7 @@ class Sequential(Model):
         return {"input_shape": self._input_shape or self._built_shapes} if self.built else None
 
     def _to_inputs(self, inputs: Any) -> Any:
-        # A list or dict of one tensor is that tensor, as for any model of one input.
+        # A model with one input also accepts a list or dict that holds this one tensor.
         if self._stack and self._stack[0].takes_one_tensor and nest.is_nested(inputs):
             leaves = nest.flatten(inputs)
             if len(leaves) == 1 and hasattr(leaves[0], "shape"):
@@ -220,7 +220,7 @@ class Sequential(Model):
         return super()._to_inputs(inputs)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Call the layers one after the other; ``training`` is what holds around this call."""
+        """Call the layers in order; each call inherits ``training`` from this call."""
         if self._input_dtype is not None and not nest.is_nested(inputs):
             assert self._input_shape is not None
             inputs = as_declared(inputs, self._input_shape, self._input_dtype)

@@ -1,4 +1,4 @@
-"""The table that `Model.summary` prints, in the look of Keras."""
+"""The table that `Model.summary` prints, in the format of Keras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from pycollective.keras.layers.layer import Layer
 
-_CONTENT = 3  # what a column's border and its two spaces take
+_CONTENT = 3  # the width of a column's border and two spaces
 
 
 def summary_lines(
@@ -56,7 +56,7 @@ def summary_lines(
 
 
 def _is_branched(model: Any) -> bool:
-    """Whether the calls of a model's layers are no simple row."""
+    """Return True if a model's graph is not a single chain of layers."""
     graph = model._graph
     if graph is None or hasattr(model, "_stack"):
         return False
@@ -145,7 +145,7 @@ def _row(cells: list[str], widths: list[int], border: str) -> Iterator[str]:
     columns = []
     for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         lines = textwrap.wrap(cell, width, drop_whitespace=place != 0) or [""]
-        # Numbers stand at the right.
+        # Column 2 holds parameter counts, which are right-aligned.
         columns.append([f"{line:>{width}}" if place == 2 else f"{line:<{width}}" for line in lines])
     for line in range(max(map(len, columns))):
         parts = [

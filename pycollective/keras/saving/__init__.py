@@ -1,7 +1,7 @@
-"""Models and objects as files and dictionaries, in the formats of Keras 3, under its names.
+"""Saving and loading of models and objects, in the formats of Keras 3 and under its names.
 
-`graphs` makes dictionaries of functional models; `weights` is the HDF5 layout of weights, `archive`
-the ``.keras`` file around it, `models` what users call.
+`graphs` converts functional models to configs. `weights` has the HDF5 layout of weights, `archive`
+the ``.keras`` file, and `models` the public functions.
 """
 
 from __future__ import annotations

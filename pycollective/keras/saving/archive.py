@@ -22,14 +22,14 @@ _KERAS_VERSION = "3.8.0"
 _LARGEST_CONFIG = 64 << 20  # bytes
 _LARGEST_METADATA = 1 << 20  # bytes
 _MOST_MEMBERS = 10_000
-#: Weights and assets are stored without compression: an archive that promises more than this many
-#: times its size is none of Keras's, and would fill the memory.
+#: Keras stores weights and assets without compression. An archive that would expand to more than
+#: this many times its size is rejected, because it could fill the memory.
 _MOST_EXPANSION = 100
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Parts(NamedTuple):
-    """The parts of a ``.keras`` file: the model as a dictionary, the weights, and layers' files."""
+    """The parts of a ``.keras`` file: the model's config, the weights, and the layers' assets."""
 
     config: dict[str, Any]
     weights: bytes
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
 
 def pack(parts: Parts) -> bytes:
-    """Return the file."""
+    """Return the bytes of the file."""
     now = datetime.datetime.now()
     metadata = {
         "keras_version": _KERAS_VERSION,
@@ -60,18 +60,18 @@ def unpack(path: str) -> Parts:
     Raises
     ------
     CheckpointError
-        If it is truncated or damaged, something is missing, a name in it leads out of it, or it is
-        larger unpacked than it may be: 64 MiB for the config, and for the other members together
-        64 MiB or 100 times the size of the file.
+        If the file is truncated or damaged, lacks a member, has a name that leads out of the archive,
+        or exceeds a limit when unpacked. The limits are 64 MiB for the config, and 64 MiB or 100
+        times the size of the file for all other members.
     OSError
-        If it is not there, or cannot be opened.
+        If the file is missing or cannot be opened.
     """
     with open(path, "rb") as file:
         try:
             return _unpacked(path, file)
         except CheckpointError:
             raise
-        except Exception as error:  # zipfile has no class for all that can be wrong in an archive
+        except Exception as error:  # zipfile has no common base class for all errors of an archive
             raise CheckpointError(
                 f"{path!r} is truncated, damaged, or no .keras file: {error}"
             ) from None
@@ -117,14 +117,14 @@ def _check_names(path: str, archive: zipfile.ZipFile) -> None:
 
 
 def _read(path: str, archive: zipfile.ZipFile, name: str, largest: int) -> bytes:
-    """Return a member of the archive, if it is not larger than allowed."""
+    """Return a member of the archive, of at most ``largest`` bytes."""
     try:
         info = archive.getinfo(name)
     except KeyError:
         raise CheckpointError(f"{path!r} is no .keras file: there is no {name} in it") from None
     if info.compress_type not in _COMPRESSIONS:
         raise CheckpointError(
-            f"{path!r} is refused: {name} is compressed in a way that Keras has not"
+            f"{path!r} is refused: {name} has a compression that Keras does not use"
         )
     if info.file_size > largest:
         raise CheckpointError(
@@ -132,7 +132,7 @@ def _read(path: str, archive: zipfile.ZipFile, name: str, largest: int) -> bytes
             f"{info.file_size} unpacked, at most {largest} are allowed"
         )
     with archive.open(info) as member:
-        # What the directory of the archive says need not be true.
+        # Read at most the limit, because the sizes in the archive's directory may be wrong.
         data = member.read(largest + 1)
     if len(data) != info.file_size:
         raise CheckpointError(

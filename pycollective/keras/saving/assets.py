@@ -1,4 +1,4 @@
-"""Files of layers in a ``.keras`` file: what ``save_assets`` writes and ``load_assets`` reads."""
+"""Assets of layers in a ``.keras`` file: ``save_assets`` writes and ``load_assets`` reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pycollective.keras.saving.weights import owners_of
 
 
 def write_assets(model: Layer) -> dict[str, bytes]:
-    """Return the files that the parts of a model with ``save_assets`` write, by their paths."""
+    """Return the files that a model's parts with ``save_assets`` write, by path."""
     with tempfile.TemporaryDirectory(prefix="pycollective-") as root:
         for path, owner in owners_of(model):
             save = getattr(owner, "save_assets", None)
@@ -28,8 +28,8 @@ def write_assets(model: Layer) -> dict[str, bytes]:
 def read_assets(model: Layer, assets: Mapping[str, bytes], where: str) -> None:
     """Call ``load_assets`` of the parts of a model that have files among the assets.
 
-    Assets are files by their paths, which do not lead out of a folder; paths that contradict each other
-    raise a CheckpointError that names the file ``where``.
+    ``assets`` holds files by path; no path leads out of the folder. Raise `CheckpointError`, with
+    the file's name ``where``, if paths conflict.
     """
     if not assets:
         return

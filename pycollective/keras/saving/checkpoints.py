@@ -13,21 +13,21 @@ from pycollective.train.trackable import children_of
 
 
 def write_checkpoint(model: Learner, path: str) -> None:
-    """Write a checkpoint of a model and its optimizer, which is the latest of its folder then."""
+    """Write a checkpoint of a model and its optimizer, and mark it as the latest in its folder."""
     chief = model.distribute_strategy.extended.should_checkpoint
     Checkpoint(model=model).write_noted(path, chief)
 
 
 def read_checkpoint(model: Learner, path: str, skip_mismatch: bool) -> None:
-    """Give a model, and its optimizer, the values of the part of a checkpoint that fits best.
+    """Restore a model and its optimizer from the best-fitting part of a checkpoint.
 
-    That part is the checkpoint's root or one of the root's parts, whatever the part's name. What the
-    model has no variable for yet is restored when the variable is made.
+    The part is the checkpoint's root or a direct child of the root, regardless of its name. Values
+    of variables that do not exist yet are restored when the variables are made.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, or has no or other values for the model; nothing is changed.
+        If the checkpoint is damaged, or its values do not fit the model; nothing is changed.
     """
     contents = read_files(path)
     restoration = Restoration(path, contents)
@@ -52,7 +52,7 @@ def read_checkpoint(model: Learner, path: str, skip_mismatch: bool) -> None:
 
 
 def _candidates(contents: Contents) -> list[int]:
-    """Return the nodes that may be the model: the root and its parts."""
+    """Return the nodes that may be the model: the root and its direct children."""
     return list(dict.fromkeys([0, *contents.nodes[0].children.values()]))
 
 

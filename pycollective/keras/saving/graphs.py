@@ -1,4 +1,4 @@
-"""Functional models as dictionaries: layers, and which of their calls reads what."""
+"""Configs of functional models: the layers, and the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PARTS = ("layers", "input_layers", "output_layers")
 
 
 def graph_config(graph: Graph) -> dict[str, Any]:
-    """Return the parts of a functional model's config that describe its graph.
+    """Return the entries of a functional model's config that describe its graph.
 
-    The calls of a layer are counted among those that are in the graph.
+    A call's number counts only the layer's calls in this graph.
     """
     numbers: dict[int, int] = {}
     for operation in graph.operations:
@@ -58,7 +58,7 @@ def graph_config(graph: Graph) -> dict[str, Any]:
 
     def place(tensor: KerasTensor) -> list[Any]:
         operation, _, tensor_index = tensor.history
-        # For Keras, models inside begin with a call of their own.
+        # Keras counts the definition of a nested functional model as its first call.
         first = 1 if _is_functional(operation) else 0
         return [operation.name, numbers[id(tensor.node)] + first, tensor_index]
 
@@ -74,7 +74,7 @@ def _is_functional(operation: Any) -> bool:
 
 
 def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Map leaves; what ``function`` returns may be a dict."""
+    """Map the leaves of a structure; unlike ``nest``, allow ``function`` to return a dict."""
     if isinstance(structure, Mapping):
         return {key: _mapped(function, value) for key, value in structure.items()}
     if isinstance(structure, (list, tuple)):
@@ -83,12 +83,12 @@ def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def is_graph_config(config: Mapping[str, Any]) -> bool:
-    """Whether a model's config has a graph in it."""
+    """Return True if a model's config contains a graph."""
     return all(part in config for part in _PARTS)
 
 
 def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Make the layers of a config, call them as it says, and return inputs and outputs."""
+    """Make the layers of a config, repeat the recorded calls, and return inputs and outputs."""
     layers: dict[str, Any] = {}
     waiting: dict[str, list[Any]] = {}
     for stored in config["layers"]:
@@ -140,7 +140,7 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 class _NotThereYetError(Exception):
-    """A call refers to another one that was not made yet."""
+    """A call refers to the result of a call that has not been made yet."""
 
 
 def _result(layer: Any, number: int, index: int) -> KerasTensor:
@@ -158,7 +158,7 @@ def _result(layer: Any, number: int, index: int) -> KerasTensor:
 
 def _arguments(call: Any, layers: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(call, list):
-        # The older form: rows of layer, call, result, and further arguments.
+        # The older format: rows of [layer, call, result, keyword arguments].
         inputs = [_revived(row[:3], layers) for row in call]
         kwargs = call[-1][3] if call and len(call[-1]) > 3 else {}
         return [inputs[0] if len(inputs) == 1 else inputs], dict(kwargs)
@@ -178,12 +178,12 @@ def _revived(history: Any, layers: Mapping[str, Any]) -> KerasTensor:
 
 
 def _known_kwargs(layer: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call without what Keras notes although nobody gave it."""
+    """Return the arguments of a call without those that Keras stores by default."""
     given = dict(kwargs)
     if given.get("mask", 0) is None:
         del given["mask"]
-    # Layers for which training matters have a default that is noted, and then not kept to; only
-    # for models inside, training=False is somebody's wish.
+    # For such layers Keras stores the default of ``training``, and ignores it when loading. Only
+    # for nested models is the stored value the one that the program passed.
     if isinstance(layer, Layer) and not isinstance(layer, Learner):
         given.pop("training", None)
     return given

@@ -1,4 +1,4 @@
-"""`save_model`, `load_model` and what belongs to them."""
+"""`save_model`, `load_model` and the functions for weights and JSON."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ def save_model(
 ) -> None:
     """Write a model to a ``.keras`` file, in the format of Keras 3, which Keras loads.
 
-    The file has the layers, the weights, what `compile` was given, the optimizer's variables, and the
-    files of layers with ``save_assets(folder)``. It appears under its name when all of it is written.
-    Strategies are not stored: a model is loaded with any number of replicas.
+    The file holds the layers, the weights, the arguments of `compile`, the optimizer's variables, and
+    the files of layers with ``save_assets(folder)``. The file gets its name after it is completely
+    written. Strategies are not stored: a model can be loaded with any number of replicas.
 
     Parameters
     ----------
     model
-        What is saved.
+        The model to save.
     filepath
-        Where to; the name ends in ``.keras``.
+        The path of the file, which must end in ``.keras``.
     overwrite
-        Whether a file that is there is replaced.
+        True to replace an existing file.
     zipped
-        Only True: there are no folders of this format here.
+        Must be True or None: the unzipped format is not supported.
 
     Raises
     ------
     ValueError
         For another ending, and for parts that cannot be stored, such as lambdas.
     TypeError, NotImplementedError
-        If a layer of one's own does not say how it is stored (``get_config``).
+        If a custom layer needs a ``get_config`` method and has none.
     FileExistsError
-        If the file is there and is not to be replaced.
+        If the file exists and ``overwrite`` is False.
     ImportError
         If h5py is not installed.
     """
@@ -80,48 +80,48 @@ def load_model(
     compile: bool = True,
     safe_mode: bool = True,
 ) -> Any:
-    """Return the model of a ``.keras`` file, which this package or Keras 3 wrote.
+    """Load a model from a ``.keras`` file of this package or of Keras 3.
 
-    In the scope of a strategy it is made for its replicas.
+    In the scope of a strategy, the model is made for the strategy's replicas.
 
     Parameters
     ----------
     filepath
-        The file.
+        The path of the file.
     custom_objects
-        Classes and functions of one's own in it, by name, unless they are registered.
+        The custom classes and functions of the model, by name, unless they are registered.
     compile
-        Whether the model is compiled, with the optimizer's variables, if it was saved so.
+        True to compile a model that was saved compiled, and to load the optimizer's variables.
     safe_mode
-        Accepted for Keras's sake: code in files (lambdas) is never run here.
+        Accepted for compatibility with Keras and ignored: code in files (lambdas) is never run.
 
     Raises
     ------
     FileNotFoundError
-        If the file is not there.
+        If the file does not exist.
     CheckpointError
-        If it is truncated or damaged, leads out of itself, or is larger unpacked than 64 MiB and 100
-        times its size; or if its weights do not fit its layers. On every worker of the strategy in
-        whose scope it is loaded, if they do not find the same file.
+        If the file is truncated or damaged, has a name that leads out of the archive, or has weights
+        that do not fit the layers. If its unpacked size exceeds both 64 MiB and 100 times the file's
+        size. On every worker of the current strategy, if the workers do not find the same file.
     TypeError
-        If it has a layer, or another class or function, that is unknown.
+        If the model has a layer, or another class or function, that is unknown.
     ValueError
-        If a layer cannot have the settings that it has in the file.
+        If a layer's settings in the file are not supported.
 
     Notes
     -----
-    Layers with ``load_assets(folder)`` get the files that their ``save_assets`` wrote, in a folder
-    that is deleted afterwards.
+    Layers with ``load_assets(folder)`` get a temporary folder of the files that ``save_assets``
+    wrote.
     """
     path = os.fspath(filepath)
     if not path.endswith(".keras"):
         raise ValueError(
-            f"File format not supported: filepath={path}. What is loaded are V3 `.keras` files; for "
-            "weights alone, give a model and use model.load_weights('….weights.h5')"
+            f"File format not supported: filepath={path}. load_model() reads V3 `.keras` files; for "
+            "weights alone, make the model and call model.load_weights('….weights.h5')"
         )
     _require_same(path, get_strategy().extended.workers, "keras.models.load_model")
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"File not found: filepath={path}. There is no such `.keras` file")
+        raise FileNotFoundError(f"File not found: filepath={path}. No such `.keras` file exists")
     parts = unpack(path)
     config = parts.config if compile else {**parts.config, "compile_config": None}
     try:
@@ -131,11 +131,11 @@ def load_model(
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{path!r} is damaged, or of a version that is not known: its config cannot be read "
+            f"{path!r} is damaged, or of an unknown version: its config cannot be read "
             f"({type(error).__name__}: {error})"
         ) from error
     if not hasattr(model, "load_weights"):
-        raise CheckpointError(f"{path!r} has no model in it, but a {type(model).__name__}")
+        raise CheckpointError(f"{path!r} holds a {type(model).__name__} instead of a model")
     read_weights(model, parts.weights, repr(path))
     read_assets(model, parts.assets, repr(path))
     return model
@@ -147,20 +147,20 @@ def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> Non
     Parameters
     ----------
     model
-        It must be built.
+        A built model.
     filepath
-        The path of the file, whose name ends in ``.weights.h5``. The file appears when all of it is
-        written. A path without an ending is that of a checkpoint, as ``tf.train.Checkpoint`` writes
-        it; ``tf.train.latest_checkpoint`` finds it.
+        The path of the file, which must end in ``.weights.h5``. The file gets its name after it is
+        completely written. A path without an ending makes a checkpoint, as ``tf.train.Checkpoint``
+        does; ``tf.train.latest_checkpoint`` finds it.
     overwrite
-        Whether a file that is there is replaced.
+        True to replace an existing file.
 
     Raises
     ------
     ValueError
         For another ending, and if the model is not built.
     FileExistsError
-        If the file is there and is not to be replaced.
+        If the file exists and ``overwrite`` is False.
     ImportError
         If h5py is not installed.
     """
@@ -170,7 +170,7 @@ def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> Non
     if not checkpoint and not path.endswith(".weights.h5"):
         raise ValueError(
             f"The filename must end in `.weights.h5`. Received: filepath={path}. A name without an "
-            "ending is that of a checkpoint"
+            "ending makes a checkpoint"
         )
     _require_built(model, "saving", "of")
     _check_overwrite(path + INDEX_SUFFIX if checkpoint else path, overwrite)
@@ -182,35 +182,34 @@ def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> Non
 
 
 def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = False) -> None:
-    """Give a model, and its optimizer, the values of a file or a checkpoint.
+    """Load the variables of a model and its optimizer from a file or a checkpoint.
 
     Parameters
     ----------
     model
-        The model. It must be built, unless the values come from a checkpoint: a checkpoint restores
-        variables that are made later, too.
+        A built model. For a checkpoint it need not be built, because a checkpoint also restores
+        variables that are made later.
     filepath
-        The path of a ``.weights.h5`` or ``.keras`` file, which this package or Keras 3 wrote; or that
-        of a checkpoint, as `save_weights`, `ModelCheckpoint` and ``tf.train.Checkpoint`` write it and
-        ``tf.train.latest_checkpoint`` returns it.
+        The path of a ``.weights.h5`` or ``.keras`` file of this package or of Keras 3, or of a
+        checkpoint of `save_weights`, `ModelCheckpoint` or ``tf.train.Checkpoint``.
     skip_mismatch
-        Whether layers that do not fit are left as they are, with a warning; otherwise they are an
-        error, and nothing is changed.
+        True to skip layers that do not fit, with a warning. If False, such a layer is an error, and
+        nothing is changed.
 
     Raises
     ------
     FileNotFoundError
-        If the file is not there.
+        If the file does not exist.
     CheckpointError
-        If it is damaged or does not fit; the message lists what does not. On every worker of the
-        model's strategy if they do not find the same file; each of them makes this call.
+        If the file is damaged or does not fit; the message lists the differences. Every worker of the
+        model's strategy must make this call, and all raise if they do not find the same file.
     ValueError
         For another ending, for None, and if the model is not built.
     """
     _require_outside_replicas("Model.load_weights")
     if filepath is None:
         raise ValueError(
-            "load_weights(None): there is no file to load. latest_checkpoint() returns None where a "
+            "load_weights(None): there is no file to load. latest_checkpoint() returns None if a "
             "folder has no checkpoint; give the path of a `.weights.h5` file itself"
         )
     path = os.fspath(filepath)
@@ -221,8 +220,8 @@ def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = F
     if not whole:
         if not os.path.isfile(path + INDEX_SUFFIX):
             raise ValueError(
-                f"File format not supported: filepath={path}. Weights are taken from `.weights.h5` and "
-                "`.keras` files, and from checkpoints; there is no checkpoint of this name"
+                f"File format not supported: filepath={path}. load_weights() reads `.weights.h5` and "
+                "`.keras` files, and checkpoints; no checkpoint has this name"
             )
         read_checkpoint(model, path, skip_mismatch)
         return
@@ -238,23 +237,23 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     Parameters
     ----------
     json_string
-        What it returned, here or in Keras.
+        The result of `Model.to_json`, of this package or of Keras.
     custom_objects
-        Classes and functions of one's own in it, by name.
+        The custom classes and functions of the model, by name.
 
     Raises
     ------
     ValueError
         If the text is no JSON, is nested too deeply, or describes no model.
     TypeError
-        If it has a class or function that is unknown.
+        If the model has a class or function that is unknown.
     """
     try:
         return deserialize_keras_object(json.loads(json_string), custom_objects)
     except (KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"the JSON text describes no model ({type(error).__name__}: {error}); give what "
-            "Model.to_json() returned"
+            f"the JSON text describes no model ({type(error).__name__}: {error}); give the result "
+            "of Model.to_json()"
         ) from error
 
 
@@ -264,19 +263,19 @@ def _require_outside_replicas(method: str) -> None:
         return
     if mode.strategy.num_replicas_in_sync > 1:
         raise RuntimeError(
-            f"{method}() was called in a replica function, where each replica would do it; call it "
-            "outside of strategy.run()"
+            f"{method}() was called in a replica function, so that each replica would run it; call "
+            "it outside of strategy.run()"
         )
 
 
 def _require_same(path: str, workers: Workers, call: str) -> None:
-    """Raise on every worker unless each makes this call, and their files are the same."""
+    """Raise on every worker unless all workers make this call and have the same file."""
     if workers.count == 1:
         return
     workers.begin_together(f"{call}({path!r})", call)
     digest, found = "", f"{path!r}, which it cannot read"
     with contextlib.suppress(OSError, CheckpointError):
-        if path.endswith(".keras"):  # in which there is also when it was written
+        if path.endswith(".keras"):  # compared without its metadata, which holds a date
             parts = unpack(path)
             data = json.dumps(parts.config, sort_keys=True).encode() + parts.weights
             data += b"".join(name.encode() + asset for name, asset in sorted(parts.assets.items()))
@@ -303,12 +302,12 @@ def _check_overwrite(path: str, overwrite: bool) -> None:
 
 
 def _begin_together(model: Learner, call: str, path: str) -> None:
-    """Return when every worker makes this call: values that are aggregated when read need all."""
+    """Wait for this call of every worker, because reading aggregated variables needs all workers."""
     model.distribute_strategy.extended.workers.begin_together(f"Model.{call}({path!r})", call)
 
 
 def _write(model: Learner, path: str, data: bytes) -> None:
-    """Write a file that every worker of the model's strategy has made."""
+    """Write a file, whose bytes every worker of the model's strategy has, on one of them."""
 
     def write() -> None:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

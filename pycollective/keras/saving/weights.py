@@ -1,8 +1,8 @@
-"""The HDF5 layout in which Keras 3 stores weights, and how weights are taken from it.
+"""Writing and reading of weights in the HDF5 layout of Keras 3.
 
-Each layer, and the optimizer, has a group ``<path>/vars`` with its own variables as ``0``, ``1``, …;
-the path goes along attributes, in lists by the names of classes. Before anything is assigned,
-everything is compared: a file that does not fit changes nothing.
+Each layer, and the optimizer, has a group ``<path>/vars`` with its own variables as ``0``, ``1``, ….
+The path consists of attribute names, and of class names for the items of lists. All values are
+checked before the first assignment, so that a file that does not fit changes nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from pycollective.keras.optimizers import Optimizer
 from pycollective.tensor import Variable
 from pycollective.train.trackable import Trackable, attributes_of
 
-#: What Keras stores besides weights and optimizer, or stored once: nothing here takes it.
-_ELSEWHERE = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
-_MOST_NAMED = 10  # of the differences in a message
-_LARGEST_VALUE = 64 << 20  # bytes of a layer's values, or so many times the whole file:
+#: Groups of Keras's files, also of older ones, that hold no weights and are ignored.
+_IGNORED = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
+_MOST_NAMED = 10  # the number of differences that a message lists
+#: The limit of one layer's values is the larger of this number of bytes, ...
+_LARGEST_VALUE = 64 << 20
+#: ... and this multiple of the file's size.
 _MOST_EXPANSION = 100
 
 
-# Which object has which path ----------------------------------------------------------------------
+# Paths of objects ---------------------------------------------------------------------------------
 
 
 def owners_of(model: Layer) -> Iterator[tuple[str, Any]]:
-    """Yield layers and optimizers with their paths, as Keras comes upon them, each once."""
-    # The objects themselves are kept too: an id says nothing once its object is gone, such as the
-    # list that a property returns.
+    """Yield layers and optimizers with their paths, each once, in Keras's order."""
+    # The dict keeps the objects alive, because the id of a freed object, such as a list that a
+    # property returned, may be reused.
     seen: dict[int, Any] = {}
 
     def visit(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -70,7 +72,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _attributes(value: Trackable) -> Iterable[tuple[str, Any]]:
-    """Return what belongs to an object: first the layers of a model, private names last."""
+    """Return an object's tracked attributes: a model's layers first, private names last."""
     attributes = attributes_of(value)
     layers = getattr(value, "layers", None) if hasattr(value, "get_layer") else None
     if layers is not None:
@@ -95,7 +97,7 @@ def _variables_of(owner: Any) -> list[Variable]:
 
 
 def write_weights(model: Layer) -> bytes:
-    """Return the file of a model's weights, and of its optimizer's variables; h5py is needed."""
+    """Return the bytes of a file of a model's weights and its optimizer's variables."""
     h5py = _h5py()
     target = io.BytesIO()
     with h5py.File(target, "w") as file:
@@ -116,10 +118,10 @@ def write_weights(model: Layer) -> bytes:
 
 
 def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = False) -> None:
-    """Give a built model the weights of a file, and its optimizer the variables; messages say ``where``.
+    """Load the variables of a built model and its optimizer from a file, called ``where`` in messages.
 
-    Layers that do not fit are left as they are, with a warning, if ``skip_mismatch``. Else, and for a
-    file that is damaged or has links in it, a CheckpointError is raised, and nothing is changed.
+    With ``skip_mismatch``, skip layers that do not fit, with a warning. Otherwise, and for a file
+    that is damaged or contains links, raise `CheckpointError` and change nothing.
     """
     h5py = _h5py()
     pairs: list[tuple[Variable, Array]] = []
@@ -143,7 +145,7 @@ def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = Fa
             problems += _left_over(h5py, file, taken, where)
     except (CheckpointError, ImportError):
         raise
-    except Exception as error:  # h5py has no class for all that can be wrong in a file
+    except Exception as error:  # h5py has no common base class for all errors of a file
         raise CheckpointError(
             f"{where} is truncated or damaged: its weights cannot be read ({error})"
         ) from None
@@ -169,9 +171,9 @@ def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = Fa
 
 
 def _all_values(h5py: Any, stored: Any, where: str, size: int) -> dict[str, Array]:
-    """Return all that a file has for a layer that says itself what it takes.
+    """Return all stored values of a layer that overrides ``load_own_variables``.
 
-    Nothing says which shapes are right: values that would be much larger than the file are refused.
+    The right shapes are unknown, so values much larger than the file are rejected.
     """
     values = {}
     left = max(_LARGEST_VALUE, _MOST_EXPANSION * size)
@@ -190,7 +192,7 @@ def _all_values(h5py: Any, stored: Any, where: str, size: int) -> dict[str, Arra
 def _pairs(
     h5py: Any, layer: Layer, stored: Any, path: str, where: str
 ) -> tuple[list[tuple[Variable, Array]], list[str]]:
-    """Return a layer's variables with their values, or what does not fit."""
+    """Return a layer's variables with their values, or a description of the mismatch."""
     variables = _variables_of(layer)
     keys = [] if stored is None else list(stored.keys())
     label = f"layer {layer.name!r} ({path or 'the model itself'})"
@@ -220,20 +222,20 @@ def _short(variable: Variable, layer: Layer) -> str:
 def _optimizer_pairs(
     h5py: Any, optimizer: Optimizer, stored: Any, path: str, where: str
 ) -> list[tuple[Variable, Array]]:
-    """Return an optimizer's variables with their values; none if it is another one's file."""
+    """Return an optimizer's variables with their values; none if the saved optimizer differs."""
     variables = _variables_of(optimizer)
     keys = [] if stored is None else list(stored.keys())
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     slots = sum(len(kept) for _, kept in inner._slots.values())
     if len(keys) == len(variables) - slots:
-        # Saved before its first step: what it keeps for each variable was not there yet.
+        # The optimizer was saved before its first step, when it had no slot variables.
         variables = variables[: len(keys)]
     datasets = [_dataset(h5py, stored, key, where) for key in map(str, range(len(keys)))]
     shapes = [tuple(dataset.shape) for dataset in datasets]
     if shapes != [variable.shape for variable in variables]:
         warnings.warn(
             f"{where}: the saved optimizer has {len(keys)} variables that do not fit the "
-            f"{len(variables)} of {optimizer.name!r} ({path}); it starts anew",
+            f"{len(variables)} of {optimizer.name!r} ({path}), which keeps its initial values",
             stacklevel=5,
         )
         return []
@@ -241,17 +243,17 @@ def _optimizer_pairs(
 
 
 def _left_over(h5py: Any, file: Any, taken: set[str], where: str) -> list[str]:
-    """Return which variables of the file nothing in the model took."""
+    """Return the variables of the file that no part of the model uses."""
     left: list[str] = []
 
     def search(group: Any, path: str) -> None:
         for name in group:
             child = _child(h5py, group, name, where)
-            if not isinstance(child, h5py.Group) or name in _ELSEWHERE:
+            if not isinstance(child, h5py.Group) or name in _IGNORED:
                 continue
             inside = _joined(path, name)
             if name != "vars":
-                # The optimizer of a model that is not compiled here is nobody's.
+                # The model may be uncompiled, and then does not need the file's optimizer.
                 if inside != "optimizer":
                     search(child, inside)
             elif len(child) and path not in taken:
@@ -261,7 +263,7 @@ def _left_over(h5py: Any, file: Any, taken: set[str], where: str) -> list[str]:
     return [f"{text}, where the model has no layer" for text in left]
 
 
-# HDF5, without its ways out of the file -------------------------------------------------------------
+# Access to HDF5 without links and external storage -------------------------------------------------
 
 
 def _child(h5py: Any, group: Any, name: str, where: str) -> Any:
@@ -275,7 +277,7 @@ def _child(h5py: Any, group: Any, name: str, where: str) -> Any:
 
 
 def _group(h5py: Any, file: Any, path: str, where: str) -> Any:
-    """Return the group with a path, or None."""
+    """Return the group of a path, or None."""
     group = file
     for name in path.split("/"):
         if name not in group:
@@ -300,16 +302,16 @@ def _dataset(h5py: Any, group: Any, name: str, where: str) -> Any:
 
 
 def _value(dataset: Any, variable: Variable, where: str) -> Array:
-    """Return a stored value in its variable's dtype; it has the variable's shape."""
+    """Return a stored value, whose shape fits, in its variable's dtype."""
     return _numbers(dataset, where).astype(np.dtype(variable.dtype))
 
 
 def _numbers(dataset: Any, where: str) -> Array:
     halves = dataset.dtype.itemsize == 2 and dataset.attrs.get("dtype") == "bfloat16"
-    # Before anything is read: one item of another dtype may have gigabytes.
+    # Checked before reading, because one item of another dtype may have gigabytes.
     if dataset.dtype.kind not in "biuf" and not halves:
         raise CheckpointError(
-            f"{where}: the values of {dataset.name!r} have dtype {dataset.dtype}, which are no numbers"
+            f"{where}: the values of {dataset.name!r} have dtype {dataset.dtype}, which is not numeric"
         )
     value: Array = np.asarray(dataset[()])
     return value.view("V2").view(_bfloat16()) if halves else value

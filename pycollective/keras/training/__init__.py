@@ -1,1 +1,1 @@
-"""How models are trained: `compile`, `fit`, `evaluate`, `predict`, under any strategy."""
+"""Training of models: `compile`, `fit`, `evaluate`, `predict`, under any strategy."""

@@ -1,4 +1,4 @@
-"""What `Model.compile` keeps: losses and metrics of the outputs, and how steps are made."""
+"""The settings of `Model.compile`: losses and metrics of the outputs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from pycollective.tensor import Tensor, as_tensor, ops
 
 
 class LossTracker(Mean):
-    """The mean of a loss over all examples of an epoch, fed with each replica's summand of it."""
+    """The mean of a loss over all examples of an epoch, from the replicas' loss shares."""
 
     def __init__(self, name: str = "loss") -> None:
         super().__init__(name, np.float64)
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take in what `Model.compute_loss` returned: in a step of `fit`, this replica's summand.
+        """Add the result of `Model.compute_loss`: in a step of `fit`, this replica's loss share.
 
-        Outside of one, and with weights, this is a `Mean`.
+        Outside of such a step, and with weights, update like `Mean`.
         """
         share = current_share()
         if share is None or sample_weight is not None:
@@ -51,7 +51,7 @@ class LossTracker(Mean):
 
 @dataclass
 class _Term:
-    """One loss of an output, its factor or None, and its tracker if there are several losses."""
+    """A loss of an output, with its weight or None, and its tracker if there are several losses."""
 
     loss: Loss
     weight: float | None
@@ -60,7 +60,7 @@ class _Term:
 
 @dataclass
 class _Output:
-    """The losses, whose sum counts, and metrics of one output; its name is None if there is only one."""
+    """The losses and metrics of one output; the name of a model's only output is None."""
 
     name: str | None
     losses: list[_Term]
@@ -69,17 +69,17 @@ class _Output:
 
     @property
     def needs_target(self) -> bool:
-        """Whether anything is compared with what should come out."""
+        """True if a loss or metric compares this output with a target."""
         return bool(self.losses or self.metrics or self.weighted_metrics)
 
 
 @dataclass
 class Compiled:
-    """The settings of `Model.compile`; names have become objects.
+    """The settings of `Model.compile`, with objects in the place of names.
 
-    Which loss and metric belongs to which output is settled by the first outputs there are.
-    ``output_names`` are those of the layers that compute the outputs, in their structure, if known;
-    ``tracker`` is that of the whole loss.
+    The first outputs of the model determine the losses and metrics of each output. ``output_names``
+    are the names of the layers that compute the outputs, in the outputs' structure, if known.
+    ``tracker`` is the tracker of the total loss.
     """
 
     strategy: Strategy
@@ -103,7 +103,7 @@ class Compiled:
 
     @property
     def all_metrics(self) -> list[Metric]:
-        """The tracker of the loss, those of the outputs' losses, and the metrics."""
+        """The tracker of the total loss, the trackers of the outputs' losses, and the metrics."""
         outputs = self._outputs or ()
         terms = [term for output in outputs for term in output.losses]
         trackers = [term.tracker for term in terms if term.tracker is not None]
@@ -111,11 +111,11 @@ class Compiled:
         return [self.tracker, *trackers, *(metric for metric in given if metric is not None)]
 
     def reported(self, metric: Metric) -> str:
-        """Return under which name a metric is reported."""
+        """Return a metric's name in logs."""
         return self._reported.get(id(metric), metric.name)
 
     def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any) -> None:
-        """Take a replica's answers into the metrics."""
+        """Update the metrics with a replica's predictions."""
         if self.metrics is None and self.weighted_metrics is None:
             return
         for output, true, predicted, weight in self._each("metrics", y, y_pred, sample_weight):
@@ -130,11 +130,11 @@ class Compiled:
     # Losses ----------------------------------------------------------------------------------
 
     def loss_shares(self, y: Any, y_pred: Any, sample_weight: Any) -> list[Tensor]:
-        """Return a replica's summands of the losses of the global batch, times their weights.
+        """Return a replica's shares of the global batch's losses, times their weights.
 
         Weighted losses are divided by the number of examples, not by the sum of the weights, as in
-        Keras. A missing ``y``, targets that do not fit the outputs, and weights where the loss is
-        one number for all examples raise ValueError.
+        Keras. Raise ``ValueError`` if ``y`` is missing or does not fit the outputs. Also raise it if
+        examples have weights, but the loss returns one number for all of them.
         """
         if self.loss is None:
             return []
@@ -156,7 +156,7 @@ class Compiled:
         known = self._outputs
         plain = y_pred.__class__ is Tensor and y.__class__ is Tensor
         if plain and known and len(known) == 1 and sample_weight.__class__ in _ONE:
-            # What most steps are.
+            # The common case: one output whose losses and metrics are known.
             return [(known[0], y, y_pred, sample_weight)]
         names = names_of(y_pred, self.output_names)
         count = len(nest.flatten(names))
@@ -165,9 +165,7 @@ class Compiled:
                 if self._outputs is None or len(self._outputs) != count:
                     self._outputs = self._settled(names)
         if y is None and any(output.needs_target for output in self._outputs):
-            raise ValueError(
-                f"the compiled {what} needs what should come out: give y, or datasets of (x, y)"
-            )
+            raise ValueError(f"the compiled {what} needs targets: give y, or datasets of (x, y)")
         if nest.is_nested(sample_weight):
             weights = parts_of("sample_weight", sample_weight, names)
         else:
@@ -211,7 +209,7 @@ class Compiled:
         return outputs
 
     def _name(self, outputs: list[_Output]) -> None:
-        """Settle under which names metrics are reported: one for each."""
+        """Choose a unique name in logs for each metric."""
         self._reported.clear()
         taken: dict[str, int] = {}
         groups = [(output.name, output.metrics, "") for output in outputs]
@@ -226,7 +224,7 @@ class Compiled:
                 self._reported[id(metric)] = f"{name}_{count}" if count else name
 
 
-#: Kinds of weights that are no list of them.
+#: The types of sample weights for a single output.
 _ONE = frozenset((type(None), Tensor))
 
 
@@ -235,7 +233,7 @@ def _flat(given: Any) -> list[Any]:
 
 
 def _terms(name: str, loss: Any, weight: Any) -> list[_Term]:
-    """Return the losses of one output with their weights; unequal numbers of them raise ValueError."""
+    """Return the losses of one output with their weights; raise if their numbers differ."""
     losses = nest.flatten(loss)
     weights = nest.flatten(weight) if nest.is_nested(weight) else [weight] * len(losses)
     if len(weights) != len(losses):
@@ -254,16 +252,14 @@ def _terms(name: str, loss: Any, weight: Any) -> list[_Term]:
 
 
 def _mapped(function: Callable[[Any], Any], given: Any) -> Any:
-    """Apply a function to the leaves of a structure."""
+    """Apply a function to the leaves of a structure; None stays None."""
     return None if given is None else nest.map_structure(function, given)
 
 
 def _target(what: str, y: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-    """Return what should come out and what did, in one dtype if both are floating-point numbers."""
+    """Return targets and predictions, in one dtype if both are floating-point numbers."""
     if y is None:
-        raise ValueError(
-            f"the compiled {what} needs what should come out: give y, or datasets of (x, y)"
-        )
+        raise ValueError(f"the compiled {what} needs targets: give y, or datasets of (x, y)")
     true, predicted = as_tensor(y), in_loss_dtype(y_pred)
     floats = true.dtype.kind in "fV" and predicted.dtype.kind in "fV"
     if floats and true.dtype != predicted.dtype:
@@ -272,13 +268,13 @@ def _target(what: str, y: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
 
 
 def _loss_share(loss: Loss, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
-    """Return a replica's summand of one loss of the global batch."""
+    """Return a replica's share of one loss of the global batch."""
     true, predicted = _target("loss", y, y_pred)
     with averages_of_replicas():
         if type(loss).__call__ is not Loss.__call__:
             values = as_tensor(loss(true, predicted, sample_weight))
         else:
-            # Calling a Loss would average over this replica's examples only.
+            # Calling the loss would average over this replica's examples only.
             values = loss.values(true, predicted)
             if sample_weight is not None:
                 values = values * _weights(sample_weight, values)
@@ -292,13 +288,13 @@ def _weights(sample_weight: Any, values: Tensor) -> Tensor:
     if not values.ndim:
         raise ValueError(
             "the examples have weights, but the compiled loss returns one number for all of them; "
-            "it must return one for each"
+            "it must return one number for each example"
         )
     return broadcast_weights(sample_weight, values)
 
 
 def metric_of(identifier: Any) -> Metric | None:
-    """Return a metric by its name, of a function of (y_true, y_pred), or as it is."""
+    """Return the metric for a name, a function of (y_true, y_pred), or a metric."""
     if isinstance(identifier, str) and identifier.lower() in ("accuracy", "acc"):
         return MeanMetricWrapper(accuracy_by_shape, identifier)
     found = metrics.get(identifier)
@@ -311,7 +307,7 @@ def metric_of(identifier: Any) -> Metric | None:
 
 
 def loss_of(identifier: Any) -> Any:
-    """Return a loss by its name, or as it is; ``"crossentropy"`` is the kind that shapes suggest."""
+    """Return the loss for a name or loss; for ``"crossentropy"``, shapes choose the kind."""
     if isinstance(identifier, str) and identifier.lower() in ("crossentropy", "ce"):
         return crossentropy_by_shape
     return losses.get(identifier)

@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` take, as the batches of a strategy's replicas."""
+"""Conversion of the input of `fit`, `evaluate` and `predict` to distributed batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.keras.utils.py_dataset import PyDataset
 from pycollective.tensor import Tensor, as_tensor, ops
 
-#: Examples in a batch of arrays unless told otherwise, as in Keras.
+#: The default batch size of arrays, as in Keras.
 _BATCH_SIZE = 32
 
 
@@ -32,10 +32,10 @@ _BATCH_SIZE = 32
 
 
 class _Batches(Generated):
-    """The batches that ``passes()`` yields, called anew for each epoch; their number is ``count``."""
+    """A dataset of ``count`` batches; each epoch calls ``passes()``, which yields them."""
 
     def __init__(self, passes: Callable[[], Iterable[Any]], count: int) -> None:
-        # Some loaders of data yield lists of x and y, which are not meant as one array.
+        # Some data loaders yield lists [x, y], which a dataset would convert to one array.
         super().__init__(
             lambda: (tuple(b) if isinstance(b, list) else b for b in passes()), None, ()
         )
@@ -46,15 +46,15 @@ class _Batches(Generated):
 
 
 def _length_of(batches: Any) -> int:
-    """Return how many batches there are; a loader of an endless stream has a length, too, but raises."""
+    """Return the number of batches, or `UNKNOWN_CARDINALITY`."""
     try:
         return len(batches)
-    except TypeError:
+    except TypeError:  # a loader of an endless stream has __len__, which raises
         return UNKNOWN_CARDINALITY
 
 
 def _are_arrays(x: Any) -> bool:
-    """Whether a value is an array, or a list or dict of what may be some."""
+    """Return True if a value is an array, or a list or dict that may hold arrays."""
     if isinstance(x, Mapping):
         return all(map(_are_arrays, x.values()))
     plain = isinstance(x, (list, tuple, int, float, np.generic))
@@ -62,7 +62,7 @@ def _are_arrays(x: Any) -> bool:
 
 
 def _makes_batches(x: Any) -> bool:
-    """Whether a value has batches in it, targets and weights included."""
+    """Return True if a value is a source of batches, with targets and weights included."""
     if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, PyDataset, Iterator)):
         return True
     arrays = isinstance(x, (list, tuple, Mapping, str)) or hasattr(x, "__array__")
@@ -80,12 +80,12 @@ def batches_of(
 ) -> Any:
     """Return a dataset of global batches, distributed among the replicas of a strategy.
 
-    ``x`` are arrays, in a nest for several inputs; or what has targets and weights in it: a `Dataset`
-    of global batches, a distributed dataset, a `PyDataset`, a `DatasetCreator`, an iterator over global
-    batches, or what can be iterated over again (``torch.utils.data.DataLoader``). ``y``,
-    ``sample_weight`` and ``batch_size`` go with arrays only. No more than ``at_most`` batches are taken
-    out of an iterator: those made ready ahead would be lost to whoever goes on with it. Input that does
-    not fit together raises ValueError.
+    ``x`` holds arrays, in a nest for several inputs, or is a source of batches with targets and
+    weights. A source is a `Dataset` of global batches, a distributed dataset, a `PyDataset`, a
+    `DatasetCreator`, an iterator, or another iterable such as ``torch.utils.data.DataLoader``. ``y``,
+    ``sample_weight`` and ``batch_size`` are for arrays only. At most ``at_most`` batches are read
+    from an iterator, because batches that are prefetched but not used are lost to its next reader.
+    Raise ``ValueError`` for inconsistent input.
     """
     if x is None:
         raise ValueError("there is no input: x is None")
@@ -123,8 +123,8 @@ def batches_of(
         return strategy.experimental_distribute_dataset(x)
     if not _are_arrays(x):
         raise ValueError(
-            f"Unrecognized data type: {_name(x)}. Give arrays, a Dataset, a PyDataset, or what yields "
-            "batches: an iterator, a torch.utils.data.DataLoader"
+            f"Unrecognized data type: {_name(x)}. Give arrays, a Dataset, a PyDataset, or another "
+            "source of batches: an iterator, a torch.utils.data.DataLoader"
         )
     arrays, rows = _arrays(x, y, sample_weight)
     if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
@@ -136,7 +136,10 @@ def batches_of(
 
 
 def dealt_by_rows(strategy: Strategy, x: Any) -> Any:
-    """Return input of which several workers read all, and keep rows in turn: their order is known."""
+    """Return input that several workers read completely, each keeping rows in turn.
+
+    The order of all rows is then known, which `values_of` needs.
+    """
     if not isinstance(x, Dataset) or strategy.extended.workers.count == 1:
         return x
     options = Options()
@@ -145,7 +148,7 @@ def dealt_by_rows(strategy: Strategy, x: Any) -> Any:
 
 
 def _agreed_seed(strategy: Strategy) -> int | None:
-    """Return a seed that all workers have, so that they deal out one order; None where there is one."""
+    """Return a seed that all workers share, so that they use one order; None for one worker."""
     workers = strategy.extended.workers
     if workers.count == 1:
         return None
@@ -157,7 +160,7 @@ def _name(value: Any) -> str:
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, int]:
-    """Return arrays in the structure of a batch, and how many examples they have."""
+    """Return arrays in the structure of a batch, and their number of examples."""
     parts = {"x": x, "y": y, "sample_weight": sample_weight}
     found = {name: _as_arrays(value) for name, value in parts.items() if value is not None}
     lengths = {
@@ -177,7 +180,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, int]:
 
 
 def _as_arrays(value: Any) -> Any:
-    """Return a nest of arrays; a list is one of inputs if its items are arrays, or nests of them."""
+    """Return a nest of arrays; a list is a nest if its items are arrays, or nests of arrays."""
     if isinstance(value, Mapping):
         return {key: _as_arrays(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and _holds_arrays(value):
@@ -194,7 +197,7 @@ def _holds_arrays(value: Any) -> bool:
 def split_off(
     x: Any, y: Any, sample_weight: Any, share: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, ...]]:
-    """Return the first part of arrays for training, and the last for validation."""
+    """Split arrays into a first part for training and a last part for validation."""
     if _makes_batches(x):
         raise ValueError(
             "`validation_split` is only supported for Tensors or NumPy arrays, found "
@@ -219,7 +222,7 @@ def split_off(
 
 
 def share_of_element(strategy: Strategy, element: Any) -> StepShare:
-    """Return how many examples each replica has in an element, and all of them together."""
+    """Return each replica's number of examples in an element, and the total."""
     x, _, _ = unpack_x_y_sample_weight(element)
     first = nest.flatten(x)[0]
     parts = first.values if isinstance(first, DistributedValues) else (first,)
@@ -229,9 +232,9 @@ def share_of_element(strategy: Strategy, element: Any) -> StepShare:
 
 
 def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
-    """Return what multiplies the weight of each example of a batch by that of its class.
+    """Return a function that multiplies a batch's sample weights by the weights of their classes.
 
-    Classes that are not named have the weight 1, as in Keras 3.
+    Classes without an entry have the weight 1, as in Keras 3.
     """
     wrong = [k for k in class_weight if not (isinstance(k, (int, np.integer)) and k >= 0)]
     if wrong:
@@ -239,7 +242,7 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
             "Expected `class_weight` to be a dict whose keys are class numbers, from 0 on, found "
             f"{dict(class_weight)}"
         )
-    # The last one is that of all classes beyond.
+    # The last entry, 1, is the weight of all larger class numbers.
     others = max(class_weight, default=-1) + 1
     table = np.ones(others + 1, floatx())
     for number, weight in class_weight.items():
@@ -268,7 +271,7 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
 
 
 def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
-    """Return the outputs of steps as NumPy arrays: all examples, in their order, on every worker."""
+    """Return the outputs of steps as NumPy arrays: all examples in order, on every worker."""
     leaves = [nest.flatten(output) for output in outputs]
     joined = []
     for column in zip(*leaves, strict=True):
@@ -283,9 +286,9 @@ def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
 
 
 def _of_all_workers(strategy: Strategy, parts: list[Any]) -> list[Any]:
-    """Return all workers' outputs, given this one's of each step and replica, in the rows' order.
+    """Return all workers' outputs in the rows' order, given this worker's, per step and replica.
 
-    A batch's mini-batches are dealt to the workers in turn: first those of all first replicas.
+    The mini-batches of a batch go to the workers in turn: first to each worker's first replica.
     """
     workers = strategy.extended.workers
     if workers.count == 1:

@@ -1,4 +1,4 @@
-"""`Learner`: how a model is compiled, and what it does in a step."""
+"""`Learner`: the compilation of a model, and its steps."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from pycollective.keras.training.share import reports, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
 
-#: Numbers by name.
+#: Results of a step, by name.
 Logs = dict[str, Any]
 
 
 class Learner(Layer):
-    """A layer that is compiled, and knows what to do with a batch.
+    """A layer with a `compile` method, and with the steps of training and evaluation.
 
-    One's own training overrides `train_step`, `test_step`, `predict_step`, or only `compute_loss` or
-    `compute_metrics`. Replicas call them at the same time, each with its part of the batch.
+    Custom training overrides `train_step`, `test_step`, `predict_step`, or only `compute_loss` or
+    `compute_metrics`. Replicas call these methods concurrently, each with its part of the batch.
 
     Attributes
     ----------
     compiled : bool
-        Whether `compile` was called.
+        True after `compile`.
     optimizer, loss
-        What `compile` was given; a name has become an object.
+        The arguments of `compile`, with objects in the place of names.
     run_eagerly, jit_compile
-        What `compile` was given. They may be set; nothing is traced or compiled in any case.
+        The arguments of `compile`, which may be set but have no effect.
     """
 
     _untracked = Layer._untracked | {"_compiled", "compile_arguments"}
@@ -47,10 +47,10 @@ class Learner(Layer):
     loss: Any = None
     run_eagerly: bool = False
     jit_compile: Any = "auto"
-    #: Whether `compute_loss` takes an argument ``training``.
+    #: True if `compute_loss` has a parameter ``training``.
     _loss_takes_training = True
     _compiled: Compiled | None = None
-    #: What `compile` was given, for files.
+    #: The arguments of `compile`, which files store.
     compile_arguments: Mapping[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -62,14 +62,14 @@ class Learner(Layer):
 
     @property
     def distribute_strategy(self) -> Strategy:
-        """The strategy in whose scope the model was made."""
+        """The strategy whose scope the model was made in."""
         return default_strategy() if self._strategy is None else self._strategy
 
     @property
     def steps_per_execution(self) -> int:
-        """How many steps the replicas make before callbacks hear of it.
+        """The number of steps between calls of the batch callbacks.
 
-        Setting it changes what `compile` was given.
+        An assignment changes the setting of `compile`.
         """
         return 1 if self._compiled is None else self._compiled.steps_per_execution
 
@@ -92,7 +92,7 @@ class Learner(Layer):
         auto_scale_loss: bool = True,
         accumulate_steps: int = 1,
     ) -> None:
-        """Say how the model is trained.
+        """Configure the model for training.
 
         Parameters
         ----------
@@ -100,29 +100,29 @@ class Learner(Layer):
             An `Optimizer` or its name; needed by `fit` only.
         loss
             A `Loss`, its name, or a function of (y_true, y_pred), which gets ``y_true`` in the dtype
-            of ``y_pred``. Its reduction may be SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken
-            for, or SUM. ``"crossentropy"`` is the kind that the shapes suggest. For several outputs a
-            list, or a dict by their names (of ``output_1``, … without names), with None for those
-            without a loss, and with a list where an output has several losses, which are added up;
-            one for all is used for each. For outputs in a nest a nest of the same structure.
+            of ``y_pred``. The reduction SUM sums over the batch; all others average over it. For
+            ``"crossentropy"``, the shapes choose the kind.
+            Several outputs take a list, a dict by output name (``output_1``, … for outputs without
+            names), or a nest of the outputs' structure. In it None means no loss, and a list means
+            the sum of several losses. A single loss applies to each output.
         loss_weights
-            By what the outputs' losses are multiplied: a list, dict or nest.
+            The factors of the outputs' losses: a list, dict or nest.
         metrics
-            Metrics, their names, or functions of (y_true, y_pred), in a list. ``"accuracy"`` is the
-            kind of accuracy that the shapes suggest. For several outputs a list with an item, or a
-            list of them, for each output, or a dict.
+            A list of metrics, names, or functions of (y_true, y_pred). For ``"accuracy"``, the shapes
+            choose the kind. Several outputs take a dict, or a list with a metric or a list of metrics
+            for each output.
         weighted_metrics
-            The same, for metrics that get the weights of the examples.
+            Metrics that get the weights of the examples, in the form of ``metrics``.
         steps_per_execution
-            How many steps the replicas make before callbacks hear of it.
+            The number of steps between calls of the batch callbacks.
         run_eagerly, jit_compile
-            Accepted for TensorFlow's sake: nothing is traced or compiled.
+            Accepted for compatibility with TensorFlow and ignored.
         auto_scale_loss
-            Whether a model of the policy ``mixed_float16`` gets a `LossScaleOptimizer` around its
-            optimizer.
+            True to wrap the optimizer of a model with the policy ``mixed_float16`` in a
+            `LossScaleOptimizer`.
         accumulate_steps
-            How many batches make one step of the optimizer: their gradients are those of the joined
-            batch. At the end of an epoch fewer may be left, which make a step as well.
+            The number of batches in one step of the optimizer, whose gradients are those of the
+            joined batch. The last step of an epoch may have fewer batches.
 
         Raises
         ------
@@ -161,7 +161,8 @@ class Learner(Layer):
             "steps_per_execution": steps_per_execution,
             "jit_compile": jit_compile,
         }
-        # Keras never notes the one, and does not know the other: only where they say something.
+        # Keras does not store auto_scale_loss, and has no accumulate_steps: only other values than
+        # the defaults are stored.
         if not auto_scale_loss:
             arguments["auto_scale_loss"] = False
         if accumulate_steps != 1:
@@ -171,13 +172,13 @@ class Learner(Layer):
         self.compiled = True
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return what `compile` was given, as what JSON can hold."""
+        """Return the arguments of `compile` as JSON values."""
         return {
             name: serialize_keras_object(value) for name, value in self.compile_arguments.items()
         }
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
-        """Compile with what `get_compile_config` returned, here or in Keras."""
+        """Compile with the result of `get_compile_config`, of this package or of Keras."""
         known = inspect.signature(self.compile).parameters
         given = {
             name: deserialize_keras_object(value)
@@ -189,10 +190,10 @@ class Learner(Layer):
             self.optimizer.build(self.trainable_variables)
 
     def _check_scope(self, optimizer: Any, *metrics: Any) -> None:
-        """Raise unless everything was made in the scope of the model's strategy."""
+        """Raise ``ValueError`` unless all variables were made in the model's strategy's scope."""
         strategy = self.distribute_strategy
         if has_strategy() and get_strategy() is not strategy:
-            # Not built yet, the model has no variable to name.
+            # A model that is not built has no variable that the message could name.
             raise _not_created_in(get_strategy(), next(iter(self.variables), self))
         created = strategy.extended.variable_created_in_scope
         for variable in self.variables:
@@ -223,10 +224,10 @@ class Learner(Layer):
         return self._compiled
 
     def _layers_of_outputs(self) -> Any:
-        """Return the names of the layers that compute the outputs, in their structure, if known."""
+        """Return the names of the layers that compute the outputs, in the outputs' structure."""
         return None
 
-    # What one's own training overrides -------------------------------------------------------
+    # Methods that custom training overrides --------------------------------------------------
 
     def train_step(self, data: Any) -> Logs:
         """Make one step of training with a replica's part of a batch.
@@ -239,7 +240,7 @@ class Learner(Layer):
         Returns
         -------
         dict
-            What is reported, by name. What differs between the replicas is added up.
+            The values to report, by name. Values that differ between the replicas are summed.
         """
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         if self.optimizer is None:
@@ -256,7 +257,7 @@ class Learner(Layer):
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data: Any) -> Logs:
-        """Evaluate a replica's part of a batch; as `train_step`."""
+        """Evaluate a replica's part of a batch; argument and result are those of `train_step`."""
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)
@@ -276,7 +277,7 @@ class Learner(Layer):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Call `compute_loss`, with ``training`` if it takes that."""
+        """Call `compute_loss`, with ``training`` if it has that parameter."""
         options = {"training": training} if self._loss_takes_training else {}
         return self.compute_loss(x, y, y_pred, sample_weight, **options)
 
@@ -288,26 +289,26 @@ class Learner(Layer):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        """Return this replica's summand of the loss of the whole batch.
+        """Return this replica's share of the loss of the global batch.
 
-        The sum over the replicas is the loss of the batch, that of their gradients its gradient:
-        nothing is to be scaled any more.
+        The sum of the shares over the replicas is the loss of the batch, and the sum of the
+        replicas' gradients is its gradient. So no further scaling is needed.
 
         Parameters
         ----------
         x
-            The inputs; not used here.
+            The inputs; ignored here.
         y, y_pred
-            What should come out, and what did.
+            The targets and the predictions.
         sample_weight
             A weight for each example.
         training
-            Whether this is a step of training; not used here.
+            True in a training step; ignored here.
 
         Raises
         ------
         ValueError
-            If neither a loss was compiled nor one added.
+            If `compile` got no loss and no layer added one.
         """
         parts = self._settings("compute_loss").loss_shares(y, y_pred, sample_weight)
         added = self.losses
@@ -321,7 +322,7 @@ class Learner(Layer):
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
-        """Take a replica's answers into the compiled metrics, and return `get_metrics_result`."""
+        """Update the compiled metrics with a replica's predictions, and return their results."""
         self._settings("compute_metrics").update_metrics(y, y_pred, sample_weight)
         return self.get_metrics_result()
 
@@ -329,9 +330,9 @@ class Learner(Layer):
 
     @property
     def metrics(self) -> list[Metric]:
-        """The loss, the compiled metrics, and those that are attributes of the model or a layer.
+        """The loss, the compiled metrics, and the metrics that are attributes of the model or a layer.
 
-        `fit` and `evaluate` let them begin anew.
+        `fit` and `evaluate` reset them.
         """
         compiled = [] if self._compiled is None else self._compiled.all_metrics
         found = [*compiled, *self._own_metrics()]
@@ -343,23 +344,23 @@ class Learner(Layer):
         return [self.reported_name(metric) for metric in self.metrics]
 
     def reported_name(self, metric: Metric) -> str:
-        """Return the name that a metric has in logs."""
+        """Return a metric's name in logs."""
         return metric.name if self._compiled is None else self._compiled.reported(metric)
 
     def reset_metrics(self) -> None:
-        """Let all `metrics` begin anew."""
+        """Reset all `metrics`."""
         for metric in self.metrics:
             metric.reset_state()
 
     def get_metrics_result(self) -> Logs:
-        """Return the results of `metrics` by name; in a replica all replicas must make the call."""
+        """Return the results of `metrics` by name; in replicas, all replicas must call this."""
         if not reports():
             return {}
         mode = current_mode()
         context = None if mode is None else mode.replica_context
         if context is None or context.num_replicas_in_sync == 1:
             return self._results()
-        # One meeting for all of them; Metric.result would make one of its own in each.
+        # A single merge_call, because Metric.result would make one for each metric.
         results: Logs = context.merge_call(lambda _strategy: self._results())
         return results
 

@@ -1,4 +1,4 @@
-"""What steps report: numbers, which stay on their device until somebody looks at them."""
+"""The results of steps, which stay on their device until a program reads them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pycollective.array_backend import Array, on_host
 from pycollective.distribute.values import DistributedValues
 from pycollective.tensor import Tensor, as_tensor
 
-#: So many losses on a device are kept before they are looked at.
-_WAITING = 1000
+#: The number of losses on a device after which `LossWatch` checks them.
+_MOST_PENDING = 1000
 
 
 class DeviceLogs(dict[str, Any]):
-    """A dict of numbers of which some are fetched from a device when the first value is read."""
+    """A dict of step results that fetches values from a device when the first value is read."""
 
     def __init__(self, found: Mapping[str, Any], waiting: Mapping[str, list[Tensor]]) -> None:
         super().__init__(found)
@@ -30,7 +30,7 @@ class DeviceLogs(dict[str, Any]):
             super().__setitem__(name, _number(parts))
 
     def parts(self, name: str) -> list[Tensor]:
-        """Return what a number is the sum of, if that has not been fetched."""
+        """Return the replicas' summands of a value that is still on the device, or an empty list."""
         return self._waiting.get(name, [])
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -38,7 +38,7 @@ class DeviceLogs(dict[str, Any]):
         super().__setitem__(name, value)
 
     def __iter__(self) -> Any:
-        # With a method of its own, dict(numbers) reads the values as any program does.
+        # Without this override, dict(logs) would copy the values without calling __getitem__.
         return super().__iter__()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ class DeviceLogs(dict[str, Any]):
 
 
 def _reading(name: str) -> Callable[..., Any]:
-    """Return a method of dicts that reads values, behind the fetch of all that wait."""
+    """Return the `dict` method of this name, preceded by the fetch of pending values."""
     method = getattr(dict, name)
 
     def read(self: DeviceLogs, *args: Any, **kwargs: Any) -> Any:
@@ -65,13 +65,13 @@ for _name in (
 
 
 def numbers_of(name: str, results: Any) -> dict[str, Any]:
-    """Return the dict that a step returned, as floats and arrays; replicas' values are added up.
+    """Return a step's results as floats and arrays, summed over the replicas.
 
-    Anything but a dict raises a TypeError with the method's ``name``.
+    Raise ``TypeError``, with the method's ``name``, if ``results`` is no dict.
     """
     if not isinstance(results, Mapping):
         raise TypeError(
-            f"{name}() must return a dict of what is to be reported, got "
+            f"{name}() must return a dict of values to report, got "
             f"{type(results).__name__}: {results!r}"
         )
     found: dict[str, Any] = {}
@@ -88,48 +88,48 @@ def numbers_of(name: str, results: Any) -> dict[str, Any]:
 
 
 def _number(parts: list[Tensor]) -> Any:
-    """Return the sum as a float, or as an array if it has several numbers."""
+    """Return the sum as a float, or as an array if it has several elements."""
     total: Array = sum(np.asarray(part.numpy()) for part in parts)  # type: ignore[assignment]
     return float(total) if total.size == 1 else total
 
 
 class LossWatch:
-    """Warns, once, of a loss that is no finite number, with its epoch and step.
+    """A check that warns once, with epoch and step, when the loss is not finite.
 
-    A loss on a device is looked at when the epoch ends: asking would be waiting for each step.
+    Losses on a device are checked at the end of the epoch, because reading one waits for its step.
     """
 
     def __init__(self) -> None:
         self._warned = False
-        self._waiting: list[tuple[int, int, int, list[Tensor]]] = []
+        self._pending: list[tuple[int, int, int, list[Tensor]]] = []
 
-    def look(self, logs: Mapping[str, Any], epoch: int, first: int, last: int) -> None:
-        """Take in the numbers of the steps from ``first`` to ``last``."""
+    def check(self, logs: Mapping[str, Any], epoch: int, first: int, last: int) -> None:
+        """Check the loss of the steps from ``first`` to ``last``, or keep it for later."""
         if self._warned:
             return
         parts = logs.parts("loss") if isinstance(logs, DeviceLogs) else []
         if not parts:
-            self._judge(logs.get("loss"), epoch, first, last)
+            self._warn_unless_finite(logs.get("loss"), epoch, first, last)
             return
-        self._waiting.append((epoch, first, last, parts))
-        if len(self._waiting) >= _WAITING:
-            self.catch_up()
+        self._pending.append((epoch, first, last, parts))
+        if len(self._pending) >= _MOST_PENDING:
+            self.check_pending()
 
-    def catch_up(self) -> None:
-        """Look at the losses that lie on a device."""
-        waiting, self._waiting = self._waiting, []
-        for epoch, first, last, parts in waiting:
-            self._judge(_number(parts), epoch, first, last)
+    def check_pending(self) -> None:
+        """Check the kept losses, which waits for the device."""
+        pending, self._pending = self._pending, []
+        for epoch, first, last, parts in pending:
+            self._warn_unless_finite(_number(parts), epoch, first, last)
 
-    def _judge(self, loss: Any, epoch: int, first: int, last: int) -> None:
+    def _warn_unless_finite(self, loss: Any, epoch: int, first: int, last: int) -> None:
         if self._warned or not isinstance(loss, float) or math.isfinite(loss):
             return
         self._warned = True
         where = f"step {first + 1}" if first == last else f"steps {first + 1} to {last + 1}"
         warnings.warn(
             f"the loss is {loss} since {where} of epoch {epoch + 1}: the learning rate may be too "
-            "high, or the input hold such numbers; keras.callbacks.TerminateOnNaN() ends training "
-            "then",
+            "high, or the input may contain such numbers; add the callback "
+            "keras.callbacks.TerminateOnNaN() to end training then",
             RuntimeWarning,
             stacklevel=5,
         )

@@ -1,4 +1,4 @@
-"""The outputs of a model: their names, and what is given for each of them."""
+"""The outputs of a model: their names, and the assignment of losses, targets and so on to them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pycollective import nest
 def names_of(outputs: Any, known: Any = None) -> Any:
     """Return a name for each output, in the structure of the outputs.
 
-    A name is the key of a dict, the layer of an item of a list (``known`` has the layers' names, in
-    the same structure), or ``output_1``, …. The names of outputs further inside begin with the keys
-    and places around them, joined by ``/``, as in Keras.
+    A name is the output's key in a dict, the name of its layer in ``known``, which has the same
+    structure, or ``output_1``, …. The name of a nested output begins with its path of keys and
+    indices, joined by ``/``, as in Keras.
     """
     return _named(outputs, known, ())
 
@@ -37,10 +37,10 @@ def _named(outputs: Any, known: Any, path: tuple[Any, ...]) -> Any:
 
 
 def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any]:
-    """Return a list with each output's own part of a nest ``value``, or None for each.
+    """Return a list with each output's part of the nest ``value``, or None for each output.
 
-    ``names`` are those of `names_of`; with ``lists``, one output may have several parts in a list.
-    Numbers or names that do not fit raise a ValueError that says ``what`` was given.
+    ``names`` comes from `names_of`. With ``lists``, one output may have several parts in a list.
+    Raise ``ValueError``, which names ``what``, if the number of parts or their names do not fit.
     """
     leaves = nest.flatten(names)
     if value is None:
@@ -68,7 +68,7 @@ def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any
     got = f"{len(value)} in a {type(value).__name__}" if nest.is_nested(value) else "one"
     count = len(leaves)
     outputs = "one output" if count == 1 else f"{count} outputs ({', '.join(leaves)})"
-    raise ValueError(f"the model has {outputs}, but of {what} there is {got}")
+    raise ValueError(f"the model has {outputs}, but {what} has {got}")
 
 
 def _items(names: Any) -> list[Any]:
@@ -80,14 +80,14 @@ def _inside(what: str, value: Any, names: Any, lists: bool) -> list[Any]:
         return parts_of(what, value, names, lists)
     if nest.is_nested(value) and not lists:
         raise ValueError(
-            f"output {names!r} is one tensor, but of {what} there is {len(value)} in a "
-            f"{type(value).__name__} for it"
+            f"output {names!r} is one tensor, but {what} has a {type(value).__name__} of "
+            f"{len(value)} for it"
         )
     return [value]
 
 
 def with_gaps(y: Any, wanted: list[bool]) -> Any:
-    """Return targets with None where none is wanted, if they were given for the others only."""
+    """Insert None for the outputs without a target, if ``y`` has targets for the others only."""
     given = list(y) if isinstance(y, (list, tuple)) else [y]
     if y is None or isinstance(y, Mapping) or len(given) in (0, len(wanted)):
         return y

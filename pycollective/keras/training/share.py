@@ -1,4 +1,4 @@
-"""Which part of the global batch a replica has: what every example weighing the same rests on."""
+"""A replica's share of the global batch, from which all examples get equal weight."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pycollective.tensor import Tensor, ops
 
 
 class StepShare(NamedTuple):
-    """A replica's part of a step: its own examples, perhaps none, and those of all replicas.
+    """A replica's number of examples in a step, which may be 0, and the total of all replicas.
 
-    The total counts all batches that make the step.
+    The total counts all batches of the step.
     """
 
     rows: int
@@ -30,18 +30,18 @@ _thread = _Thread()
 
 
 def current_share() -> StepShare | None:
-    """Return this replica's part of the step that `Model.fit` makes, or None outside of one."""
+    """Return this replica's share of the current step of `Model.fit`, or None outside of a step."""
     return _thread.share
 
 
 def reports() -> bool:
-    """Whether this thread's step has to say what its metrics have."""
+    """Return True if this thread's step must return the results of its metrics."""
     return _thread.reports
 
 
 @contextmanager
 def held(share: StepShare, reports: bool = True) -> Iterator[None]:
-    """Let a share be this thread's for the length of a block; and whether its step reports."""
+    """Set this thread's share, and the result of `reports`, for a block."""
     before = _thread.share, _thread.reports
     _thread.share, _thread.reports = share, reports
     try:
@@ -51,11 +51,11 @@ def held(share: StepShare, reports: bool = True) -> Iterator[None]:
 
 
 def share_of(mean: Tensor) -> Tensor:
-    """Return a replica's summand of a global mean, from the mean over its own examples.
+    """Return a replica's share of the global mean, from the mean over its own examples.
 
-    Summed over the replicas it is the mean over all examples, however they are shared out, and so
-    are the gradients. A replica without examples gives 0, whatever the mean of nothing was. Outside
-    of `Model.fit` the replicas are taken to have equally many examples.
+    The sum over the replicas is the mean over all examples, also if the replicas have different
+    numbers of examples; the same holds for gradients. A replica without examples contributes 0.
+    Outside of `Model.fit` the replicas are assumed to have equal numbers of examples.
     """
     share = _thread.share
     if share is None:

@@ -1,4 +1,4 @@
-"""`Steps`: the batches of one epoch after the other."""
+"""`Steps`: the batches of each epoch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pycollective.data import INFINITE_CARDINALITY
 
 
 class Steps:
-    """The steps of one epoch after the other, of a dataset or distributed dataset.
+    """The steps of each epoch, from a dataset or distributed dataset.
 
-    An epoch has ``limit`` steps (called ``argument`` in messages), or lasts until the batches end. With
-    ``goes_on``, one that is shorter than the batches goes on where the last one stopped. ``total`` has
-    the steps of an epoch, if they are known. Batches that never end need a limit.
+    An epoch has ``limit`` steps (``argument`` in messages), or ends with the batches. With
+    ``resumes``, an epoch that ``limit`` cuts short is followed by one that starts at the next batch.
+    ``total`` is the number of steps of an epoch, if known. Infinite batches need a limit.
     """
 
     def __init__(
-        self, batches: Any, limit: int | None, argument: str, goes_on: bool = False
+        self, batches: Any, limit: int | None, argument: str, resumes: bool = False
     ) -> None:
         if limit is not None and (isinstance(limit, bool) or limit < 1):
             raise ValueError(f"`{argument}` must be a positive integer, got {limit!r}")
@@ -34,14 +34,14 @@ class Steps:
         self._batches = batches
         self._limit = limit
         self._argument = argument
-        self._goes_on = goes_on and limit is not None and limit != size
+        self._resumes = resumes and limit is not None and limit != size
         self._iterator: Iterator[Any] | None = None
         self.total = limit if limit is not None else (size if size >= 0 else None)
 
     def epoch(self, at_once: int, begin: int = 0) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the number of a step and ``at_once`` batches, its own first, for one epoch.
+        """Yield the number of the next step and its ``at_once`` batches, for one epoch.
 
-        The first ``begin`` batches are passed over. Fewer batches than the limit are warned of.
+        Skip the first ``begin`` batches. Warn if the batches end before the limit.
         """
         iterator = iter(self._batches) if self._iterator is None else self._iterator
         self._iterator = None
@@ -64,5 +64,5 @@ class Steps:
                         stacklevel=3,
                     )
                 return
-        if self._goes_on:
+        if self._resumes:
             self._iterator = iterator

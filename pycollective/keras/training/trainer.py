@@ -26,18 +26,18 @@ from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 
 
 class Trainer(Learner):
-    """What `Model` has beyond a `Layer`: `compile`, `fit`, `evaluate`, `predict`.
+    """Base of `Model`: the methods `fit`, `evaluate` and `predict`.
 
-    All of them run under the strategy in whose scope the model was made. Every example weighs the
-    same, however the batches are shared out among the replicas: losses, metrics and gradients are
-    those of a single device.
+    The methods run under the strategy whose scope the model was made in. Every example has the same
+    weight, also if the replicas' parts of a batch differ in size. So losses, metrics and gradients
+    equal those of a single device.
 
     Attributes
     ----------
     stop_training, stop_evaluating, stop_predicting : bool
-        Set by callbacks: `fit`, `evaluate`, `predict` end after the present step.
+        Set by callbacks to end `fit`, `evaluate` or `predict` after the current step.
     history : History
-        What the last `fit` returned.
+        The result of the last `fit`.
     """
 
     _untracked = Learner._untracked | {"history"}
@@ -46,7 +46,7 @@ class Trainer(Learner):
     stop_evaluating = False
     stop_predicting = False
     history: History
-    #: Set by a callback in ``on_train_begin``: where interrupted training goes on.
+    #: The position at which interrupted training resumes; a callback sets it in ``on_train_begin``.
     _initial_epoch: int = 0
     _initial_step: int = 0
 
@@ -85,51 +85,51 @@ class Trainer(Learner):
         Parameters
         ----------
         x
-            Arrays (PyTorch's tensors too; several inputs in a list or dict), or a `Dataset`, a
-            distributed dataset, a `PyDataset`, an iterator, something else to be iterated over
-            (PyTorch's ``DataLoader``) or a `DatasetCreator` of batches ``(x, y)`` or
-            ``(x, y, sample_weight)``. Batches are global ones: the replicas share them. Of an
-            iterator no more is read than the steps of all epochs need, if their number is given.
+            Arrays or PyTorch tensors, in a list or dict for several inputs, or a source of batches
+            ``(x, y)`` or ``(x, y, sample_weight)``. A source is a `Dataset`, a distributed dataset,
+            a `PyDataset`, a `DatasetCreator`, an iterator, or another iterable such as PyTorch's
+            ``DataLoader``. Batches are global: the replicas share each batch. With
+            ``steps_per_epoch``, no more batches are read from an iterator than the epochs need.
         y, sample_weight
-            Targets and a weight for each example, with arrays.
+            Targets and a weight for each example; for arrays only.
         batch_size
-            Examples of a step, all replicas together; 32 unless given. With arrays only.
+            The number of examples of a step, over all replicas; for arrays only. The default is 32.
         epochs, initial_epoch
             The epochs are ``range(initial_epoch, epochs)``.
         verbose
-            0: silent. 1, which ``"auto"`` is: a live line on a terminal, one line for each epoch
+            0: silent. 1 or ``"auto"``: a progress line on a terminal, one line for each epoch
             elsewhere. 2: one line for each epoch.
         callbacks
             A list of `Callback`, or a `CallbackList`.
         validation_split
-            The share of arrays, their end, that is not trained with but validated on.
+            The fraction of the arrays, at their end, that is held out for validation.
         validation_data
-            ``(x, y)``, ``(x, y, sample_weight)``, or whatever else `evaluate` takes as ``x``.
+            ``(x, y)``, ``(x, y, sample_weight)``, or any other ``x`` of `evaluate`.
         shuffle
-            Whether arrays get a new order for each epoch.
+            True to shuffle arrays in each epoch.
         class_weight
-            By class number, by which the weights of its examples are multiplied; 1 for others.
+            The factor of the weights of a class's examples, by class number; the default is 1.
         steps_per_epoch
-            With it an epoch is so many steps, and goes on where the last one stopped.
+            The number of steps of an epoch. The next epoch continues at the next batch.
         validation_steps, validation_batch_size
-            As ``steps`` and ``batch_size`` of `evaluate`.
+            ``steps`` and ``batch_size`` of `evaluate`.
         validation_freq
-            After every so many-th epoch, or after which ones, counted from 1.
+            The number of epochs between validations, or a list of epochs, counted from 1.
 
         Returns
         -------
         History
-            Also kept as ``model.history``.
+            The results of each epoch, also kept as ``model.history``.
 
         Raises
         ------
         ValueError
-            For input that does not fit together, or has no batch.
+            For input that is inconsistent, or has no batch.
 
         Warns
         -----
         RuntimeWarning
-            Once, with epoch and step, when the loss is no longer a finite number.
+            Once, with epoch and step, when the loss is not finite.
         """
         settings = self._settings("fit")
         if validation_split and validation_data is None:
@@ -145,7 +145,7 @@ class Trainer(Learner):
             epochs_left = range(initial_epoch, epochs)
             needed = _needed(steps_per_epoch, len(epochs_left))
             batches = batches_of(strategy, x, y, sample_weight, batch_size, shuffle, needed)
-            steps = Steps(batches, steps_per_epoch, "steps_per_epoch", goes_on=True)
+            steps = Steps(batches, steps_per_epoch, "steps_per_epoch", resumes=True)
             validation = None
             if validation_data is not None:
                 held_out = _validation_parts(validation_data)
@@ -158,8 +158,8 @@ class Trainer(Learner):
                     batches_of(strategy, *held_out, size, at_most=needed),
                     validation_steps,
                     "validation_steps",
-                    # What cannot begin anew goes on.
-                    goes_on=isinstance(held_out[0], Iterator),
+                    # An iterator cannot start again.
+                    resumes=isinstance(held_out[0], Iterator),
                 )
             heard = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
             self.history = heard.history
@@ -204,12 +204,12 @@ class Trainer(Learner):
                 results = execute(batches)[-1]
                 logs = numbers_of("train_step", self._results() if later else results)
                 last = first + len(batches) - 1
-                watch.look(logs, epoch, first, last)
+                watch.check(logs, epoch, first, last)
                 callbacks.on_train_batch_end(last, logs)
                 if self.stop_training:
                     break
             if logs is None and done:
-                # Training was interrupted between the last batch and the end of the epoch.
+                # The interruption was between the last batch and the end of the epoch.
                 done = 0
                 continue
             done = 0
@@ -220,7 +220,7 @@ class Trainer(Learner):
                     f"there is no input left for epoch {epoch + 1}: training ends", stacklevel=4
                 )
                 break
-            watch.catch_up()
+            watch.check_pending()
             callbacks.params["steps"] = steps.total
             epoch_logs = dict(logs)
             if validation is not None and _is_due(epoch, validation_freq):
@@ -251,14 +251,14 @@ class Trainer(Learner):
         x, y, batch_size, verbose, sample_weight, callbacks
             As for `fit`.
         steps
-            How many batches are looked at; by default all.
+            The number of batches; the default is all.
         return_dict
-            Whether to return a dict by name.
+            True to return a dict by name.
 
         Returns
         -------
         float, list of float, or dict
-            The loss alone, where there are no metrics.
+            The loss and the metrics; without metrics, the loss alone.
         """
         settings = self._settings("evaluate")
         strategy = self.distribute_strategy
@@ -286,8 +286,8 @@ class Trainer(Learner):
                 break
         if logs is None:
             raise ValueError(
-                "evaluate: the input has no batch, or is an iterator that has none left; give "
-                "`validation_steps` with one that is to last for several epochs"
+                "evaluate: the input has no batch, or is an iterator at its end; give "
+                "`validation_steps` if one iterator is to serve several epochs"
             )
         callbacks.on_test_end(logs)
         return logs
@@ -305,7 +305,7 @@ class Trainer(Learner):
         Parameters
         ----------
         x
-            As for `fit`; targets and weights in it are not looked at.
+            As for `fit`; targets and weights are ignored.
         batch_size, verbose, steps, callbacks
             As for `evaluate`.
         """
@@ -343,9 +343,9 @@ class Trainer(Learner):
         class_weight: Mapping[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Make one step with arrays, which the replicas share; returns as `evaluate`.
+        """Make one step with arrays, which the replicas share.
 
-        The numbers are those of this batch alone.
+        The result has the form of `evaluate`'s, and is that of this batch alone.
         """
         self._settings("train_on_batch")
         step = self.train_step
@@ -360,7 +360,7 @@ class Trainer(Learner):
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """Evaluate one batch of arrays; as `train_on_batch`, without training."""
+        """Evaluate one batch of arrays, with the result of `train_on_batch`."""
         self._settings("test_on_batch")
         return self._on_batch("test_step", self.test_step, (x, y, sample_weight), return_dict)
 
@@ -381,7 +381,7 @@ class Trainer(Learner):
     def _distributed(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Return arrays as one element for the replicas."""
         strategy = self.distribute_strategy
-        # No batch is larger than all there is.
+        # A batch size larger than any array makes one batch.
         batches = batches_of(strategy, x, y, sample_weight, batch_size=sys.maxsize)
         element = next(iter(batches), None)
         if element is None:
@@ -391,9 +391,9 @@ class Trainer(Learner):
     # Steps -----------------------------------------------------------------------------------
 
     def _reports_later(self, step: str) -> bool:
-        """Whether a step returns what `get_metrics_result` does.
+        """Return True if a step returns exactly the result of `get_metrics_result`.
 
-        Then that is asked when the replicas are done: they need not meet for it.
+        Such a result can be read after the replicas are done, without a synchronization in the step.
         """
         own = {
             name: getattr(self, name) for name in (step, "compute_metrics", "get_metrics_result")
@@ -406,11 +406,11 @@ class Trainer(Learner):
     def _executor(
         self, step: Callable[[Any], Any], together: int = 1, reports: bool = True
     ) -> Callable[[list[Any]], list[Any]]:
-        """Return what makes a step with each of several elements, and returns the replicas' results.
+        """Return a function that makes a step with each of several elements.
 
-        The replicas make all of them without meeting in between, but where the steps do. Each
-        ``together`` elements make one step of the optimizer, and one batch to the loss; ``reports``
-        says whether the steps have to return what the metrics have.
+        The function returns the replicas' results. Only the steps themselves synchronize the
+        replicas. Each ``together`` elements make one step of the optimizer, and one batch to the
+        loss. ``reports`` is True if the steps must return the results of the metrics.
         """
         strategy = self.distribute_strategy
 
@@ -436,7 +436,7 @@ class Trainer(Learner):
 
 
 def _joined_shares(shares: list[StepShare], together: int) -> list[StepShare]:
-    """Return shares in steps of so many batches each."""
+    """Return the batches' shares, with the total of each ``together`` batches as one step."""
     joined = []
     for first in range(0, len(shares), together):
         step = shares[first : first + together]
@@ -450,7 +450,7 @@ def _validation_parts(data: Any) -> tuple[Any, Any, Any]:
 
 
 def _needed(steps: int | None, times: int) -> int | None:
-    """Return how many batches so many epochs of a number of steps need; None: all there are."""
+    """Return the number of batches that ``times`` epochs of ``steps`` steps need; None: all."""
     return None if steps is None else max(steps, 0) * times
 
 

@@ -1,4 +1,4 @@
-"""Small helpers, under the names of ``tf.keras.utils``."""
+"""Utilities, under the names of ``tf.keras.utils``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-#: The older name.
+#: The older name of `PyDataset`.
 Sequence = PyDataset
 
 
@@ -53,19 +53,19 @@ def set_random_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an int from 0 to 2**32 - 1, got {seed!r}")
     python_random.seed(int(seed))
-    np.random.seed(int(seed))  # noqa: NPY002  (what user code draws from)
+    np.random.seed(int(seed))  # noqa: NPY002  (for user code)
     tensor_random.set_seed(int(seed))
 
 
 def to_categorical(x: Any, num_classes: int | None = None) -> Array:
-    """Return class numbers as rows with a one in the place of the class.
+    """Return the one-hot encoding of class numbers.
 
     Parameters
     ----------
     x
-        Integers from 0, of any shape; a last axis of length 1 does not count.
+        Integers from 0, of any shape; a last axis of length 1 is removed.
     num_classes
-        The length of a row; by default the largest number plus one.
+        The length of a row; the default is the largest number plus one.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     return rows
 
 
-#: Names whose modules need layers, which need this package: they are found when they are asked for.
+#: Names of modules that import layers, which import this package: imported at their first use.
 _ELSEWHERE = {
     **dict.fromkeys(("model_to_dot", "plot_model"), "utils.plotting"),
     **dict.fromkeys(

@@ -8,7 +8,7 @@ from pycollective import nest
 
 
 def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
-    """Return inputs, targets and weights of a batch, with None for what it does not have."""
+    """Return the inputs, targets and weights of a batch, with None for missing parts."""
     if isinstance(data, list):
         data = tuple(data)
     if not isinstance(data, tuple):
@@ -23,8 +23,8 @@ def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
 
 
 def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-    """Return inputs, and targets and weights where there are any, as a batch."""
+    """Return a batch of inputs, with targets and weights if given."""
     if y is None and sample_weight is None:
-        # A tuple of inputs by itself would be taken for inputs and targets.
+        # A bare tuple of inputs would be read as inputs and targets.
         return (x,) if nest.is_nested(x) else x
     return (x, y) if sample_weight is None else (x, y, sample_weight)

@@ -11,14 +11,14 @@ __all__ = ["DatasetCreator"]
 
 
 class DatasetCreator:
-    """A function that makes a dataset, and is called where the dataset is needed.
+    """A function that makes a dataset on each worker.
 
     Parameters
     ----------
     dataset_fn : callable
-        ``dataset_fn(InputContext)`` returns a `Dataset`.
+        A function ``dataset_fn(InputContext)`` that returns a `Dataset`.
     input_options : InputOptions, optional
-        How the dataset is distributed.
+        The options for the distribution of the dataset.
     """
 
     def __init__(self, dataset_fn: Callable[..., Any], input_options: Any = None) -> None:
@@ -35,7 +35,7 @@ class DatasetCreator:
         Raises
         ------
         TypeError
-            If the function returned something else.
+            If the function returns no `Dataset`.
         """
         dataset = self.dataset_fn(*args, **kwargs)
         if not isinstance(dataset, Dataset):

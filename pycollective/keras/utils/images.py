@@ -1,4 +1,4 @@
-"""`image_dataset_from_directory`: folders of pictures as a `Dataset`."""
+"""`image_dataset_from_directory`: folders of image files as a `Dataset`."""
 
 from __future__ import annotations
 
@@ -38,58 +38,58 @@ def image_dataset_from_directory(
     data_format: str | None = None,
     verbose: bool = True,
 ) -> Any:
-    """Return a dataset of the pictures in a folder, read when they are needed.
+    """Return a dataset of the images in a folder, which are read when needed.
 
     Parameters
     ----------
     directory
-        With a subfolder for each class; ``.jpg``, ``.jpeg``, ``.png``, ``.bmp`` and ``.gif`` count.
+        A folder with a subfolder for each class, of ``.jpg``, ``.jpeg``, ``.png``, ``.bmp`` and
+        ``.gif`` files.
     labels
         ``"inferred"``: the subfolders, in alphabetical order. A list of ints: one for each file, in
         the order of their paths. None: no labels.
     label_mode
-        ``"int"``: int32 ``[n]``; ``"categorical"``: float32 ``[n, classes]``; ``"binary"``: float32
-        ``[n, 1]``, of two classes; None: no labels.
+        ``"int"``: int32 ``[n]``. ``"categorical"``: float32 ``[n, classes]``. ``"binary"``: float32
+        ``[n, 1]``, for two classes. None: no labels.
     class_names
-        Which subfolders are classes, in this order.
+        The subfolders that are classes, in this order.
     color_mode
         ``"grayscale"``, ``"rgb"`` or ``"rgba"``: 1, 3 or 4 channels.
     batch_size
-        None: single pictures.
+        The number of images in a batch; None: single images.
     image_size
-        (height, width) to which pictures are resized.
+        The (height, width) that images are resized to.
     shuffle
-        Whether files are in a random order, another one in each pass; else in that of their paths.
+        True for a random order, different in each pass; False for the order of the paths.
     seed
-        Where the random order begins.
+        The seed of the random order.
     validation_split, subset
-        The share of the files, their end, that are for validation; and which part to return:
+        The fraction of the files, at their end, that is for validation; and the part to return:
         ``"training"``, ``"validation"`` or ``"both"``.
     interpolation
-        How pictures are resized: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"area"``,
-        ``"lanczos3"``, ``"lanczos5"``; as in Keras, without smoothing where they get smaller.
+        The method of resizing: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"area"``,
+        ``"lanczos3"`` or ``"lanczos5"``, without antialiasing, as in Keras.
     follow_links
-        Whether folders that are links are looked into.
+        True to search folders that are symbolic links.
     crop_to_aspect_ratio, pad_to_aspect_ratio
-        Whether pictures are cut, or get black margins, instead of being stretched.
+        True to crop images, or to pad them with black, instead of stretching them.
     data_format
-        Only ``"channels_last"``.
+        Must be ``"channels_last"``.
     verbose
-        Whether to print how many files there are.
+        True to print the number of files.
 
     Returns
     -------
     Dataset
-        Of ``(images, labels)``, or of images: float32 ``[n, height, width, channels]`` from 0 to 255.
-        Its attributes ``class_names`` and ``file_paths`` say what it has. With ``"both"``, two of
-        them.
+        A dataset of ``(images, labels)``, or of images: float32 ``[n, height, width, channels]`` from
+        0 to 255, with attributes ``class_names`` and ``file_paths``. With ``"both"``, two datasets.
 
     Raises
     ------
     ValueError
-        For arguments that do not fit together.
+        For arguments that contradict each other.
     DataError
-        If there are no pictures; later, if one cannot be read, which is named.
+        If the folder has no images; when reading, for an image that cannot be read.
     ImportError
         If Pillow is not installed.
     """
@@ -121,7 +121,7 @@ def image_dataset_from_directory(
     held_out = int((validation_split or 0) * len(paths))
     if validation_split and not 0 < held_out < len(paths):
         raise ValueError(
-            f"validation_split={validation_split} of {len(paths)} files leaves a part empty"
+            f"validation_split={validation_split} of {len(paths)} files makes an empty subset"
         )
     split = len(paths) - held_out
     reader = _Reader(
@@ -164,7 +164,7 @@ def _check(
             f"labels={labels!r}"
         )
     if class_names is not None and labels != "inferred":
-        raise ValueError("`class_names` goes with labels='inferred' only")
+        raise ValueError("`class_names` is for labels='inferred' only")
     for name, value, allowed in (
         ("label_mode", label_mode, _LABEL_MODES),
         ("color_mode", color_mode, tuple(_MODES)),
@@ -200,9 +200,9 @@ def _check_split(
 def _found(
     top: str, labels: Any, class_names: Sequence[str] | None, follow_links: bool
 ) -> tuple[list[str], Array, list[str]]:
-    """Return paths, class numbers and class names."""
+    """Return the paths, class numbers and class names."""
     if not os.path.isdir(top):
-        raise DataError(f"there is no folder {top!r}")
+        raise DataError(f"the folder {top!r} does not exist")
     if labels != "inferred":
         paths = _pictures(top, follow_links)
         if labels is None:
@@ -269,7 +269,7 @@ def _dataset(
 
 
 class _Reader:
-    """Reads a picture in the size and colours that were asked for."""
+    """A function that reads an image file in a given size and color mode."""
 
     def __init__(
         self, color_mode: str, image_size: Sequence[int], interpolation: str, crop: bool, pad: bool
@@ -287,7 +287,7 @@ class _Reader:
             with pillow.open(path) as file:
                 picture = np.asarray(file.convert(self._mode))
         except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-            raise DataError(f"the picture {path!r} cannot be read: {error}") from error
+            raise DataError(f"the image {path!r} cannot be read: {error}") from error
         picture = picture.reshape(*picture.shape[:2], self._channels)
         if self._crop:
             picture = cropped(picture, self._size)
@@ -301,6 +301,6 @@ def _pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         raise ImportError(
-            "reading pictures needs the package Pillow: pip install 'pycollective[files]'"
+            "reading images needs the package Pillow: pip install 'pycollective[files]'"
         ) from error
     return Image

@@ -1,8 +1,7 @@
-"""Places for the boxes of a graph, in rows, and lines between them that pass no box.
+"""Layered drawing of a graph: boxes in rows, and lines that cross no box.
 
-Each box stands in a row below the boxes that it reads. A line that passes rows runs through lanes:
-places in those rows that are kept free for it. Between rows nothing stands, so that lines may cross
-from side to side there.
+Each box is in a row below its inputs. A line that passes rows runs through a lane, a free node, in
+each of them. Lines turn only in the gaps between rows.
 """
 
 from __future__ import annotations
@@ -11,21 +10,20 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-_LANE = 12.0  # pixels, the width of a place for a line
+_LANE = 12.0  # pixels: the width of a lane
 _SWEEPS = 12
-#: How much a place wants to stand below another (boxes below boxes, and lanes straight), and how firm
-#: it stands: lanes make way for boxes.
-_LIKE, _UNLIKE = 1.0, 0.01
+#: Weights of positions: neighbours of the same type attract strongly, and boxes displace lanes.
+_STRONG, _WEAK = 1.0, 0.01
 
 Point = tuple[float, float]
-#: A box, or the lane of a box's lines through a row: key of the box, number of the row, upward or not.
-_Place = tuple[int, int, str]
+#: The key of a box, the number of a row, and "box", or "down" or "up" for a lane of the box's lines.
+_Node = tuple[int, int, str]
 
 
 class Layout(NamedTuple):
-    """The corner of each box, by key, the points of each arrow's line, and the size of the picture.
+    """The corner of each box by key, the points of each arrow's line, and the size of the drawing.
 
-    The first of two coordinates is across the rows.
+    The first coordinate is along the rows.
     """
 
     corners: dict[int, Point]
@@ -34,17 +32,17 @@ class Layout(NamedTuple):
 
 
 def layout(sizes: Mapping[int, Point], arrows: Sequence[tuple[int, int]], gap: float) -> Layout:
-    """Arrange boxes in rows, ``gap`` apart.
+    """Arrange boxes in rows with ``gap`` pixels between them.
 
-    ``sizes`` has the extent of each box across and along the direction of the arrows, by key. Boxes come
-    after those that they read, as far as that is possible; ``arrows`` has pairs of keys.
+    ``sizes`` holds each box's extent along and across the rows, by key. The keys are sorted so that
+    each box follows its inputs, except in loops. ``arrows`` holds pairs of keys.
     """
     row_of = _rows_of(sizes, arrows)
     routes = [_route(source, target, row_of) for source, target in arrows]
-    rows: list[list[_Place]] = [[] for _ in range(max(row_of.values(), default=-1) + 1)]
+    rows: list[list[_Node]] = [[] for _ in range(max(row_of.values(), default=-1) + 1)]
     for key, number in row_of.items():
         rows[number].append((key, number, "box"))
-    for lane in dict.fromkeys(place for route in routes for place in route[1:-1]):
+    for lane in dict.fromkeys(node for route in routes for node in route[1:-1]):
         rows[lane[1]].append(lane)
     links = _links(routes)
     _order(rows, links)
@@ -66,7 +64,7 @@ def layout(sizes: Mapping[int, Point], arrows: Sequence[tuple[int, int]], gap: f
 
 
 def _rows_of(keys: Iterable[int], arrows: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Return the number of each box's row: one more than those of the boxes that it reads."""
+    """Return the row of each box: one more than the largest row of its inputs."""
     rows: dict[int, int] = {}
     before: dict[int, list[int]] = {}
     for source, target in arrows:
@@ -76,8 +74,8 @@ def _rows_of(keys: Iterable[int], arrows: Sequence[tuple[int, int]]) -> dict[int
     return rows
 
 
-def _route(source: int, target: int, row_of: Mapping[int, int]) -> list[_Place]:
-    """Return the places that a line goes through; one back, or to its own box, goes up."""
+def _route(source: int, target: int, row_of: Mapping[int, int]) -> list[_Node]:
+    """Return the nodes of a line; a line to the same or an earlier row runs upward."""
     first, last = row_of[source], row_of[target]
     if first < last:
         lanes = [(source, row, "down") for row in range(first + 1, last)]
@@ -86,94 +84,95 @@ def _route(source: int, target: int, row_of: Mapping[int, int]) -> list[_Place]:
     return [(source, first, "box"), *lanes, (target, last, "box")]
 
 
-def _links(routes: Iterable[Sequence[_Place]]) -> dict[_Place, list[_Place]]:
-    """Return the places that each place is joined to."""
-    links: dict[_Place, dict[_Place, None]] = {}
+def _links(routes: Iterable[Sequence[_Node]]) -> dict[_Node, list[_Node]]:
+    """Return the neighbours of each node."""
+    links: dict[_Node, dict[_Node, None]] = {}
     for route in routes:
         for one, other in itertools.pairwise(route):
             links.setdefault(one, {})[other] = None
             links.setdefault(other, {})[one] = None
-    return {place: list(others) for place, others in links.items()}
+    return {node: list(others) for node, others in links.items()}
 
 
-def _order(rows: list[list[_Place]], links: Mapping[_Place, Sequence[_Place]]) -> None:
-    """Sort each row by where its places are joined to, so that few lines cross."""
-    position = {place: float(n) for row in rows for n, place in enumerate(row)}
+def _order(rows: list[list[_Node]], links: Mapping[_Node, Sequence[_Node]]) -> None:
+    """Sort each row by the mean position of the nodes' neighbours, so that few lines cross."""
+    position = {node: float(n) for row in rows for n, node in enumerate(row)}
     for sweep in range(_SWEEPS):
         step = 1 if sweep % 2 == 0 else -1
         for row in rows[::step]:
 
-            def wish(place: _Place, step: int = step) -> float:
-                near = [position[o] for o in links.get(place, ()) if o[1] == place[1] - step]
-                return sum(near) / len(near) if near else position[place]
+            def target_position(node: _Node, step: int = step) -> float:
+                near = [position[o] for o in links.get(node, ()) if o[1] == node[1] - step]
+                return sum(near) / len(near) if near else position[node]
 
-            row.sort(key=wish)
-            position.update((place, float(n)) for n, place in enumerate(row))
+            row.sort(key=target_position)
+            position.update((node, float(n)) for n, node in enumerate(row))
 
 
 def _centers(
-    rows: Sequence[Sequence[_Place]],
-    links: Mapping[_Place, Sequence[_Place]],
-    widths: Mapping[_Place, float],
+    rows: Sequence[Sequence[_Node]],
+    links: Mapping[_Node, Sequence[_Node]],
+    widths: Mapping[_Node, float],
     gap: float,
-) -> dict[_Place, float]:
-    """Return the middle of each place, across: near those that it is joined to."""
-    centers = {place: 0.0 for row in rows for place in row}
+) -> dict[_Node, float]:
+    """Return the center of each node along its row, close to the centers of its neighbours."""
+    centers = {node: 0.0 for row in rows for node in row}
     for sweep in range(_SWEEPS):
         step = 1 if sweep % 2 == 0 else -1
         for row in rows[::step]:
-            wishes = []
-            for place in row:
-                near = [o for o in links.get(place, ()) if o[1] != place[1]]
-                # On the way down the first time, nothing below has a place yet.
-                near = [o for o in near if sweep or o[1] < place[1]]
+            wanted = []
+            for node in row:
+                near = [o for o in links.get(node, ()) if o[1] != node[1]]
+                # In the first sweep, which goes down, the rows below have no positions yet.
+                near = [o for o in near if sweep or o[1] < node[1]]
                 weights = [
-                    _LIKE if (o[2] == "box") == (place[2] == "box") else _UNLIKE for o in near
+                    _STRONG if (o[2] == "box") == (node[2] == "box") else _WEAK for o in near
                 ]
-                wish = sum(w * centers[o] for w, o in zip(weights, near, strict=True))
-                wishes.append(wish / sum(weights) if near else centers[place])
-            apart = [
+                total = sum(w * centers[o] for w, o in zip(weights, near, strict=True))
+                wanted.append(total / sum(weights) if near else centers[node])
+            distances = [
                 (widths[one] + widths[other]) / 2 + gap / 2
                 for one, other in itertools.pairwise(row)
             ]
-            firm = [_LIKE if place[2] == "box" else _UNLIKE for place in row]
-            centers.update(zip(row, _spread(wishes, firm, apart), strict=True))
+            stiffness = [_STRONG if node[2] == "box" else _WEAK for node in row]
+            centers.update(zip(row, _spread(wanted, stiffness, distances), strict=True))
     left = min((centers[p] - widths[p] / 2 for row in rows for p in row), default=0.0)
-    return {place: center - left + gap for place, center in centers.items()}
+    return {node: center - left + gap for node, center in centers.items()}
 
 
 def _spread(
-    wishes: Sequence[float], weights: Sequence[float], apart: Sequence[float]
+    wanted: Sequence[float], weights: Sequence[float], distances: Sequence[float]
 ) -> list[float]:
-    """Return numbers near the wishes, each at least so far from the one before it.
+    """Return numbers close to ``wanted``, each at least its distance after the previous number.
 
-    Without the distances this is isotonic regression: neighbours in the wrong order share their mean.
+    The method is isotonic regression of the numbers minus their offsets: neighbours in the wrong
+    order get their weighted mean.
     """
     offsets = [0.0]
-    for distance in apart:
+    for distance in distances:
         offsets.append(offsets[-1] + distance)
-    blocks: list[tuple[float, float, int]] = []  # mean, weight and count of wishes that are one now
-    for wish, weight, offset in zip(wishes, weights, offsets, strict=True):
-        mean, count = wish - offset, 1
+    blocks: list[tuple[float, float, int]] = []  # mean, weight and count of merged numbers
+    for value, weight, offset in zip(wanted, weights, offsets, strict=True):
+        mean, count = value - offset, 1
         while blocks and blocks[-1][0] > mean:
-            other, heavy, more = blocks.pop()
-            mean = (mean * weight + other * heavy) / (weight + heavy)
-            weight, count = weight + heavy, count + more
+            other, other_weight, more = blocks.pop()
+            mean = (mean * weight + other * other_weight) / (weight + other_weight)
+            weight, count = weight + other_weight, count + more
         blocks.append((mean, weight, count))
     means = [mean for mean, _, count in blocks for _ in range(count)]
     return [mean + offset for mean, offset in zip(means, offsets, strict=True)]
 
 
 def _line(
-    route: Sequence[_Place],
-    centers: Mapping[_Place, float],
+    route: Sequence[_Node],
+    centers: Mapping[_Node, float],
     tops: Sequence[float],
     bottoms: Sequence[float],
     corners: Mapping[int, Point],
     sizes: Mapping[int, Point],
     gap: float,
 ) -> list[Point]:
-    """Return the points of a line; it turns only between rows."""
+    """Return the points of a line, which turns only between rows."""
     (source, first, _), *lanes, (_, last, _) = route
     x, y = centers[route[0]], corners[source][1] + sizes[source][1]
     points = [(x, y), (x, bottoms[first])]

@@ -1,4 +1,4 @@
-"""`plot_model`: the layers of a model, and what reads what, as a picture."""
+"""`plot_model`: a drawing of the graph of a model's layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pycollective.atomic_files import write_atomically
 from pycollective.keras.layers import Layer
 from pycollective.keras.utils.layering import layout
 
-_LETTER = 7.5  # pixels, the width of a letter of 13 pixels in a font like Helvetica
+_LETTER = 7.5  # pixels: the width of a letter in Helvetica of 13 pixels
 _LINE = 18  # pixels
 _GAP = 36.0  # pixels between boxes
-_SECONDS = 60  # how long Graphviz may draw
+_SECONDS = 60  # the timeout of Graphviz
 
 
 def plot_model(
@@ -32,30 +32,30 @@ def plot_model(
     show_layer_activations: bool = False,
     show_trainable: bool = False,
 ) -> Any:
-    """Write a picture of a model.
+    """Write a drawing of a model to a file.
 
-    Graphviz draws it, if its program ``dot`` is installed. Without it there are ``.svg``, in a simple
-    arrangement, and ``.dot``, the text that Graphviz reads.
+    Graphviz draws it, if its program ``dot`` is installed. Without Graphviz, only the formats
+    ``.svg``, in a simpler layout, and ``.dot``, the input of Graphviz, are available.
 
     Parameters
     ----------
     model
-        It must be built.
+        A built model.
     to_file
-        Where to; the ending says in what format.
+        The path of the file, whose ending selects the format.
     show_shapes, show_dtype, show_layer_names, show_layer_activations, show_trainable
-        What boxes say besides the class.
+        True to show these properties of a layer, in addition to its class.
     rankdir
-        ``"TB"``: from top to bottom; ``"LR"``: from left to right.
+        ``"TB"``: from top to bottom. ``"LR"``: from left to right.
     expand_nested
-        Whether the layers of models inside are shown instead of one box.
+        True to draw the layers of nested models instead of one box.
     dpi
-        Dots per inch of pictures made of dots.
+        The resolution of raster images, in dots per inch.
 
     Returns
     -------
     IPython.display.Image, IPython.display.SVG or None
-        Inside of a notebook, what shows the picture.
+        In a notebook, an object that shows the drawing.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def plot_model(
         write_atomically(path, _svg(boxes, arrows, rankdir).encode())
     else:
         raise ImportError(
-            f"plot_model: a picture of type {ending!r} needs Graphviz (https://graphviz.org), whose "
+            f"plot_model: a file of type {ending!r} needs Graphviz (https://graphviz.org), whose "
             "program 'dot' was not found; install it, or give a name that ends in .svg or .dot"
         )
     return _shown(path, ending)
@@ -102,7 +102,7 @@ def model_to_dot(
     show_layer_activations: bool = False,
     show_trainable: bool = False,
 ) -> str:
-    """Return what Graphviz draws for `plot_model`, whose parameters these are, as text."""
+    """Return the input of Graphviz for a drawing of a model; parameters as for `plot_model`."""
     options = _Options(
         show_shapes,
         show_dtype,
@@ -125,14 +125,14 @@ class _Options(NamedTuple):
 
 
 class _Box(NamedTuple):
-    """A layer: which one, and what is written in its box."""
+    """The box of a layer: its key and its lines of text."""
 
     key: int
     lines: list[str]
 
 
 def _drawing(model: Any, options: _Options) -> tuple[list[_Box], list[tuple[int, int]]]:
-    """Return the boxes, each after those it reads, and the arrows between their keys."""
+    """Return the boxes, sorted so that each follows its inputs, and the arrows between their keys."""
     if not model.built:
         raise ValueError(
             "This model has not yet been built. Build the model first by calling `build()` or by "
@@ -147,10 +147,10 @@ def _drawing(model: Any, options: _Options) -> tuple[list[_Box], list[tuple[int,
 def _collect(
     model: Any, options: _Options, boxes: dict[int, _Box], arrows: dict[tuple[int, int], None]
 ) -> tuple[list[int], list[int]]:
-    """Add a model's layers; return the keys of those that read its inputs and make its outputs."""
+    """Add a model's layers; return the keys of the layers at its inputs and at its outputs."""
     graph = model.call_graph
     if graph is None:
-        # What a model of one's own does with its layers is not known: they stand in a row.
+        # The calls of a subclassed model are unknown, so its layers are drawn as a chain.
         keys = [_add(layer, options, boxes) for layer in model.layers]
         arrows.update(dict.fromkeys(itertools.pairwise(keys)))
         return keys[:1], keys[-1:]
@@ -236,7 +236,7 @@ def _draw(program: str, text: str, path: str, ending: str) -> None:
 
 
 def _svg(boxes: Sequence[_Box], arrows: Sequence[tuple[int, int]], rankdir: str) -> str:
-    """Return a picture with a row of boxes for each number of steps from the inputs."""
+    """Return an SVG drawing with a row of boxes for each distance from the inputs."""
     down = rankdir == "TB"
 
     def turned(point: tuple[float, float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""`PyDataset`: batches by their number."""
+"""`PyDataset`: batches by index."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pycollective.tensor.random import default_generator
 
 
 class PyDataset:
-    """Base class: one of your own overrides ``__len__`` and ``__getitem__``.
+    """Base class of sequences of batches; a subclass overrides ``__len__`` and ``__getitem__``.
 
-    ``dataset[i]`` is the batch with the number ``i``, ``(x, y)`` or ``(x, y, sample_weight)``, of all
-    replicas together.
+    ``dataset[i]`` is the global batch ``i``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Parameters
     ----------
     workers, use_multiprocessing, max_queue_size
-        Accepted for Keras's sake: one thread reads ahead.
+        Accepted for compatibility with Keras and ignored: one thread prefetches.
     """
 
     def __init__(
@@ -34,17 +33,17 @@ class PyDataset:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there are; None: they never end."""
+        """The number of batches; None: infinite."""
         return len(self) if hasattr(self, "__len__") else None
 
     def on_epoch_begin(self) -> None:
-        """Hear that an epoch's first batch is about to be made."""
+        """Handle the beginning of an epoch, before its first batch."""
 
     def on_epoch_end(self) -> None:
-        """Hear that an epoch's last batch was made."""
+        """Handle the end of an epoch, after its last batch."""
 
     def passes(self, shuffle: bool) -> Iterator[Any]:
-        """Yield the batches of an epoch, in a new order if wanted."""
+        """Yield the batches of an epoch, in random order with ``shuffle``."""
         self.on_epoch_begin()
         count = self.num_batches
         if count is None:

@@ -1,7 +1,7 @@
-"""Pictures in other sizes, as TensorFlow and Keras compute them: without smoothing.
+"""Resizing of images without antialiasing, with the results of TensorFlow and Keras.
 
-A new pixel is a weighted mean of those old ones that lie around its center, as many as the
-interpolation needs where a picture gets larger; also where it gets smaller, when others lie between.
+A new pixel is a weighted mean of a fixed number of old pixels around its center. So an image that
+becomes smaller skips old pixels.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ def _lanczos(radius: int) -> Callable[[Array], Array]:
     return kernel
 
 
-#: By name, how far a kernel reaches, and what it is; "nearest" and "area" have none.
+#: The radius and function of each kernel, by name; "nearest" and "area" have no kernel.
 _KERNELS: dict[str, tuple[int, Callable[[Array], Array]]] = {
     "bicubic": (2, _bicubic),
     "bilinear": (1, _bilinear),
     "lanczos3": (3, _lanczos(3)),
     "lanczos5": (5, _lanczos(5)),
 }
-#: What there is.
+#: The names of all interpolations.
 INTERPOLATIONS = ("area", *_KERNELS, "nearest")
 
 
 @lru_cache(maxsize=256)
 def _taps(source: int, target: int, interpolation: str) -> tuple[Array, Array]:
-    """Return for each new pixel which old ones it is made of, and their weights: [target, taps]."""
+    """Return the old pixels' indices and weights for each new pixel, each ``[target, taps]``."""
     scale = source / target
     if interpolation == "area":
-        # Each new pixel is a piece of the old row: what it covers of each old one.
+        # The weight of an old pixel is the length of its overlap with the new pixel.
         begin = np.arange(target) * scale
         first = np.floor(begin).astype(np.int64)
         places = first[:, None] + np.arange(int(np.ceil(scale)) + 1)
@@ -65,14 +65,14 @@ def _taps(source: int, target: int, interpolation: str) -> tuple[Array, Array]:
         center = (np.arange(target) + 0.5) * scale - 0.5
         places = np.floor(center).astype(np.int64)[:, None] + np.arange(1 - radius, 1 + radius)
         weights = kernel(places - center[:, None])
-    # Beyond the border there is nothing.
+    # Positions outside of the image have no weight.
     weights = np.where((places >= 0) & (places < source), weights, 0)
     weights = weights / weights.sum(axis=1, keepdims=True)
     return np.clip(places, 0, source - 1), weights.astype(np.float32)
 
 
 def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
-    """Return a picture ``[height, width, channels]`` in another size, as float32.
+    """Return an image ``[height, width, channels]`` in another size, as float32.
 
     ``interpolation`` is one of `INTERPOLATIONS`.
     """
@@ -82,7 +82,7 @@ def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
             continue
         places, weights = _taps(result.shape[axis], size[axis], interpolation)
         shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
-        # Tap by tap: only the pixels that count are converted.
+        # The sum runs over single taps, so that only the needed pixels are converted to float.
         total = None
         for place, weight in zip(places.T, weights.T, strict=True):
             part = result.take(place, axis).astype(np.float32)
@@ -94,7 +94,7 @@ def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
 
 
 def cropped(picture: Array, size: tuple[int, int]) -> Array:
-    """Return the middle of a picture, as large as possible, in the proportions of a size."""
+    """Return the largest centered part of an image with the proportions of ``size``."""
     height, width = picture.shape[:2]
     high = max(min(height, int(width * size[0] / size[1])), 1)
     wide = max(min(width, int(height * size[1] / size[0])), 1)
@@ -103,13 +103,13 @@ def cropped(picture: Array, size: tuple[int, int]) -> Array:
 
 
 def padded(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
-    """Return a picture in another size, in its own proportions, with black margins."""
+    """Return an image in another size, with its own proportions and black margins."""
     height, width = picture.shape[:2]
     ratio = max(height / size[0], width / size[1])
     high, wide = height / ratio, width / ratio
     inner = max(int(high), 1), max(int(wide), 1)
     result = np.zeros((*size, picture.shape[2]), np.float32)
-    # Before they are rounded, as in TensorFlow.
+    # Computed from the lengths before rounding, as in TensorFlow.
     top, left = int((size[0] - high) / 2), int((size[1] - wide) / 2)
     result[top : top + inner[0], left : left + inner[1]] = resized(picture, inner, interpolation)
     return result

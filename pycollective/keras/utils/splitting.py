@@ -1,4 +1,4 @@
-"""`split_dataset`: one dataset as two."""
+"""`split_dataset`: a dataset split into two."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def split_dataset(
     shuffle: bool = False,
     seed: int | None = None,
 ) -> tuple[Dataset, Dataset]:
-    """Return the beginning and the end of a dataset, such as for training and test.
+    """Return the beginning and the end of a dataset, for example for training and testing.
 
     Parameters
     ----------
     dataset
         A `Dataset` of known length, an array, or a list or tuple of arrays of the same length.
     left_size, right_size
-        How many elements each gets: a share (float) or a number (int). One of them follows from the
-        other.
+        The sizes of the parts: a fraction (float) or a number of elements (int). The default is the
+        remainder.
     shuffle, seed
-        Whether elements are in a random order before, always the same one, and where it begins.
+        True to shuffle the elements first, always in the same order; and the seed of this order.
 
     Raises
     ------
     ValueError
-        If no size is given, both together are too large, a part would be empty, or the length is
-        not known.
+        If no size is given, the sizes are too large, a part would be empty, or the length is
+        unknown.
     """
     if not isinstance(dataset, Dataset):
         arrays = tuple(dataset) if isinstance(dataset, (list, tuple)) else dataset
@@ -47,7 +47,7 @@ def split_dataset(
     if left < 1 or right < 1 or left + right > total:
         raise ValueError(
             f"split_dataset: parts of {left} and {right} elements (left_size={left_size}, "
-            f"right_size={right_size}) do not go into a dataset of {total}"
+            f"right_size={right_size}) do not fit into a dataset of {total}"
         )
     if shuffle:
         dataset = dataset.shuffle(total, seed, reshuffle_each_iteration=False)
@@ -59,6 +59,6 @@ def _elements(size: int | float | None, total: int) -> int | None:
         return None
     if isinstance(size, float):
         if not 0 < size < 1:
-            raise ValueError(f"split_dataset: a share must be between 0 and 1, got {size}")
+            raise ValueError(f"split_dataset: a fraction must be between 0 and 1, got {size}")
         return round(size * total)
     return int(size)
