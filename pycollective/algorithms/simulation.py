@@ -129,8 +129,8 @@ def simulate(
 ) -> Simulation:
     """Time a schedule on a cluster, without running it.
 
-    The model is LogGP's with several classes of links. ``docs/algorithms.md`` describes the model and its
-    limits, ``csrc/schedule/simulate.h`` the rules. Memory grows with the ranks and with the messages
+    The model is LogGP's with several classes of links. ``docs/algorithms.md`` describes the model and
+    its limits, ``csrc/schedule/simulate.h`` the rules. Memory grows with the ranks and with the messages
     under way only, so that 10,000 ranks and more can be timed.
 
     Parameters
@@ -183,9 +183,9 @@ def simulate(
     if kind == _core.Collective.barrier:
         bytes = 0
     if root and kind.name not in ROOTED:
-            raise ValueError(f"{kind.name} has no root, but root={root} was given")
+        raise ValueError(f"{kind.name} has no root, but root={root} was given")
     if root and not 0 <= root < cluster.ranks:
-            raise ValueError(f"root {root} is not among the {cluster.ranks} ranks")
+        raise ValueError(f"root {root} is not among the {cluster.ranks} ranks")
     links = [
         (k.latency, k.bandwidth, k.overhead, k.sender_copies, k.receiver_copies, k.shared)
         for k in cluster.links

@@ -44,8 +44,8 @@ Every result is checked before it is timed. The columns:
   algbw          bytes / p50
   busbw          algbw × a factor: 2(n-1)/n for all_reduce, (n-1)/n for collectives of parts, 1 for the
                  others. It is the load of the slowest link, comparable between numbers of ranks.
-  limit          percent of the memory's speed, from 64 KiB on. The least traffic reads every contribution
-                 once and writes every result once (all_reduce: n·bytes each). The memory's speed is
+  limit          percent of the memory's speed, from 64 KiB on. The least traffic reads every
+                 contribution once and writes every result once (all_reduce: n·bytes each). The memory's speed is
                  measured in the same run: all ranks at once copy an array of this size or change it in
                  place, the faster of the two. Arrays that fit into caches are compared with the caches'
                  speed, which ranks that share a cache may exceed.
@@ -74,8 +74,8 @@ examples:
   pycollective bench --tune --transport shm -n 4           find and store the best for 4 processes here
 
 --tune times every algorithm in three turns, and writes the fastest one for each size into a table.
-algorithm="auto" then uses the table for groups of that transport and number of ranks on this machine, and
-of fewer ranks if those are not tuned. Tune while nothing else runs. The table is the file in
+algorithm="auto" then uses the table for groups of that transport and number of ranks on this machine,
+and of fewer ranks if those are not tuned. Tune while nothing else runs. The table is the file in
 PYCOLLECTIVE_TUNING ("none": no table), by default pycollective/tuning.json in the user's cache.
 """
 

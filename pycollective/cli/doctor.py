@@ -29,8 +29,8 @@ from pycollective.rendezvous.links import Findings
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Show what pycollective.init() and MultiWorkerMirroredStrategy() would use here: the source of the cluster's
-description, the number of this worker, the protection of the connections, and all errors at once.
+Show what pycollective.init() and MultiWorkerMirroredStrategy() would use here: the source of the
+cluster's description, the number of this worker, the protection of the connections, and all errors at once.
 With several workers, run the command on each of them, with the environment of the training program. The
 workers try every link that they need. Each worker reports the links that do not work, what it saw (a
 refused port, dropped packets, a missing route), and where to look. If all links work, they are measured.
@@ -270,7 +270,7 @@ def diagnosis(findings: Findings, member: Membership, seconds: float) -> list[st
             )
         lines.append(
             f"{member.names[a]} -> {_placed(findings, member, b)}: "
-            f"{_SEEN[kind]}{f' ({text})' * bool(text)}, though {member.names[b]} is running{also}. {look}"
+            f"{_SEEN[kind]}{f' ({text})' * bool(text)}, though {member.names[b]} runs{also}. {look}"
         )
     if not lines and not findings.all_work(member.size):
         lines.append(f"not all links could be tried within {seconds:g} s: give a longer --timeout")
@@ -292,8 +292,8 @@ _SEEN = {
     "other": "no connection",
 }
 _LOOK = {
-    "refused": "Look for a firewall that rejects port {port} on {b}'s host or on the way. Check that {a} "
-    "resolves {host} to that host (`ip route get {host}`, `ip neigh`)",
+    "refused": "Look for a firewall that rejects port {port} on {b}'s host or on the way. Check that "
+    "{a} resolves {host} to that host (`ip route get {host}`, `ip neigh`)",
     "silent": "Look for a firewall or a security group that drops port {port} on {b}'s host or on the "
     "way, and for routes that end on the way (`ip route get` on both hosts)",
     "here": "Look at the routes (`ip route get {host}`) and the firewall of {a}'s own host",
@@ -315,7 +315,9 @@ def _placed(findings: Findings, member: Membership, rank: int) -> str:
 def _links(communicator: Communicator, member: Membership) -> list[str]:
     """Measure every link, one after the other; return this worker's, and on worker 0 a table."""
     size, rank = communicator.size, communicator.rank
-    table = np.full((3, size, size), np.nan)  # seconds; bytes per second from row to column, and back
+    table = np.full(
+        (3, size, size), np.nan
+    )  # seconds; bytes per second from row to column, and back
     for a in range(size):
         for b in range(a + 1, size):
             communicator.barrier()
@@ -376,7 +378,7 @@ def _measured(communicator: Communicator, peer: int) -> tuple[float, float, floa
     small, large = np.zeros(1), np.zeros(_BULK, np.uint8)
 
     def exchange(there: Any, back: Any, rounds: int) -> float:
-        """Return the seconds of a round; the leader's first byte tells the peer which round is the last."""
+        """Return the seconds of a round; the leader's first byte marks the last round."""
         last = there.view(np.uint8)
         taken: list[float] = []
         until = time.perf_counter() + _PART_SECONDS

@@ -15,8 +15,8 @@ __all__ = ["add_parser"]
 _DESCRIPTION = """\
 Start N processes of a program as the ranks of one group. In the program, pycollective.init() returns
 the process's communicator; the ranks communicate through shared memory, or over TCP on the loopback
-address. No configuration is needed; TCP is protected by a secret that is made for this run. Each rank runs
-on its own share of the cores.
+address. No configuration is needed; a secret made for this run protects TCP. Each rank runs on its
+own share of the cores.
 
 Signals are passed on; Ctrl-Z stops the ranks too, and a third Ctrl-C kills them. Only rank 0 reads the
 standard input. When a rank fails, the other ranks' calls raise PeerLostError, or RendezvousError if the

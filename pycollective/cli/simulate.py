@@ -72,7 +72,12 @@ def add_parser(commands: Any) -> None:
         help="root of rooted collectives (0)")  # fmt: skip
     add("--cluster", default="ethernet-10g", choices=[*CLUSTERS, "this-machine"],
         help="the cluster (ethernet-10g)")  # fmt: skip
-    add("--ranks-per-host", type=options.positive, metavar="N", help="ranks per host (the cluster's)")
+    add(
+        "--ranks-per-host",
+        type=options.positive,
+        metavar="N",
+        help="ranks per host (the cluster's)",
+    )
     add("--latency", type=seconds, metavar="S", help="seconds between hosts")
     add("--bandwidth", type=rate, metavar="RATE", help="bytes per second between hosts")
     add("--overhead", type=seconds, metavar="S", help="seconds of a message at each end")

@@ -348,7 +348,9 @@ def run(args: argparse.Namespace) -> int:
         report.write(args.json, "train", about, found)
     path = checkpoints.latest_checkpoint(str(args.checkpoint_dir))
     if epoch is None:
-        print(f"{path} belongs to the last of the {args.epochs} epochs: give more --epochs to continue")
+        print(
+            f"{path} belongs to the last of the {args.epochs} epochs: give more --epochs to continue"
+        )
         return 0
     model = build_cnn()
     restored = checkpoints.Checkpoint(model=model)

@@ -49,8 +49,8 @@ class GCEClusterResolver(ClusterResolver):
     credentials
         Credentials for the installed client; by default those of the application.
     service : optional
-        The result of ``googleapiclient.discovery.build("compute", "v1")``, or an object with its methods;
-        by default made with the installed client.
+        The result of ``googleapiclient.discovery.build("compute", "v1")``, or an object with its
+        methods; by default made with the installed client.
 
     Raises
     ------

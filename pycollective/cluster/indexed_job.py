@@ -83,7 +83,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
     @task_id.setter
     def task_id(self, value: int | None) -> None:
         if value is not None:
-            raise ValueError(f"{INDEX} determines this task's number: task_id cannot be set")
+            raise ValueError(f"{INDEX} says which task this is: task_id cannot be set")
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster."""
@@ -153,9 +153,11 @@ def _pods_of_jobs(job: str, text: str) -> list[str]:
     named = [(m[1], int(m[2]), int(m[3])) for m in jobs if m]
     count = sum(jobs * pods for _, jobs, pods in named)
     if count > _MOST_PODS:
-            raise ValueError(f"{JOBS}={text!r} has {count} pods; the limit is {_MOST_PODS}")
+        raise ValueError(f"{JOBS}={text!r} has {count} pods; the limit is {_MOST_PODS}")
     # A job of a JobSet is called <jobset>-<replicated job>-<index>.
-    for name, _, _ in sorted(named, key=lambda job: -len(job[0])):  # a name may end with another one
+    for name, _, _ in sorted(
+        named, key=lambda job: -len(job[0])
+    ):  # a name may end with another one
         found = re.fullmatch(rf"(.+)-{re.escape(name)}-\d+", job)
         if found:
             return [
