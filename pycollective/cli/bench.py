@@ -45,10 +45,10 @@ Every result is checked before it is timed. The columns:
   busbw          algbw × a factor: 2(n-1)/n for all_reduce, (n-1)/n for collectives of parts, 1 for the
                  others. It is the load of the slowest link, comparable between numbers of ranks.
   limit          percent of the memory's speed, from 64 KiB on. The least traffic reads every
-                 contribution once and writes every result once (all_reduce: n·bytes each). The memory's speed is
-                 measured in the same run: all ranks at once copy an array of this size or change it in
-                 place, the faster of the two. Arrays that fit into caches are compared with the caches'
-                 speed, which ranks that share a cache may exceed.
+                 contribution once and writes every result once (all_reduce: n·bytes each). The
+                 memory's speed is measured in the same run: all ranks at once copy an array of
+                 this size or change it in place, the faster of the two. Arrays that fit into caches
+                 are compared with the caches' speed, which ranks that share a cache may exceed.
   errors         number of wrong items in all ranks' results
 
 With --device gpu a call's time ends when the GPU is done (nccl-tests divides the time of many calls);

@@ -30,10 +30,11 @@ __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Show what pycollective.init() and MultiWorkerMirroredStrategy() would use here: the source of the
-cluster's description, the number of this worker, the protection of the connections, and all errors at once.
-With several workers, run the command on each of them, with the environment of the training program. The
-workers try every link that they need. Each worker reports the links that do not work, what it saw (a
-refused port, dropped packets, a missing route), and where to look. If all links work, they are measured.
+cluster's description, the number of this worker, the protection of the connections, and all
+errors at once. With several workers, run the command on each of them, with the environment of the
+training program. The workers try every link that they need. Each worker reports the links that do not
+work, what it saw (a refused port, dropped packets, a missing route), and where to look. If all links
+work, they are measured.
 """
 
 _EPILOG = """\

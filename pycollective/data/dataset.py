@@ -459,7 +459,7 @@ class Dataset:
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Return every ``num_shards``-th element, beginning with number ``index``.
 
-        Under `AutoShardPolicy.HINT`, a strategy replaces the values of ``shard(SHARD_HINT, SHARD_HINT)``.
+        A strategy with `AutoShardPolicy.HINT` replaces the values of ``shard(SHARD_HINT, SHARD_HINT)``.
         """
         return _made("Shard", self, num_shards, index)
 

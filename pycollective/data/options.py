@@ -12,9 +12,9 @@ SHARD_HINT = -1
 class AutoShardPolicy(enum.IntEnum):
     """The way in which a strategy's workers share a dataset.
 
-    OFF: every worker reads all elements. FILE: every worker reads its own files. DATA: every worker reads
-    all elements and keeps its own rows. AUTO: FILE if the dataset reads files, else DATA. HINT: workers
-    share the dataset at ``shard(SHARD_HINT, SHARD_HINT)``.
+    OFF: every worker reads all elements. FILE: every worker reads its own files. DATA: every worker
+    reads all elements and keeps its own rows. AUTO: FILE if the dataset reads files, else
+    DATA. HINT: workers share the dataset at ``shard(SHARD_HINT, SHARD_HINT)``.
     """
 
     OFF = -1
