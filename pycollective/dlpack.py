@@ -1,7 +1,7 @@
 """Import of bfloat16 arrays by DLPack, for a CuPy that does not support them.
 
-CuPy arrays can have the dtype of ``ml_dtypes``, but CuPy's DLPack import does not know bfloat16. It
-therefore gets 16-bit integers, which are then viewed as bfloat16.
+CuPy arrays can have the dtype of ``ml_dtypes``, but CuPy's DLPack import does not know bfloat16. The
+import therefore gets 16-bit integers, which are then viewed as bfloat16.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Environment variables that the package reads: one table, and functions that read numbers.
 
-A variable whose name begins with ``PYCOLLECTIVE_`` and is not in the table has no effect. `check` raises
-an error if the name looks like a misspelt one of the table, and logs a warning for any other name.
+A variable whose name begins with ``PYCOLLECTIVE_`` and is not in the table has no effect. If its name
+looks like a misspelt one of the table, `check` raises an error, else it logs a warning.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def run(
 ) -> list[Any]:
     """Call a function in several Ray actors, in which `init` and strategies find their group.
 
-    One placement group holds all actors. Ray carries each actor's address and a secret to the others, as
-    ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. `run` starts Ray on this machine if it does not run.
+    One placement group holds all actors. Ray gives every actor all addresses and a secret, as
+    ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. If Ray does not run, `run` starts it on this machine.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Tables of the algorithms for ``algorithm="auto"``, which ``pycollective bench --tune`` writes.
 
-The file is JSON. It has rows of (collective, most bytes, algorithm) for each transport and number of
+The file is JSON, with rows of (collective, most bytes, algorithm) for each transport and number of
 ranks; the first row that fits counts. The file is read when a group is made. All ranks of a group use
 the same rows: threads share them, `pycollective run` passes them on, and over TCP they are rank 0's. The
 file also has the size from which on copies bypass the caches; each process reads this size itself.

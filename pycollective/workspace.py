@@ -1,7 +1,7 @@
 """Memory that the operations of a thread reuse, because fresh pages cost more than the kernels.
 
-There are two kinds: *scratch*, which an operation needs until it returns, and *results*, which are
-reused when the last array on their memory is gone.
+Scratch memory belongs to an operation until it returns. Memory of results is reused when the last array
+on it is gone.
 """
 
 from __future__ import annotations

@@ -138,23 +138,17 @@ def verify(
 ) -> None:
     """Prove a schedule, out of place and in place, for arrays of any length.
 
-    The proof covers four things:
+    Every rank must end with the collective's result, with each contribution exactly once. Sends and
+    receives must match. No rank may block for ever, even if only one message fits between two ranks. No
+    chunk may be written while a peer may still read it.
 
-    * Every rank ends with the collective's result, with each contribution exactly once.
-    * Sends and receives match.
-    * No rank blocks for ever, even if only one message fits between two ranks.
-    * No chunk is written while a peer may still read it.
+    The proof is exact up to 64 ranks. Beyond 64 ranks, contributions are random numbers modulo a prime
+    near 2^61: for each chunk of each rank, the probability to accept an error is about 10^-18. Arrays
+    shorter than the number of chunks are not checked then. The ranks are played in one order only, so
+    that a chunk that is overwritten too early may stay undetected.
 
-    The proof is exact up to 64 ranks. Beyond 64 ranks it is weaker:
-
-    * Contributions are random numbers modulo a prime near 2^61. A wrong schedule is accepted with a
-      probability of about 10^-18 for each chunk of each rank.
-    * Arrays shorter than the number of chunks are not checked.
-    * The ranks are played in one order only. A chunk that is overwritten too early is found only if
-      that order shows it.
-
-    The steps of a named algorithm are made while they are played, in 8 bytes for each chunk of each
-    rank: a ring of 10,000 ranks takes about half a minute and 0.8 GiB. Ctrl-C stops it.
+    The steps of a named algorithm are made while they are played. Memory is 8 bytes for each chunk of
+    each rank: a ring of 10,000 ranks takes about half a minute and 0.8 GiB. Ctrl-C stops the proof.
 
     Parameters
     ----------
@@ -201,9 +195,9 @@ def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> 
     """Return the messages as a text table: one line for each round, one column for each rank.
 
     A message takes one round. The message begins when its sender has received all data that it waits
-    for, and when the previous message between the same two ranks is over. ``2+0:4`` under a rank means
-    that the rank receives chunks 0 to 3 from rank 2 and reduces them; with ``2<0:4`` the rank only
-    stores them. Ranges of ranks' parts wrap around: of 4 parts, ``3:5`` is the last and the first.
+    for, and when the previous message between the same two ranks is over. The text ``2+0:4`` under a
+    rank means that the rank receives chunks 0 to 3 from rank 2 and reduces them. With ``2<0:4`` the rank
+    only stores them. Ranges of ranks' parts wrap around: of 4 parts, ``3:5`` is the last and the first.
     """
     made = schedule(what, size, collective)
     return f"{title_of(_name(what), made)}\n{table_of_rounds(made.steps)}"

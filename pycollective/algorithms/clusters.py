@@ -167,8 +167,8 @@ class Cluster:
 
         Copying and reducing are measured on all cores that the ranks use, each with one rank's share of
         ``bytes``. The cost of a message follows from two all-reduces of 64 bytes a rank: ``ring``,
-        a chain of messages, and ``reduce_to_one``, a fan. It takes a second or two. Other programs on
-        the machine falsify the result.
+        a chain of messages, and ``reduce_to_one``, a fan. The measurement takes a second or two. Other
+        programs on the machine falsify the result.
 
         Parameters
         ----------
@@ -251,8 +251,8 @@ class Cluster:
     def infiniband_nvlink(cls, ranks: int, ranks_per_host: int = 8) -> Cluster:
         """Return hosts of GPUs: NVLink within, one 100 Gb/s InfiniBand adapter for each host.
 
-        The latencies are those of NCCL's own model (``hwLat`` for a ring with the simple protocol in its
-        ``src/graph/tuning.cc`` of 2020): 3.4 µs over NVLink, 9.6 µs over the network. NVLink 3
+        The latencies are those of NCCL's own model of 2020: 3.4 µs over NVLink, 9.6 µs over the network
+        (``hwLat`` for a ring with the simple protocol in ``src/graph/tuning.cc``). NVLink 3
         carries 300 GB/s in each direction (NVIDIA A100 data sheet: 600 GB/s both ways), EDR InfiniBand
         12.5 GB/s. A reduction reads two operands and writes one at the A100's memory rate of
         1,555 GB/s.

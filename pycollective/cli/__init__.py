@@ -55,8 +55,8 @@ def parser(commands: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
-    An error that a user can correct is printed in one line and gives status 2: a file that cannot be
-    read or written, a missing device, a wrong option, a misspelt environment variable. Any other
+    An error that a user can correct is printed in one line and gives status 2. Examples are a file that
+    cannot be read, a missing device, a wrong option, and a misspelt environment variable. Any other
     error shows a traceback.
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")

@@ -1,8 +1,8 @@
 """Find all errors in a description of a cluster at once, each with its key, task and address.
 
-Errors in the description itself are always errors. Results of tests on this host (of names, and of this
-process's port) may be wrong: a name may resolve only when other containers run, or an address may belong
-to a proxy in front of this host. Such results are doubts, which are logged.
+Errors in the description itself are always errors. Tests on this host, of names and of this process's
+port, may fail for a correct description. For example, a name may resolve only when other containers run,
+or an address may belong to a proxy in front of this host. Failures of such tests are doubts.
 """
 
 from __future__ import annotations

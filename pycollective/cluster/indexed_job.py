@@ -26,14 +26,15 @@ class KubernetesJobClusterResolver(ClusterResolver):
     """A cluster of the pods of an indexed job, or of all jobs of a JobSet, by their host names.
 
     Kubernetes sets ``JOB_COMPLETION_INDEX``, the number of this pod in its job, and the host's name,
-    ``<job>-<index>``. The author of the job sets the number of workers:
+    ``<job>-<index>``. The author of the job sets ``PYCOLLECTIVE_SIZE``, the number of all workers.
 
-    * ``PYCOLLECTIVE_SIZE`` is the number of all workers.
-    * ``PYCOLLECTIVE_JOBS`` describes a JobSet of several jobs: ``leader:1x1,workers:2x4`` means 1 job
-      ``leader`` with 1 pod, and 2 jobs ``workers`` with 4 pods each. Workers are numbered in this order,
-      then by the job's index, then by the pod's. Pods of other jobs do not take part.
-    * ``PYCOLLECTIVE_LOCAL_SIZE`` is the number of processes of each pod, and ``PYCOLLECTIVE_LOCAL_RANK``
-      the number of this one, if a pod has several. Each process listens at a port of its own.
+    For a JobSet of several jobs, the author describes the jobs in ``PYCOLLECTIVE_JOBS``. The text
+    ``leader:1x1,workers:2x4`` means 1 job ``leader`` with 1 pod, and 2 jobs ``workers`` with 4 pods
+    each. Workers are numbered in this order, then by the job's index, then by the pod's. Pods of other
+    jobs do not take part.
+
+    If a pod has several processes, ``PYCOLLECTIVE_LOCAL_SIZE`` is their number, and
+    ``PYCOLLECTIVE_LOCAL_RANK`` the number of this one. Each process listens at a port of its own.
 
     The job needs a headless service, with the service's name as ``subdomain``, so that pods find each
     other by name (a JobSet makes the service).

@@ -41,8 +41,8 @@ class KubernetesClusterResolver(ClusterResolver):
     TensorFlow's resolver always takes the host's address, even if no process listens there.
 
     If the Kubernetes client is not installed, a resolver in a pod asks the API itself, as the pod's
-    service account. The account needs the right to list pods of all namespaces, or of its own namespace;
-    in the second case the resolver sees only these pods.
+    service account. The account needs the right to list pods of all namespaces. With the right for its
+    own namespace only, the resolver sees only the pods of this namespace.
 
     Parameters
     ----------

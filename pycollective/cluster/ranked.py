@@ -1,6 +1,6 @@
 """Resolvers of launchers that number their processes and give at most the first one's address.
 
-They read the variables of torchrun, Kubeflow's trainer, Open MPI, and MPICH and others with PMI. The
+There are resolvers for torchrun, Kubeflow's trainer, Open MPI, and MPICH and others with PMI. The
 cluster has worker 0's address only: the workers connect there and exchange the other addresses.
 """
 
@@ -214,8 +214,8 @@ def _starter() -> tuple[int, ...]:
 class OpenMPIClusterResolver(_MPIClusterResolver):
     """``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` of Open MPI's ``mpirun``.
 
-    Worker 0's address is ``PYCOLLECTIVE_ADDRESS``, or ``MASTER_ADDR`` and ``MASTER_PORT``. It is not
-    needed on one host, or if mpi4py is installed.
+    Worker 0's address is ``PYCOLLECTIVE_ADDRESS``, or ``MASTER_ADDR`` and ``MASTER_PORT``. On one host,
+    or if mpi4py is installed, these need not be set.
     """
 
     needs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")

@@ -1,7 +1,7 @@
 """Requests to an HTTP API with JSON answers, for the resolvers that need one.
 
-The modules of HTTP are imported at the first request only: every rank imports this module, few send
-requests, and the import would take a sixth of the time that a rank needs to start.
+Every rank imports this module, but few send requests. The modules of HTTP are therefore imported at the
+first request; their import would take a sixth of a rank's time to start.
 """
 
 from __future__ import annotations

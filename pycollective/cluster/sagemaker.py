@@ -16,7 +16,7 @@ __all__ = ["SageMakerClusterResolver"]
 class SageMakerClusterResolver(ClusterResolver):
     """A cluster from ``SM_HOSTS`` and ``SM_CURRENT_HOST``, whose hosts are workers in sorted order.
 
-    It reads the variables each time.
+    The variables are read each time.
 
     Parameters
     ----------

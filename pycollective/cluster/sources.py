@@ -1,18 +1,18 @@
 """Launchers that may have started this process: one table, `SOURCES`.
 
 The table is used by `pycollective.init`, `MultiWorkerMirroredStrategy` and ``pycollective doctor``.
-The first source whose variables are set counts:
+The first source in this list whose variables are set counts::
 
-1. ``TF_CONFIG`` with a cluster in it
-2. ``PYCOLLECTIVE_RANK``, ``PYCOLLECTIVE_SIZE``: ``pycollective run``, or set by hand
-3. ``SM_HOSTS``, ``SM_CURRENT_HOST``: SageMaker
-4. ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``: torchrun
-5. ``PET_NODE_RANK``, ``PET_NNODES``: Kubeflow
-6. ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``: Open MPI
-7. ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``: a Slurm step, unless ``PMI_RANK`` and ``PMI_SIZE`` have
-   other values (then ``mpirun`` of MPICH runs in the step)
-8. ``PMI_RANK``, ``PMI_SIZE``: MPICH, Intel MPI
-9. ``JOB_COMPLETION_INDEX``, ``PYCOLLECTIVE_SIZE``: an indexed job of Kubernetes
+    TF_CONFIG : with a cluster in it
+    PYCOLLECTIVE_RANK, PYCOLLECTIVE_SIZE : pycollective run, or set by hand
+    SM_HOSTS, SM_CURRENT_HOST : SageMaker
+    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT : torchrun
+    PET_NODE_RANK, PET_NNODES : Kubeflow
+    OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE : Open MPI
+    SLURM_PROCID, SLURM_STEP_NUM_TASKS : a Slurm step, unless PMI_RANK and PMI_SIZE have other values
+        (then mpirun of MPICH runs in the step)
+    PMI_RANK, PMI_SIZE : MPICH, Intel MPI
+    JOB_COMPLETION_INDEX, PYCOLLECTIVE_SIZE : an indexed job of Kubernetes
 
 Without any of them the process is alone. If a variable nevertheless means several processes, this is an
 error (`unheeded`).

@@ -68,8 +68,8 @@ def as_tensors(element: Any) -> Any:
     return nest.map_structure(lambda a: a if isinstance(a, Dataset) else Tensor(a), element)
 
 
-#: The kinds of datasets by name, for the methods of `Dataset`: the modules that define the subclasses
-#: import this one, which therefore cannot import them.
+#: The kinds of datasets by name, for the methods of `Dataset`. This module cannot import the subclasses,
+#: because their modules import it.
 _kinds: dict[str, Callable[..., Dataset]] = {}
 _Kind = TypeVar("_Kind", bound=Callable[..., Any])
 
@@ -218,8 +218,9 @@ class Dataset:
     def element_spec(self) -> Any:
         """Shape and dtype of each tensor of an element, in the elements' structure.
 
-        A single `TensorSpec` of unknown shape and dtype if the structure is unknown: after
-        `from_generator` without a signature, and after `map` with a function that fails for zeros.
+        If the structure is unknown, the result is a single `TensorSpec` of unknown shape and dtype. That
+        is so after `from_generator` without a signature, and after `map` with a function that fails for
+        zeros.
         """
         if not hasattr(self, "_spec"):
             self._spec = self._make_spec()

@@ -1,6 +1,6 @@
 """Rows of arrays in memory, which shuffling and batching handle by index.
 
-While a dataset only orders rows of arrays in memory, its elements are row numbers, and a batch is one
+While a dataset only orders rows of arrays in memory, its elements are row numbers. A batch is then one
 ``np.take`` for each array instead of a Python loop over elements.
 """
 

@@ -1,13 +1,12 @@
 """Sharding: the part of a dataset that each worker of a strategy reads.
 
 There are ``num_workers`` input pipelines, each of which feeds the same number of replicas. A *global
-batch* is an element of the user's dataset: the rows of one step of all replicas. It is cut into
-*mini-batches*, one for each replica.
+batch* is an element of the user's dataset: the rows of one step of all replicas. A *mini-batch* is one
+replica's part of a global batch.
 
-There are two rules for the cut. *By batch*: each global batch of b rows becomes N mini-batches of
-ceil(b/N) rows, the last ones shorter or empty. *As a stream*: the rows of all batches are taken one
-after the other, in the sizes of `batch_sizes_for_worker`. `share_of_worker` describes when each
-rule applies.
+There are two rules for the cut. By batch, each global batch of b rows becomes N mini-batches of
+ceil(b/N) rows, the last ones shorter or empty. As a stream, the rows of all batches are taken one
+after the other, in the sizes of `batch_sizes_for_worker`. The docstring of `share_of_worker` says when each rule applies.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class ShardOfFiles(Shard):
 def shard_by_file(dataset: Dataset, num_workers: int, worker_index: int) -> Dataset:
     """Return the dataset limited to a worker's files; raise NotFoundError if it reads no files.
 
-    Files are names that go into `TextLineDataset`, or into the function of `Dataset.interleave` or
-    `Dataset.flat_map`: a function of a string is assumed to read a file. A shuffle of the names is
+    Files are names that go into `TextLineDataset`, or strings that go into the function of
+    `Dataset.interleave` or `Dataset.flat_map`. A shuffle of the names is
     moved after the selection, so that workers need not agree on the order.
     """
     if isinstance(dataset, AssertCardinality):
@@ -157,9 +156,9 @@ def fill_in_hints(dataset: Dataset, num_workers: int, worker_index: int) -> Data
 class Share:
     """The part of a dataset that one worker reads.
 
-    ``dataset`` yields the worker's mini-batches, one for each of its replicas and steps. ``policy`` is
-    never AUTO. ``sizes`` are the rows of the mini-batches, used in turn, under the stream rule, else
-    None. ``batch_size`` is the number of rows of a global batch, if known, and ``cardinality`` the
+    The dataset yields the worker's mini-batches, one for each of its replicas and steps. The policy is
+    never AUTO. Under the stream rule, ``sizes`` are the rows of the mini-batches, used in turn; else
+    None. The batch size is the number of rows of a global batch, if known, and the cardinality the
     number of steps.
     """
 
@@ -175,13 +174,10 @@ def share_of_worker(
 ) -> Share:
     """Return the part of a dataset of global batches that worker ``worker_index`` (w) of W reads.
 
-    The dataset's `AutoShardPolicy` determines the part, as in TensorFlow:
-
-    * OFF: everything.
-    * FILE: the worker's own files.
-    * HINT: the part that ``shard(SHARD_HINT, SHARD_HINT)`` in the dataset selects.
-    * DATA: the mini-batches with the numbers w, w + W, w + 2 W and so on.
-    * AUTO: FILE if the dataset reads files, else DATA.
+    The dataset's `AutoShardPolicy` determines the part, as in TensorFlow. OFF: everything. FILE: the
+    worker's own files. HINT: the part that ``shard(SHARD_HINT, SHARD_HINT)`` selects. DATA: the
+    mini-batches with the numbers w, w + W, w + 2 W and so on. AUTO: FILE if the dataset reads files,
+    else DATA.
 
     Rows are cut by batch under DATA (also with one worker) and if the batch size is not known in
     advance, else as a stream.

@@ -2,12 +2,9 @@
 
 Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, channels, filters]``.
 NumPy arrays of float32 and float64 use compiled kernels, one call in each direction. The shapes select
-the kernel:
-
-* Winograd's algorithm for 3 x 3 filters at every pixel.
-* Kernels that read patches in place for few channels.
-* Else "im2col": the patches of a block of output rows are copied side by side, multiplied, and
-  finished while they are in cache.
+the kernel. Winograd's algorithm is for 3 x 3 filters at every pixel, and kernels that read patches in
+place are for few channels. Else the patches of a block of output rows are copied side by side
+("im2col"), multiplied, and finished while they are in cache.
 
 Gradients through max pooling are sums over the few pixels that it selected. In float64, BLAS computes
 the products. GPU arrays use cuDNN if it is available (`cudnn`). All other arrays (other dtypes, CuPy
@@ -46,8 +43,8 @@ from .window import (
     windows,
 )
 
-# Limits within which the kernel without patches is faster than im2col and BLAS: few numbers in a patch,
-# or with the widest registers filters that stay in the first-level cache.
+# Limits within which the kernel without patches is faster than im2col and BLAS. Patches must be small.
+# With the widest registers it is enough that filters stay in the first-level cache.
 _DIRECT_PATCH = 32
 _DIRECT_WEIGHTS = 9216 if kernels.vector_bytes() == 64 else 0
 _DIRECT_FILTERS = 4

@@ -1,6 +1,6 @@
 """Convolution of GPU arrays by cuDNN, if the package ``nvidia-cudnn-frontend`` is installed.
 
-A convolution and each of its two gradients are graphs of one operation. cuDNN's heuristics choose an
+A convolution and each of its two gradients are graphs of one operation. Heuristics of cuDNN choose an
 engine at the first use of a graph's shapes. Without an engine, the caller uses im2col and matrix
 products.
 

@@ -221,8 +221,8 @@ def normalize_batch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize each channel (index of the last axis) by its mean and variance over all other axes.
 
-    Computes ``scale * (x - mean) / sqrt(variance + epsilon) + offset`` with gradients through mean and
-    variance, in few passes over memory (Ioffe and Szegedy, 2015).
+    The result is ``scale * (x - mean) / sqrt(variance + epsilon) + offset``. Gradients flow through mean
+    and variance, in few passes over memory (Ioffe and Szegedy, 2015).
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ def _like(array: Array) -> Array:
 def moments(rows: Array, factor: Array | None, epsilon: float) -> tuple[Array, Array, Array, Array]:
     """Return mean, variance, ``1 / sqrt(variance + epsilon)``, and the last times ``factor``.
 
-    They are computed by column. Without rows, mean and variance are 0.
+    All are computed by column. Without rows, mean and variance are 0.
     """
     real = rows.dtype.type
     count = real(max(len(rows), 1))

@@ -114,7 +114,7 @@ def max_pool2d(
 ) -> Tensor:
     """Return the maximum of each window, as ``tf.nn.max_pool2d`` does.
 
-    Of equal maxima, the first one in row-major order gets the gradient. A window with NaN gives NaN.
+    The first one of equal maxima, in row-major order, gets the gradient. A window with NaN gives NaN.
 
     Parameters
     ----------

@@ -241,7 +241,7 @@ def next_scale(scale: Array, count: Array, finite: Array, growth_steps: int) -> 
     """Update a loss scale (float32) and its counter (int64) after a step, all on the device.
 
     After ``growth_steps`` finite steps in a row the scale is doubled; after a step that is not finite it
-    is halved. Both reset the counter.
+    is halved. Each change resets the counter.
     """
     kernel = _kernel(array_module(scale), "next_scale", "float")
     with beside(scale):

@@ -43,8 +43,8 @@ def spread_conv2d(
     """Convolve images that are spread by the strides with filters rotated by 180 degrees.
 
     Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, filters, channels]``.
-    ``strides`` are the distances of pixels in the spread images. ``sides`` are the rows of zeros above
-    and below, and the columns left and right. ``dilations`` are the steps between the filters' taps.
+    The strides are the distances of pixels in the spread images. The sides are the rows of zeros above
+    and below, and the columns left and right. The dilations are the steps between the filters' taps.
     """
     images, filters = as_tensor(x), as_tensor(w)
     if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:

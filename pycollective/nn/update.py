@@ -61,9 +61,10 @@ def adam_update(
 ) -> None:
     """Make one step of Adam (Kingma and Ba, 2015; in the form of Keras), in place.
 
+    In step ``t`` = 1, 2, … ``alpha`` is ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)``.
+
     ``m += (grad - m)(1 - beta1)``, ``v += (grad² - v)(1 - beta2)``,
-    ``param -= alpha m / (sqrt(v) + epsilon)``, where ``alpha`` is
-    ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)`` in step ``t`` = 1, 2, …
+    ``param -= alpha m / (sqrt(v) + epsilon)``
     """
     if kernels.alike((params, grads, ms, vs)):
         kernels.adam_update(params, grads, ms, vs, alpha, beta1, beta2, epsilon)

@@ -2,8 +2,8 @@
 
 Each thread has its own stack of tapes, so that concurrent replicas do not affect each other. A tape
 identifies a tensor by a number, which the tensor gets when it is first tracked and which is never
-reused. A tape therefore keeps no tensor alive. Between the forward and the backward pass, memory holds
-only the data that the ``vjp`` closures of the operations need; the backward pass frees it step by step.
+reused. A tape therefore keeps no tensor alive. Between the forward and the backward pass, only the
+``vjp`` closures of the operations keep data in memory; the backward pass frees these one by one.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class GradientTape:
         self._used = False
         self._tracked: set[int] = set()
         self._nodes: list[_Node] = []
-        # By id of a variable: the variable, and the keys of the values read from it.
+        # For each variable's id, the variable and the keys of the values read from it.
         self._variables: dict[int, tuple[Watchable, dict[int, None]]] = {}
 
     @contextmanager

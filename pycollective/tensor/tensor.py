@@ -15,8 +15,8 @@ from .shape import TensorShape, shape_of_array
 class Operators:
     """The operators of tensors, for each class that behaves like a tensor.
 
-    They are the functions of `pycollective.tensor.ops`, which that module stores here when it is
-    imported. Methods that call these functions would double the cost of a small operation.
+    The operators are the functions of `pycollective.tensor.ops`, which that module stores here when it
+    is imported. Methods that call these functions would double the cost of a small operation.
     """
 
     __slots__ = ()

@@ -523,8 +523,8 @@ class Variable(Operators, metaclass=_VariableMeta):
 def update_together(variables: Sequence[Variable], update: Callable[[list[Array]], Any]) -> None:
     """Call ``update(arrays)``, which changes the arrays of several plain variables in place.
 
-    It is `Variable.update_inplace` for several variables. The locks are always taken in the same order,
-    so that two threads that update overlapping sets of variables do not deadlock.
+    The function is `Variable.update_inplace` for several variables. The locks are always taken in the
+    same order, so that two threads that update overlapping sets of variables do not deadlock.
     """
     order = sorted(variables, key=id)
     tensors: list[Tensor] = []

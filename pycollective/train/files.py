@@ -2,9 +2,9 @@
 
 A checkpoint ``path`` consists of
 
-* ``path.safetensors``: the values, in the safetensors format (which cannot contain code);
-* ``path.index.json``: the objects and their variables with shapes and dtypes, the name, size and
-  SHA-256 of the data file, and a SHA-256 of the index itself.
+* ``path.safetensors``: the values, in the safetensors format (which cannot contain code).
+* ``path.index.json``: the objects and their variables with shapes and dtypes. The index also has the
+  name, size and SHA-256 of the data file, and a SHA-256 of itself.
 
 Each file is written under a temporary name, flushed to the disk and renamed; the index comes last. A
 checkpoint exists if its index does, so that an interrupted write leaves the previous state. If

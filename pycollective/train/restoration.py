@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 class Plan(NamedTuple):
     """The actions that restore an object and its parts.
 
-    ``pairs`` are variables with the nodes of their values. ``holders`` are objects that lack parts, with
-    the nodes that have these parts. ``problems`` name variables whose saved values have another shape or
-    dtype. ``complete`` is True if every saved value has its variable. ``places`` has each object, its
+    The pairs are variables with the nodes of their values. The holders are objects that lack parts, with
+    the nodes that have these parts. The problems name variables whose saved values have another shape or
+    dtype. A plan is complete if every saved value has its variable. The places have each object, its
     node, the name of a part, and that part.
     """
 

@@ -48,10 +48,10 @@ def structure_changed() -> None:
 class Trackable:
     """Base class of objects that `Checkpoint` can save.
 
-    The parts of an object are found when they are needed. They are the variables that the object made,
-    then its attributes in the order in which they were set: variables, other trackable objects, and
-    lists, tuples and dicts that contain these. A restored checkpoint stays with the object until all of
-    its values are used, so that variables made later start with the saved values.
+    The parts of an object are found when they are needed. First come the variables that the object made,
+    then its attributes in the order in which they were set. An attribute is a part if it is a variable,
+    another trackable object, or a list, tuple or dict that contains these. A restored checkpoint
+    stays with the object until all of its values are used, so that variables made later start with the saved values.
     """
 
     _variables: dict[str, Variable]
@@ -110,9 +110,9 @@ class Trackable:
     ) -> Variable:
         """Make a variable that belongs to this object.
 
-        In checkpoints it is called ``name``, made unique among the object's variables; its own name is
-        ``label``. ``initial_value`` is a function, which is not called if a restored checkpoint has the
-        value. Options are the value's ``shape`` and ``dtype``, and further arguments of `Variable`.
+        Its name in checkpoints is ``name``, made unique among the object's variables; its own name is
+        ``label``. The function ``initial_value`` is not called if a restored checkpoint has the value.
+        Options are the value's ``shape`` and ``dtype``, and further arguments of `Variable`.
         """
         unique, number = name, 0
         while unique in self._variables:

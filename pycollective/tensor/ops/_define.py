@@ -86,8 +86,8 @@ def unary(
 ) -> Callable[[Any], Tensor]:
     """Make an elementwise operation of one operand.
 
-    ``derivative(g, x, y)`` returns the gradient of ``x`` from the gradient ``g`` of the result ``y``.
-    With ``floating`` the operand must have a floating-point dtype.
+    The function ``derivative(g, x, y)`` returns the gradient of ``x`` from the gradient ``g`` of the
+    result ``y``. With ``floating`` the operand must have a floating-point dtype.
     """
 
     def operation(x: Any) -> Tensor:
@@ -119,9 +119,9 @@ def binary(
 ) -> Callable[[Any, Any], Tensor]:
     """Make an elementwise operation of two operands that broadcast.
 
-    ``by_x(g, x, y, z)`` returns the gradient of ``x``, before it is summed to the shape of ``x``, from
-    the gradient ``g`` of the result ``z``. With ``linear`` it gets None for all arguments other than
-    ``g``, and the arrays are not kept.
+    The function ``by_x(g, x, y, z)`` gets the gradient ``g`` of the result ``z``, and returns that of
+    ``x`` before its sum to the shape of ``x``. With ``linear`` all arguments other than ``g`` are
+    None, and the arrays are not kept.
     """
     ufunc = isinstance(forward, np.ufunc)
 

@@ -241,7 +241,7 @@ def add_n(inputs: Any) -> Tensor:
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """Return the product of matrices, or of stacks of matrices that broadcast.
 
-    Both operands need at least two axes; ``transpose_a`` and ``transpose_b`` first swap the last two.
+    The operands need at least two axes; ``transpose_a`` and ``transpose_b`` first swap the last two.
 
     Raises
     ------
