@@ -5,8 +5,9 @@ batch* is an element of the user's dataset: the rows of one step of all replicas
 replica's part of a global batch.
 
 There are two rules for the cut. By batch, each global batch of b rows becomes N mini-batches of
-ceil(b/N) rows, the last ones shorter or empty. As a stream, the rows of all batches are taken one
-after the other, in the sizes of `batch_sizes_for_worker`. The docstring of `share_of_worker` says when each rule applies.
+ceil(b/N) rows, the last ones shorter or empty. As a stream, the rows of all batches are taken one after
+the other, in the sizes of `batch_sizes_for_worker`. The docstring of `share_of_worker` says when each
+rule applies.
 """
 
 from __future__ import annotations

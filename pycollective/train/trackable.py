@@ -50,8 +50,9 @@ class Trackable:
 
     The parts of an object are found when they are needed. First come the variables that the object made,
     then its attributes in the order in which they were set. An attribute is a part if it is a variable,
-    another trackable object, or a list, tuple or dict that contains these. A restored checkpoint
-    stays with the object until all of its values are used, so that variables made later start with the saved values.
+    another trackable object, or a list, tuple or dict that contains these. A restored checkpoint stays
+    with the object until all of its values are used, so that variables made later start with the saved
+    values.
     """
 
     _variables: dict[str, Variable]
