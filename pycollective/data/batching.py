@@ -247,7 +247,7 @@ class Rebatch(Transformed):
         least = 1 if one else 0
         self._sizes = [at_least(n, least, "batch_size") for n in ([sizes] if one else sizes)]
         if not any(self._sizes):
-            raise ValueError(f"batch_size must have a number above 0, not {sizes!r}")
+            raise ValueError(f"batch_size must be a number above 0, or have one, not {sizes!r}")
         self._drop = drop_remainder
         for leaf in nest.flatten(source.element_spec):
             if leaf.shape == ():

@@ -1,4 +1,4 @@
-"""Private attributes, read from their source: a package reads its own alone."""
+"""Private attributes, found in the source: a package reads only its own."""
 
 import ast
 import pathlib
@@ -6,10 +6,10 @@ import pathlib
 import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
-#: Packages that still read private attributes of others. A package that is done leaves this list.
+#: Packages that still read private attributes of others. A package without them is removed.
 EXEMPT = ("cli", "communicator", "distribute", "nccl", "observe", "optimizers", "rendezvous")
-#: Read although they are another package's: the compiled modules; the attribute of NumPy before 1.25;
-#: what variables, optimizers and distributed datasets do not say in public yet.
+#: Attributes of other packages that may be read: the compiled modules, an attribute of NumPy before
+#: 1.25, and attributes of variables, optimizers and distributed datasets without a public name.
 KNOWN = {"_core", "_nn", "_seed_seq", "_slots", "_parts"} | {"_local", "_current", "_checked"}
 
 
@@ -29,7 +29,7 @@ def defined_in(trees):
 
 
 def reads_of_others(trees):
-    """Yield the private attributes that a package reads of objects, and nowhere defines."""
+    """Yield the private attributes that a package reads and does not define."""
     own = defined_in(trees)
     for node in (node for tree in trees for node in ast.walk(tree)):
         if not isinstance(node, ast.Attribute) or not is_private(node.attr) or node.attr in own:
