@@ -160,7 +160,7 @@ _MPI = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-# The settings of all libraries; each reads its own names. They forbid shared memory.
+# Settings that forbid shared memory; each library reads its own names.
 _MPI_OVER_TCP = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "tcp,self",

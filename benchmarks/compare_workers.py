@@ -10,10 +10,10 @@ processes of this machine, with one BLAS thread if they are as many as the cores
 turns, round after round. The number is the median over all windows of all rounds, of all workers
 together.
 
-For pycollective, the report also splits a step of worker 0: waiting for others in collectives (with the
-others' delays), getting the next batch, and computing. The simulator predicts the same for workers on
-machines of their own, with 10 and 100 Gbit/s Ethernet. The prediction is the collectives' time, not
-hidden behind computation, beside the time that one worker computes and reads.
+For pycollective, the report also splits a step of worker 0: waiting for others in collectives, getting
+the next batch, and computing. The simulator predicts the same for workers on machines of their own, with
+10 and 100 Gbit/s Ethernet. The prediction is the collectives' time, not hidden behind computation,
+beside the time that one worker computes and reads.
 """
 
 from __future__ import annotations

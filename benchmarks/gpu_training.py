@@ -37,8 +37,8 @@ from compare_training import MODELS, SIZES, torch_resnet20, torch_tutorial
 
 ROUNDS = 3
 L2 = 1e-5
-#: A function of model, batch size and half precision (or not). It returns a function that makes a step,
-#: and one that waits for the device and returns the loss.
+#: A function of model, batch size and half precision (or not) that returns two functions: one makes a
+#: step, the other one waits for the device and returns the loss.
 Maker = Callable[[str, int, bool], tuple[Callable[[], None], Callable[[], float]]]
 
 

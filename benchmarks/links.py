@@ -14,8 +14,8 @@ payload can have at most 95.6 % of the rate. For each number of streams two rank
 
 With `--trials`, two ways to send are added that the library does not use:
 
-* For `threads`, the same as `exchange`, with a thread for each socket and direction.
-* For `zero-copy`, the same as `exchange`, with MSG_ZEROCOPY, until the kernel has released all memory.
+* For `threads`, `exchange` is run with a thread for each socket and direction.
+* For `zero-copy`, `exchange` is run with MSG_ZEROCOPY, until the kernel has released all memory.
 
 A time is the median of the slower rank. The report has GB/s in each direction, and the share of the
 rate. A rate of 0 means a link without a limit, so that the processor is the limit.

@@ -143,7 +143,7 @@ def verify(
     chunk may be written while a peer may still read it.
 
     The proof is exact up to 64 ranks. Beyond 64 ranks, contributions are random numbers modulo a prime
-    near 2^61: for each chunk of each rank, the probability to accept an error is about 10^-18. Arrays
+    near 2^61. For each chunk of each rank, the probability to accept an error is about 10^-18. Arrays
     shorter than the number of chunks are not checked then. The ranks are played in one order only, so
     that a chunk that is overwritten too early may stay undetected.
 
@@ -194,8 +194,8 @@ def show(what: str | Algorithm, size: int, collective: str = "all_reduce") -> st
 def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
     """Return the messages as a text table: one line for each round, one column for each rank.
 
-    A message takes one round. The message begins when its sender has received all data that it waits
-    for, and when the previous message between the same two ranks is over. The text ``2+0:4`` under a
+    A message takes one round. The message begins when its sender has all data that it waits for,
+    and when the previous message between the same two ranks is over. The text ``2+0:4`` under a
     rank means that the rank receives chunks 0 to 3 from rank 2 and reduces them. With ``2<0:4`` the rank
     only stores them. Ranges of ranks' parts wrap around: of 4 parts, ``3:5`` is the last and the first.
     """

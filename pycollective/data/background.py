@@ -59,8 +59,8 @@ def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Genera
 class Prefetcher:
     """An iterator that makes up to ``size`` elements of ``make()`` ahead of time in a thread.
 
-    The thread ends after the last element, at an error of the iterator (which the consumer gets), when
-    `close` is called, or when this object is deleted. Random operations in the thread use
+    The thread ends after the last element, at an error of the iterator, at `close`, or when this
+    object is deleted. The consumer gets the error. Random operations in the thread use
     their own generator, which is derived from the default one. Neither side's random numbers therefore
     depend on timing, or on the use of a thread.
     """

@@ -218,8 +218,8 @@ class Dataset:
     def element_spec(self) -> Any:
         """Shape and dtype of each tensor of an element, in the elements' structure.
 
-        If the structure is unknown, the result is a single `TensorSpec` of unknown shape and dtype. That
-        is so after `from_generator` without a signature, and after `map` with a function that fails for
+        If the structure is unknown, the result is a single `TensorSpec` of unknown shape and dtype.
+        Examples are `from_generator` without a signature, and `map` with a function that fails for
         zeros.
         """
         if not hasattr(self, "_spec"):

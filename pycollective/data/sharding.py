@@ -4,10 +4,10 @@ There are ``num_workers`` input pipelines, each of which feeds the same number o
 batch* is an element of the user's dataset: the rows of one step of all replicas. A *mini-batch* is one
 replica's part of a global batch.
 
-There are two rules for the cut. By batch, each global batch of b rows becomes N mini-batches of
-ceil(b/N) rows, the last ones shorter or empty. As a stream, the rows of all batches are taken one after
-the other, in the sizes of `batch_sizes_for_worker`. The docstring of `share_of_worker` says when each
-rule applies.
+There are two rules for the cut. Under the batch rule, each global batch of b rows becomes N mini-batches
+of ceil(b/N) rows, the last ones shorter or empty. Under the stream rule, the rows of all batches are
+taken one after the other, in the sizes of `batch_sizes_for_worker`. The docstring of `share_of_worker`
+says when each rule applies.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each thread has its own stack of tapes, so that concurrent replicas do not affect each other. A tape
 identifies a tensor by a number, which the tensor gets when it is first tracked and which is never
 reused. A tape therefore keeps no tensor alive. Between the forward and the backward pass, only the
-``vjp`` closures of the operations keep data in memory; the backward pass frees these one by one.
+``vjp`` closures of operations keep data; the backward pass frees them one by one.
 """
 
 from __future__ import annotations

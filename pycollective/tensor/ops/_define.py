@@ -119,9 +119,9 @@ def binary(
 ) -> Callable[[Any, Any], Tensor]:
     """Make an elementwise operation of two operands that broadcast.
 
-    The function ``by_x(g, x, y, z)`` gets the gradient ``g`` of the result ``z``, and returns that of
-    ``x`` before its sum to the shape of ``x``. With ``linear`` all arguments other than ``g`` are
-    None, and the arrays are not kept.
+    The function ``by_x(g, x, y, z)`` gets the gradient ``g`` of the result ``z``. The function returns
+    the gradient of ``x`` before its sum to the shape of ``x``. With ``linear`` all arguments other than
+    ``g`` are None, and the arrays are not kept.
     """
     ufunc = isinstance(forward, np.ufunc)
 
