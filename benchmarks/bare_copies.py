@@ -1,13 +1,15 @@
-"""Time each call of ordinary arrays beside the copies that no implementation can leave out.
+"""Time each call on ordinary arrays beside the copies that every implementation must make.
 
     pycollective run -n 2 benchmarks/bare_copies.py [--json FILE] [--calls gather] [--sizes 64K 1M]
 
-Two processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
-memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read the
-peer's bytes in place of the second copy. "bare" is the time of these copies alone, by np.copyto and
-np.add in blocks of 128 KiB, in the same processes. No rank waits for the other, and the other process
-wrote each block of the shared memory last. A ratio near 1 says that a call is nothing but copying. Below
-1, the call's copies overlap better than NumPy's. compare.py has the same calls beside MPI's.
+Two processes cannot see each other's ordinary arrays. Bytes for another rank are therefore copied twice:
+into memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read
+the peer's bytes instead of the second copy.
+
+The column "bare" is the time of these copies alone, by np.copyto and np.add in blocks of 128 KiB, in the
+same processes. No rank waits for the other, and the other process was the last to write each block of
+the shared memory. A ratio near 1 means that a call takes only the time of its copies. A ratio below 1
+means that the call's copies overlap better than NumPy's. The same calls beside MPI's are in compare.py.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ CALLS = ("broadcast", "reduce", "gather", "scatter", "all_gather", "reduce_scatt
 
 
 class Both:
-    """Memory that both processes map: one half is written by each."""
+    """Memory that both processes map; each process writes one half."""
 
     def __init__(self, comm: Any, size: int) -> None:
         made = os.memfd_create("bare") if comm.rank == 0 else -1
@@ -51,7 +53,7 @@ class Both:
 
 
 def bare(call: str, rank: int, x: Any, out: Any, both: Both) -> Any:
-    """Return a function that makes this rank's copies of a call, by blocks."""
+    """Return a function that makes this rank's copies of a call, in blocks."""
     n = x.size if call not in ("gather", "all_gather") else x.size * 2
     half, parts = n // 2, []  # of (kind, target, source)
 

@@ -1,36 +1,36 @@
-"""Every call of pycollective beside MPI, gloo, JAX and TensorFlow in one run, against the design's bars.
+"""Compare every call of pycollective with MPI, gloo, JAX, TensorFlow and the design in one run.
 
     python benchmarks/compare.py --mpi "Open MPI=/envs/openmpi/bin/python" --json results.json
     python benchmarks/compare.py --parts processes2 --calls gather --sizes 16 1M --only pycollective
 
 A part is a kind of group: processes of this host, processes over TCP alone, or replicas (threads) of one
-process. All contestants of a part launch a call in turns, then the next call. pycollective takes part
-with each kind of memory: ordinary arrays, arrays of comm.empty(), arrays made under shared_arrays() if
-this pycollective has it. Each --mpi names one MPI library: an environment with mpi4py and one of the
-packages openmpi, mpich, impi-rt. --peers are interpreters of environments with torch, jax or tensorflow.
-The report names contestants that are not installed.
+process. All contestants of a part launch a call in turns, then the next call. Our contestants differ in
+their memory: ordinary arrays, arrays of comm.empty(), and arrays made under shared_arrays() if this
+pycollective has it. Each --mpi names one MPI library, as an environment with mpi4py and openmpi, mpich
+or impi-rt. The --peers are interpreters of environments with torch, jax or tensorflow. The report names
+contestants that are not installed.
 
 Calls
-    float32, sum. all_reduce and broadcast work in place where the contestant can; the others have an
-    input and an output array. The size is the whole buffer: broadcast's array, all_gather's result, the
-    input of reduce_scatter and all_to_all. Messages (send_recv) count with half a round trip between
+    float32, sum. Calls of all_reduce and broadcast work in place if the contestant can; the others have
+    an input and an output array. The size is the whole buffer: broadcast's array, all_gather's result,
+    the input of reduce_scatter and all_to_all. Messages (send_recv) count with half a round trip between
     neighbours, all pairs at once. MPI and gloo reduce the eight arrays of all_reduce_many one by one.
 
 Timing
-    3 calls to warm up, then repeats of as many calls as fit into --seconds between two barriers. A
-    repeat counts with the slowest rank's mean, a launch with the median of 5 repeats, a contestant with
-    the median of its launches. No zeros are timed. Sums in place begin with small values, and begin
-    anew before they overflow. All contestants keep freed memory from the kernel. Open MPI yields where
-    there are more ranks than cores. MPI over TCP may use no shared memory.
+    There are 3 calls to warm up, then repeats of as many calls as fit into --seconds between two
+    barriers. A repeat counts with the slowest rank's mean, a launch with the median of 5 repeats, a
+    contestant with the median of its launches. Zeros are never timed. Sums in place begin with small
+    values, which are restored before they overflow. All contestants keep freed memory from the kernel.
+    Open MPI yields if there are more ranks than cores. MPI over TCP may use no shared memory.
 
 Checks
-    Each contestant's result is compared once per size with values computed beside it. A wrong result,
-    or a pycollective that gives none, ends the comparison with exit status 1.
+    Each contestant's result is compared once per size with values computed here. A wrong result of any
+    contestant, or no result of pycollective, ends the comparison with exit status 1.
 
---json FILE is written after each call of a part and read at the start. A call that the file has is not
-run again unless it failed, whichever contestants and sizes it has, so that a long comparison can be
-stopped and resumed (--again runs all).
-Compare numbers within one call of one part: the machine changes in between.
+The --json file is written after each call of a part, and read at the start. A call that is in the file
+is not run again unless it failed, for any contestants and sizes. A long comparison can therefore be
+stopped and resumed (--again runs all calls). Compare numbers within one call of one part only, because
+the machine's speed changes in between.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from typing import Any
 RANKS = str(Path(__file__).with_name("compare_ranks.py"))
 KI, MI = 1 << 10, 1 << 20
 
-# Memory that is freed would go back to the kernel, and be faulted in again by the next large message.
+# Freed memory would go back to the kernel, and the next large message would fault it in again.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -87,7 +87,7 @@ class Part:
     Attributes
     ----------
     kinds : dict
-        Name of a contestant to the kind that compare_ranks.py knows; "mpi" stands for all of --mpi.
+        The contestants: name to kind, as compare_ranks.py knows it; "mpi" stands for all of --mpi.
     """
 
     title: str
@@ -125,7 +125,7 @@ ALL_REDUCE_ONLY = ("jax", "tensorflow", "raw-tcp")
 
 
 def sizes_of(part: Part, call: str, asked: list[int] | None) -> list[int]:
-    """Return the sizes of a call: an item for each rank at least."""
+    """Return the sizes of a call, each at least an item for each rank."""
     if call in ONE_SIZE:
         return [ONE_SIZE[call]]
     least = 4 * part.ranks if call in PARTS_OF_RANKS else 4
@@ -136,7 +136,7 @@ def sizes_of(part: Part, call: str, asked: list[int] | None) -> list[int]:
 
 
 class WrongResult(Exception):
-    """A contestant computed something else than the right values."""
+    """A contestant computed wrong values."""
 
 
 def cores() -> int:
@@ -160,7 +160,7 @@ _MPI = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-# One set for all libraries; each reads its own names. None of them may use shared memory.
+# Settings that forbid shared memory; each library reads its own names.
 _MPI_OVER_TCP = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "tcp,self",
@@ -178,7 +178,7 @@ _MPI_OVER_TCP = {
 def commands(
     kind: str, python: str, part: Part, words: list[str]
 ) -> list[tuple[list[str], dict[str, str]]]:
-    """Return the processes of a launch: command and what its environment has besides."""
+    """Return the processes of a launch: their commands, and additions to their environments."""
     worker = [python, RANKS, kind, *words]
     if kind in _OURS.values():
         from pycollective.cli.options import this_program
@@ -187,8 +187,8 @@ def commands(
         return [([*run, "--", *worker], {})]
     if kind == "mpi":
         env = _MPI | (_MPI_OVER_TCP if part.transport == "tcp" else {})
-        # More ranks than cores must yield, or nothing moves; MPICH and Intel MPI do it by themselves
-        # (Intel MPI's I_MPI_THREAD_YIELD=3 made it ten times slower).
+        # More ranks than cores must yield to make progress. MPICH and Intel MPI do so by themselves;
+        # I_MPI_THREAD_YIELD=3 made Intel MPI ten times slower.
         if part.ranks > cores():
             env |= {"OMPI_MCA_mpi_yield_when_idle": "1"}
         mpiexec = str(Path(python).parent / "mpiexec")
@@ -215,7 +215,7 @@ def commands(
 def launch(
     kind: str, python: str, part: Part, call: str, sizes: list[int], args: argparse.Namespace
 ) -> Any:
-    """Run one launch; return its results, or a text: why there are none.
+    """Run one launch; return its results, or a text with the reason why there are none.
 
     Raises
     ------
@@ -283,7 +283,7 @@ def has_shared_arrays() -> bool:
 def contestants(
     part: Part, call: str, args: argparse.Namespace
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Return name to (kind, interpreter) of the contestants, and why others are missing."""
+    """Return (kind, interpreter) of the contestants by name, and the reasons for missing ones."""
     found: dict[str, tuple[str, str]] = {}
     missing = {}
     wanted = []
@@ -324,7 +324,7 @@ def run_call(part: Part, call: str, sizes: list[int], args: argparse.Namespace) 
             except WrongResult as error:
                 found, fatal = str(error), True
             if isinstance(found, str):
-                notes[name] = found  # and not tried again
+                notes[name] = found  # and do not try again
                 print(f"# {name}: {found}", file=sys.stderr, flush=True)
             else:
                 launches[name].append(found)
@@ -358,7 +358,7 @@ def median(results: Results, name: str, size: int) -> float | None:
 
 
 def best_peer(results: Results, size: int, kind: str = "") -> float | None:
-    """Return the time of the fastest contestant besides ours, of all or of one kind."""
+    """Return the time of the fastest contestant other than ours, of all kinds or of one."""
     kinds = results["kinds"]
     names = [n for n in kinds if not n.startswith(OURS) and kinds[n].startswith(kind)]
     times = [t for n in names if (t := median(results, n, size)) is not None]
@@ -382,7 +382,7 @@ def microseconds(results: Results, size: int) -> float | None:
 
 def of_memory(ours: str = OURS) -> Value:
     def value(results: Results, size: int) -> float | None:
-        """Time over that of n·bytes read and n·bytes written at the memory's rate in the same launch."""
+        """Return the time over that of n·bytes read and n·bytes written at the launch's memory rate."""
         found = []
         for launched in results["launches"].get(ours, []):
             row = launched.get(str(size), {})
@@ -394,7 +394,7 @@ def of_memory(ours: str = OURS) -> Value:
 
 
 def of_loopback(results: Results, size: int) -> float | None:
-    """Time over that of a blocking message one way (small), or of the bytes at the raw rate."""
+    """Return the time over that of a blocking one-way message (small), or of the raw rate."""
     raw = results["launches"].get("raw loopback", [])
     ours = median(results, OURS, size)
     if not raw or ours is None:
@@ -411,18 +411,18 @@ def of_loopback(results: Results, size: int) -> float | None:
 
 @dataclass(frozen=True)
 class Bar:
-    """Numbers to reach, of the design's table.
+    """Numbers to reach, from the design's table.
 
     Attributes
     ----------
     most : dict
-        Size to what `value` may be at most.
+        Size to the largest allowed `value`.
     value : callable
-        From the call's results and a size: the number, or None when it was not measured.
+        A function of the call's results and a size that returns the number, or None if not measured.
     unit : str
-        Of the number.
+        The unit of the number.
     memory : str
-        The kind of our arrays, where they are not ordinary ones.
+        The kind of our arrays, if they are not ordinary ones.
     """
 
     part: str
@@ -497,7 +497,7 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def ratio_table(part: Part, done: dict[str, Results]) -> list[str]:
-    """Return one line for each call and kind of memory: ours / the best peer's, and both times."""
+    """Return one line for each call and kind of memory: the ratio to the best peer, and both times."""
     sizes = sorted({s for c in done for s in done[c]["sizes"] if c not in ONE_SIZE})
     rows = []
     for call in [c for c in CALLS if c in done]:

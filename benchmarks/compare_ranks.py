@@ -1,10 +1,10 @@
-"""One contestant of compare.py: a rank of a group, or all replicas of a process; compare.py starts it.
+"""Run one contestant of compare.py: a rank of a group, or all replicas of a process.
 
     python benchmarks/compare_ranks.py KIND [--call broadcast] [--sizes 16 1048576] [--seconds 0.15]
 
-Every contestant and every call go through the same two steps. `check` compares the result with values
-computed here, and ends the launch if one differs. `measure` times calls; compare.py says how. Rank 0
-prints a line of JSON.
+The program is started by compare.py. Every contestant and every call go through the same two steps. The
+step `check` compares the result with values computed here, and ends the launch if one differs. The step
+`measure` times calls, as compare.py describes. Rank 0 prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 TINY = 1e-30
-"""Sums in place grow by the number of ranks in each call, so that they begin small."""
+"""Initial values of sums in place, small because each call multiplies them by the number of ranks."""
 LARGEST = 1e38
 REPEATS = 5
 MANY = 8
-"""Arrays of a call of all_reduce_many."""
+"""Number of arrays in a call of all_reduce_many."""
 PARTS = ("gather", "scatter", "all_gather", "reduce_scatter", "all_to_all")
 """Calls whose whole buffer has a part of each rank."""
 MI = 1 << 20
@@ -41,13 +41,13 @@ LIMITS_FROM = MI
 
 @dataclass(frozen=True)
 class Values:
-    """The ranks' contributions to a call, and one rank's right result.
+    """The ranks' contributions to a call, and one rank's correct result.
 
     Attributes
     ----------
     size : int
         Bytes of the whole buffer: of broadcast's array, of the result of gather and all_gather, of the
-        input of scatter, reduce_scatter and all_to_all. Parts of ranks are rounded down.
+        input of scatter, reduce_scatter and all_to_all. The ranks' parts are rounded down.
     """
 
     call: str
@@ -57,18 +57,18 @@ class Values:
 
     @property
     def count(self) -> int:
-        """Items of the whole buffer."""
+        """Number of items of the whole buffer."""
         count = self.size // 4
         return count - count % self.ranks if self.call in PARTS else count
 
     @property
     def given(self) -> int:
-        """Items of this rank's input."""
+        """Number of items of this rank's input."""
         return self.count // self.ranks if self.call in ("gather", "all_gather") else self.count
 
     @property
     def got(self) -> int:
-        """Items of this rank's result."""
+        """Number of items of this rank's result."""
         return (
             self.count // self.ranks if self.call in ("scatter", "reduce_scatter") else self.count
         )
@@ -78,7 +78,7 @@ class Values:
         return np.resize(np.arange(1, 18, dtype=np.float32), self.given) * np.float32(rank + 1)
 
     def expected(self) -> Any:
-        """Return this rank's result; None if it gets none."""
+        """Return this rank's correct result, or None if it gets none."""
         length = self.count // self.ranks
         part = slice(self.rank * length, (self.rank + 1) * length)
         total = self.of(0) * np.float32(self.ranks * (self.ranks + 1) // 2)
@@ -105,7 +105,7 @@ class Values:
 
 
 def wrong(call: str, size: int, rank: int) -> NoReturn:
-    """End the process at once: the other ranks, which may wait for this one, are ended with it."""
+    """End this process at once, and with it the other ranks, which may wait for this one."""
     print(
         f"WRONG a wrong result of {call} of {size} bytes on rank {rank}",
         file=sys.stderr,
@@ -126,7 +126,7 @@ class Group:
     Attributes
     ----------
     meet : callable
-        Returns when every rank has called it.
+        A barrier: it returns when every rank has called it.
     sums : frozenset of str
         Calls that add to their input in place, so that its values grow.
     """
@@ -141,7 +141,7 @@ class Group:
         return np.empty(count, np.float32)
 
     def calls(self, x: Any, out: Any) -> Runs:
-        """Return the calls on two arrays, each of which returns when this rank has the result."""
+        """Return the calls on two arrays; each call returns when this rank has the result."""
         raise NotImplementedError
 
     def result(self, call: str, x: Any, out: Any) -> Any:
@@ -150,12 +150,12 @@ class Group:
 
     @property
     def other(self) -> int:
-        """The rank that this one exchanges messages with."""
+        """The rank with which this one exchanges messages."""
         return self.rank ^ 1
 
 
 class Pycollective(Group):
-    """On ordinary arrays."""
+    """Calls on ordinary arrays."""
 
     def __init__(self, comm: Any = None) -> None:
         import pycollective
@@ -192,14 +192,14 @@ class Pycollective(Group):
 
 
 class Empty(Pycollective):
-    """On arrays of comm.empty()."""
+    """Calls on arrays of comm.empty()."""
 
     def array(self, count: int) -> Any:
         return self.comm.empty(count, np.float32)
 
 
 class Shared(Pycollective):
-    """On ordinary arrays that are made under shared_arrays()."""
+    """Calls on ordinary arrays made under shared_arrays()."""
 
     def array(self, count: int) -> Any:
         import pycollective
@@ -356,7 +356,7 @@ PROCESSES: dict[str, Callable[[], Group]] = {
 
 
 def check(group: Group, call: str, size: int) -> tuple[Callable[[], Any], Any]:
-    """Make a call's arrays, call once, compare the result; return the call and its input."""
+    """Make a call's arrays, call once and compare the result; return the call and its input."""
     values = Values(call, size, group.rank, group.size)
     x, out = group.array(values.given), group.array(values.got)
     x[:] = values.of(group.rank)
@@ -372,7 +372,7 @@ def check(group: Group, call: str, size: int) -> tuple[Callable[[], Any], Any]:
 
 
 def slowest(group: Group, seconds: float) -> float:
-    """Return the largest of all ranks' times, by a sum of an array in which each has its own item."""
+    """Return the largest of all ranks' times, by a sum of an array with an item for each rank."""
     times = np.zeros(group.size, np.float32)
     times[group.rank] = seconds
     group.calls(times, times)["all_reduce"]()
@@ -393,13 +393,13 @@ def measure(
     Parameters
     ----------
     meet : callable
-        Lets the ranks wait for each other, before the clock starts.
+        A barrier of the ranks, called before the clock starts.
     slowest : callable
-        Returns the largest of all ranks' times.
+        A function that returns the largest of all ranks' times.
     renew : callable, optional
-        Gives the arrays of sums in place small values again; not timed, as the call after it.
+        A function that restores small values of sums in place; it is not timed, nor is the next call.
     most : int
-        Calls after which that is due.
+        Number of calls after which `renew` is needed.
     """
     clock = time.perf_counter
 
@@ -409,7 +409,7 @@ def measure(
             now = min(left, most) if renew else left
             if renew:
                 renew()
-                run()  # with caches as after any call
+                run()  # brings the caches into the state after any other call
             meet()
             begin = clock()
             for _ in range(now):
@@ -422,7 +422,7 @@ def measure(
         return max(1, int(seconds / max(float(np.median(means)), 1e-8)))
 
     mean(3)
-    first = [mean(5) for _ in range(3)]  # one hiccup does not count
+    first = [mean(5) for _ in range(3)]  # several, so that one slow mean does not count
     first = [mean(fit(seconds / 20, first)) for _ in range(3)]
     means: list[float] = []
     for _ in range(REPEATS):
@@ -432,7 +432,7 @@ def measure(
 
 
 def calls_until_renewed(ranks: int) -> int:
-    """Return the number of sums in place, besides the untimed one, that values below 2 TINY bear."""
+    """Return the number of timed sums in place for which values below 2 TINY stay finite."""
     return int(math.log(LARGEST / (2 * TINY)) / math.log(max(2, ranks))) - 1
 
 
@@ -540,7 +540,7 @@ def jax_replicas(n: int) -> Callable[[int], Callable[[], Any]]:
 
 
 def raw_tcp(seconds: float) -> dict[str, Any]:
-    """Two processes on the loopback: one-way latency of 8 bytes, and bytes a second both ways."""
+    """Measure two processes on the loopback: latency of 8 bytes one way, bytes per second both ways."""
     listener = socket.create_server(("127.0.0.1", 0))
     child = os.fork()
     if child == 0:

@@ -1,16 +1,17 @@
-"""Training throughput of two models, beside TensorFlow and PyTorch in the same run.
+"""Compare the training throughput of two models with TensorFlow and PyTorch in the same run.
 
     python benchmarks/compare_training.py [--model tutorial|resnet20] [--data DIR] [--rounds 3]
                                           [--json FILE] [--peer-python PYTHON]
 
-Every contestant trains the same model with Adam and L2 regularization on the same images in float32,
-64 examples per replica, through the loop its users write: next batch from a shuffled dataset, step,
-loss read every step. The models are the tutorial's CNN (121,930 parameters) on MNIST, and ResNet-20
-(He et al., 2016; 1 x 1 convolutions where shapes change) on generated images of 32 x 32 x 3. Each
-contestant runs in a process of its own; they take turns, round after round, because shared machines
-change their speed; the number is the median over all windows of all rounds. The memory is the
-process's peak, libraries and data included. Peers that are not installed are left out (extra `peers`,
-or another interpreter by --peer-python). A contestant whose loss has not come down has no number.
+Every contestant trains the same model with Adam and L2 regularization on the same images in float32, 64
+examples per replica. The loop is the one that its users write: next batch from a shuffled dataset, step,
+loss read every step. One model is the tutorial's CNN (121,930 parameters) on MNIST. The other one is
+ResNet-20 (He et al., 2016; 1 x 1 convolutions where shapes change) on generated images of 32 x 32 x 3.
+
+Each contestant runs in its own process. The contestants take turns, round after round, because shared
+machines change their speed; the number is the median over all windows of all rounds. The memory is the
+process's peak, including libraries and data. Peers that are not installed are left out (extra `peers`,
+or another interpreter by --peer-python). A contestant whose loss has not decreased has no number.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ BATCH = 64
 WARMUP_STEPS = 30
 WINDOWS = 5
 WINDOW_SECONDS = 1.5
-FIT_STEPS = 80  # an epoch of ``fit``
-# Of an image; how many there are.
+FIT_STEPS = 80  # of an epoch of ``fit``
+# The shape of an image, and the number of images.
 SIZES = {"tutorial": ((28, 28, 1), 20_000), "resnet20": ((32, 32, 3), 10_000)}
 
 
 def images_of(model: str, folder: str | None) -> tuple[Any, Any]:
-    """MNIST's training images as float32 NHWC, or generated images where there is no MNIST."""
+    """Return MNIST's training images as float32 NHWC, or generated images if there is no MNIST."""
     import numpy as np
 
     if folder and model == "tutorial":
@@ -57,7 +58,7 @@ def images_of(model: str, folder: str | None) -> tuple[Any, Any]:
 
 
 def timed(step: Callable[[], float], examples: int) -> dict[str, Any]:
-    """Run steps in windows; return samples per second of each, and the last losses' mean."""
+    """Run steps in windows; return samples per second of each window, and the last losses' mean."""
     for _ in range(WARMUP_STEPS):
         step()
     rates, losses = [], []
@@ -125,7 +126,7 @@ MODELS = {"tutorial": tutorial_model, "resnet20": resnet20}
 def tutorial_steps(
     tf: Any, strategy: Any, model_name: str, data: tuple[Any, Any], compiled: bool
 ) -> Iterator[Any]:
-    """The tutorial's custom loop; the same lines run on TensorFlow and on pycollective."""
+    """Return a step of the tutorial's custom loop; the same lines run on TensorFlow and pycollective."""
     replicas = strategy.num_replicas_in_sync
     batch = BATCH * replicas
     dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
@@ -162,7 +163,7 @@ def tutorial_steps(
 
 
 def fitted(tf: Any, strategy: Any, model_name: str, data: tuple[Any, Any]) -> dict[str, Any]:
-    """``Model.fit``, a window being an epoch; the first one, which fills shuffle's buffer, is none."""
+    """Run ``Model.fit`` with an epoch as a window; the first epoch, which fills the shuffle, is none."""
     batch = BATCH * strategy.num_replicas_in_sync
     dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
     dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)

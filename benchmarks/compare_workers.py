@@ -1,18 +1,19 @@
-"""Training with several workers, one replica each: beside TensorFlow's and PyTorch's, in the same run.
+"""Compare training with several workers of one replica each with TensorFlow and PyTorch in the same run.
 
     python benchmarks/compare_workers.py [--workers 1,2,4] [--data DIR] [--rounds 3] [--json FILE]
                                          [--peer-python PYTHON]
 
-The tutorial's CNN and its loop, as in compare_training.py: 64 examples a worker, Adam, L2, float32, the
-loss read every step. pycollective's and TensorFlow's MultiWorkerMirroredStrategy run the same lines,
-described by TF_CONFIG; PyTorch is DistributedDataParallel on gloo. All workers are processes of this
-machine, with one BLAS thread where they are as many as cores. They take turns, round after round; the
-number is the median over all windows of all rounds, of all workers together.
+The model is the tutorial's CNN, and the loop that of compare_training.py: 64 examples a worker, Adam,
+L2, float32, the loss read every step. The MultiWorkerMirroredStrategy of pycollective and of TensorFlow
+run the same lines, with TF_CONFIG; PyTorch uses DistributedDataParallel on gloo. All workers are
+processes of this machine, with one BLAS thread if they are as many as the cores. The contestants take
+turns, round after round. The number is the median over all windows of all rounds, of all workers
+together.
 
-Of pycollective it says as well where a step goes on worker 0: waiting for the others in collectives
-(theirs being late included), getting the next batch, and computing; and what the simulator predicts for
-workers on machines of their own, with 10 and 100 Gbit/s Ethernet. Predicted is the collectives' time
-alone, with none of it hidden behind computing, beside the time that one worker computes and reads.
+For pycollective, the report also splits a step of worker 0: waiting for others in collectives, getting
+the next batch, and computing. The simulator predicts the same for workers on machines of their own, with
+10 and 100 Gbit/s Ethernet. The prediction is the collectives' time, not hidden behind computation,
+beside the time that one worker computes and reads.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PREDICTED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 def timed(
     step: Callable[[], float], workers: int, begin_now: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Run windows of steps, as many on every worker; return samples per second of each."""
+    """Run windows of steps, as many on every worker; return samples per second of each window."""
     for _ in range(WARMUP):
         step()
     begin_now()
@@ -65,7 +66,7 @@ def run_pycollective(workers: int, data: Any) -> dict[str, Any]:
 
 
 class Account:
-    """Where this worker's main thread spends its steps, and what they reduce."""
+    """The times of this worker's main thread in its steps, and the sizes of its reductions."""
 
     def __init__(self, strategy: Any) -> None:
         from pycollective.communicator.work import Work
@@ -110,13 +111,13 @@ class Account:
             yield batch
 
     def begin(self) -> None:
-        """Forget what was before."""
+        """Delete the measurements so far."""
         self._communicating = self._reading = 0.0
         self._sizes.clear()
         self._from = time.perf_counter()
 
     def of_a_step(self) -> dict[str, Any]:
-        """Return milliseconds of a step, and how often it reduces how many bytes."""
+        """Return the milliseconds of a step's parts, and its numbers of reductions by bytes."""
         steps = WINDOWS * STEPS
         whole = time.perf_counter() - self._from
         parts = {"communication": self._communicating, "input": self._reading}
@@ -128,9 +129,9 @@ class Account:
 
 
 def predicted(reduces: dict[str, float], workers: int, bits: float) -> float:
-    """Return milliseconds of a step's all-reduces among hosts on Ethernet, by the simulator.
+    """Return simulated milliseconds of a step's all-reduces among hosts on Ethernet.
 
-    Each takes the fastest of the algorithms that the table has for TCP.
+    Each all-reduce uses the fastest of the table's algorithms for TCP.
     """
     from pycollective.algorithms import Cluster, simulate
 
@@ -146,7 +147,7 @@ def predicted(reduces: dict[str, float], workers: int, bits: float) -> float:
 
 
 def prediction(parts: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Print what a step is made of, and what it would be on more machines; return the latter."""
+    """Print the parts of a step, and its prediction for more machines; return the prediction."""
     print(f"\na step of pycollective, ms {'compute':>10} {'communication':>14} {'input':>8}")
     for workers, found in parts.items():
         ms = found["ms"]
@@ -208,7 +209,7 @@ def run_torch(workers: int, data: Any) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         value = loss.detach()
-        if workers > 1:  # what the others print: the mean over all workers
+        if workers > 1:  # the mean over all workers, which the others print too
             torch.distributed.all_reduce(value)
         return value.item() / workers
 
@@ -223,7 +224,7 @@ CONTESTANTS = {
 
 
 def started(command: list[str], workers: int) -> dict[str, Any]:
-    """Run a contestant's workers, and return what the first one has measured."""
+    """Run a contestant's workers, and return the first worker's measurements."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
     addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
     for sock in sockets:

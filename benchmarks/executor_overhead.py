@@ -1,8 +1,8 @@
-"""What the executor costs: the ring's schedule through it, beside the same ring written as a loop.
+"""Measure the overhead of the executor: the ring's schedule, beside the same ring written as a loop.
 
-All ways run in the same process in turns, on threads inside the core (no Python in the timed part), and
-are checked before they are timed. Numbers are medians of the slowest rank; the ratio is the median of
-the ratios of neighbouring turns, so that a machine that changes its speed does not spoil it.
+All ways run in turns in the same process, on threads inside the core, without Python in the timed part.
+Each way is checked before it is timed. Numbers are medians of the slowest rank. The ratio is the median
+of the ratios of neighbouring turns, so that changes of the machine's speed do not affect it.
 
     python benchmarks/executor_overhead.py [--ranks 2] [--json FILE]
 """

@@ -1,9 +1,9 @@
-"""How long it takes until the others hear of a rank that is killed in the middle of an all-reduce.
+"""Measure the time until the other ranks notice a rank that is killed during an all-reduce.
 
     python benchmarks/fault_detection.py [--turns 7]
 
-For processes that share memory and for TCP, three ranks each: rank 1 kills itself with SIGKILL, while
-the others wait for it in an all-reduce; the time is that of the last one to get its error.
+There are three ranks, as processes with shared memory and over TCP. Rank 1 kills itself with SIGKILL
+while the others wait for it in an all-reduce. The time ends when the last rank gets its error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ time.sleep(1)  # the launcher ends all when one has failed
 
 
 def detect(transport: str) -> float:
-    """Return the seconds from the end of a rank to the last error."""
+    """Return the seconds from the end of a rank to the last rank's error."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "script.py").write_text(SCRIPT)

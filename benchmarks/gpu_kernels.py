@@ -1,10 +1,10 @@
-"""How much of a GPU's copy bandwidth the kernels reach that combine replicas which share it.
+"""Measure the kernels that combine replicas on one GPU, as a share of the GPU's copy bandwidth.
 
-Run by tests/gpu/run.sh. Bandwidths count every byte that is read and every byte that is written: a
-copy reads and writes one array, an all-reduce in place among n replicas reads n and writes n. The
-copy is measured first and again at the end, with the same clock; percentages are of the best one
-from 64 MiB on. Medians, between CUDA events, behind a call that warms up. Arrays are taken from a
-large pool in turns, so that small ones do not stay in the cache.
+Run by tests/gpu/run.sh. Bandwidths count every byte read and every byte written: a copy reads and writes
+one array; an all-reduce in place among n replicas reads n arrays and writes n. Copies are measured first
+and again at the end, with the same clock. Percentages refer to the best copy from 64 MiB on. Numbers are
+medians between CUDA events, after a call that warms up. Arrays are taken from a large pool in turns, so
+that small arrays do not stay in the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BAR = 85  # per cent of the copy bandwidth, from 64 MiB on
 
 
 def milliseconds(call, calls, batch=1):
-    """Return the median time of `call(number)`, of which `batch` are timed together."""
+    """Return the median milliseconds of `call(number)`, timing `batch` calls together."""
     call(0)
     events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(calls)]
     for i, (begin, end) in enumerate(events):
@@ -40,12 +40,12 @@ def milliseconds(call, calls, batch=1):
 
 
 def calls_for(moved):
-    """Return how often what moves so many bytes is measured, and how many calls are one measurement."""
+    """Return the number of measurements for this many bytes, and the number of calls in each."""
     return max(15, min(100, 4 * GIB // moved)), max(1, min(50, 32 * MIB // moved))
 
 
 class Memory:
-    """One piece of the device's memory, in which calls get places in turns."""
+    """A piece of the device's memory, from which calls get arrays in turns."""
 
     def __init__(self, size):
         self.size = size
@@ -53,7 +53,7 @@ class Memory:
         self.bytes[...] = 0
 
     def places(self, size, number, turn):
-        """Return addresses of `number` arrays of `size` bytes, other ones in the next turn."""
+        """Return the addresses of `number` arrays of `size` bytes, different ones in each turn."""
         turns = max(1, self.size // (size * number))
         first = self.bytes.data.ptr + turn % turns * size * number
         return [first + k * size for k in range(number)]
@@ -95,7 +95,7 @@ def sums(memory, dtype, replicas):
 
 
 def packs(memory, dtype):
-    """Return the bandwidth and the time of packing a network's arrays, and of scaling them too."""
+    """Return bandwidth and time of packing a network's arrays, without and with scaling."""
     counts = [9 * 64 * 64, 64, 9 * 128 * 128, 128, 9 * 256 * 256, 256, 9 * 512 * 512, 512] * 20
     pieces, place, offset = [], memory.bytes.data.ptr, 0
     for count in counts:

@@ -1,9 +1,9 @@
-"""What the bindings cost over NCCL itself, NCCL's collectives on the GPUs here, and the core's own.
+"""Measure the overhead of the bindings over NCCL, and NCCL's and the core's collectives on these GPUs.
 
-Run by tests/gpu/run.sh. The overhead is that of calls which do nothing on the device but start: an
-all-reduce of one element in a world of one rank, as a bare loop of C calls through ctypes' function
-pointer with arguments that are ready, through the compiled bindings, and through `Communicator`. Two
-ranks on one GPU are two processes by NCCL (NCCL_MULTI_RANK_GPU_ENABLE), and two threads by the core.
+Run by tests/gpu/run.sh. The overhead is measured with calls that only start work: an all-reduce of one
+element by a single rank. The calls go through a loop of C calls by ctypes with ready arguments, through
+the compiled bindings, and through `Communicator`. Two ranks on one GPU are two processes with NCCL
+(NCCL_MULTI_RANK_GPU_ENABLE), and two threads with the core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pycollective as pc
 from pycollective import _core, nccl
 
 CALLS, TURNS = 200, 15
-SHARES_GPUS = 23000  # since which version NCCL takes two processes on one GPU, if it is told to
+SHARES_GPUS = 23000  # the first version of NCCL that accepts two processes on one GPU, on request
 C_LOOP = """
 #include <stddef.h>
 typedef int (*call)(const void*, void*, size_t, int, int, void*, void*);
@@ -39,7 +39,7 @@ int repeat(call f, const void* x, void* comm, void* stream, int times) {
 
 
 def microseconds(call, synchronize):
-    """Return the median time of one of CALLS calls."""
+    """Return the median microseconds of one of CALLS calls."""
     found = []
     for _ in range(TURNS):
         synchronize()
@@ -118,7 +118,7 @@ def bench(folder, *options, **environment):
 
 
 def collectives(ranks, folder):
-    """Run collectives among threads, each with a GPU of its own; one rank is a world too."""
+    """Run collectives among threads, each with its own GPU; also with a single rank."""
     names = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
     return bench(folder, "-n", str(ranks), "-c", *names)
 
@@ -129,7 +129,7 @@ def schedules(ranks, folder):
 
 
 def sharing(library, folder):
-    """Run the all-reduce of two ranks on one GPU: threads by the core's kernels, processes by NCCL."""
+    """Run all-reduce of two ranks on one GPU: threads with the core's kernels, processes with NCCL."""
     one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     found = {"threads, by the core": bench(folder, "-n", "2", "--transport", "thread", **one)}
     nccl_too = {**one, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
@@ -153,14 +153,14 @@ def main():
     library = nccl.library()
     found = {"gpus": names, "nccl": library.version_text, "microseconds": overhead()}
     with tempfile.TemporaryDirectory() as folder:
-        # Two ranks on one GPU go by the core's own kernels, or over the host: worth a number too.
+        # Two ranks on one GPU use the core's kernels, or go over the host: measure that too.
         for part, measured in (
             ("collectives", lambda: {n: collectives(n, folder) for n in sorted({1, 2, count})}),
             ("two ranks on one GPU", lambda: sharing(library, folder)),
             ("schedules", lambda: {n: schedules(n, folder) for n in (2, 4, 8)}),
         ):
             found[part] = measured()
-            args.out.write_text(json.dumps(found, indent=1) + "\n")  # what follows may be ended
+            args.out.write_text(json.dumps(found, indent=1) + "\n")  # the next part may be killed
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Training on one GPU, beside PyTorch (eager) and JAX (jit) on the same one in the same run.
+"""Compare training on one GPU with PyTorch (eager) and JAX (jit) on the same GPU in the same run.
 
     python benchmarks/gpu_training.py [--device gpu:0] [--batches 256 64 1024 4096] [--seconds 240]
                                       [--peer-python PYTHON] [--out FILE]
 
-The tutorial's CNN and ResNet-20 on generated images (those of compare_training.py), with Adam and L2
-regularization, in float32 (no contestant may use TF32) and in mixed float16. A step is forward, backward
-and update of one batch that lies on the device; the loss is read at the end of a window of steps, which
-waits for the device. Each contestant is a process of its own that lives as long as the run; for each
-model, batch and type they take turns, round after round, and the number is the median of the windows.
-pycollective also runs with two logical replicas on the one device (the batch is that of both), and with
-the first batch size without cuDNN. What the time does not suffice for is left out, and said; so are
-peers that are not installed. With ``--device cpu`` all of it runs on the host.
+The models are the tutorial's CNN and ResNet-20 on generated images (those of compare_training.py), with
+Adam and L2 regularization. They run in float32, without TF32, and in mixed float16. A step is forward,
+backward and update for one batch on the device. The loss is read at the end of a window of steps, which
+waits for the device.
+
+Each contestant is a process that lives for the whole run. For each model, batch and type the contestants
+take turns, round after round; the number is the median of the windows. The contestant pycollective also
+runs with two logical replicas on the one device (the batch is that of both), and with the first batch
+size without cuDNN. The report names cases for which there was no time, and peers that are not installed.
+With ``--device cpu`` everything runs on the host.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from compare_training import MODELS, SIZES, torch_resnet20, torch_tutorial
 
 ROUNDS = 3
 L2 = 1e-5
-#: What makes a contestant's steps: a function of model, batch size and whether in halves, which returns
-#: what does a step, and what waits for the device and returns the loss.
+#: A function of model, batch size and half precision (or not) that returns two functions: one makes a
+#: step, the other one waits for the device and returns the loss.
 Maker = Callable[[str, int, bool], tuple[Callable[[], None], Callable[[], float]]]
 
 
 def batch_of(model: str, size: int) -> tuple[Any, Any]:
-    """Return images and labels that can be learnt."""
+    """Return random images with labels that a model can learn."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 10, size).astype(np.int32)
     shape = SIZES[model][0]
@@ -236,7 +238,7 @@ def jax_maker(device: str) -> Maker:
     return make
 
 
-#: By name: what has to be installed, and what makes the steps.
+#: By name, the required package, and the function that makes the steps.
 CONTESTANTS: dict[str, tuple[str, Callable[[str], Maker]]] = {
     "pycollective": ("pycollective", pycollective_maker),
     "PyTorch eager": ("torch", torch_maker),
@@ -248,9 +250,9 @@ ONCE = "pycollective, no cuDNN"
 
 
 def serve(name: str, device: str) -> None:
-    """Do what the lines of standard input say, and answer each with a line."""
+    """Carry out the requests on standard input, and answer each with a line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not look like an answer
 
     def answer(**found: Any) -> None:
         print(json.dumps(found), file=answers, flush=True)
@@ -272,7 +274,7 @@ def serve(name: str, device: str) -> None:
                 gc.collect()
                 size = told["batch"]
                 step, wait = make(told["model"], told["batch"], told["half"])
-                for steps in (2, 5):  # compiled, then timed
+                for steps in (2, 5):  # the first steps compile, the others are timed
                     begin = time.perf_counter()
                     for _ in range(steps):
                         step()
@@ -295,7 +297,7 @@ def serve(name: str, device: str) -> None:
 
 
 class Contestant:
-    """A process that trains when it is told to."""
+    """A process that trains on request."""
 
     def __init__(self, name: str, device: str, python: str) -> None:
         self.name = name
@@ -308,7 +310,7 @@ class Contestant:
         )
 
     def hear(self, seconds: float) -> dict[str, Any]:
-        """Return the next answer; one that does not come is a failure."""
+        """Return the next answer; a missing answer is a failure."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], max(seconds, 0.1))
         line = self._process.stdout.readline() if ready else ""
@@ -320,7 +322,7 @@ class Contestant:
         return found
 
     def tell(self, seconds: float, **what: Any) -> dict[str, Any]:
-        """Tell it something, and return the answer."""
+        """Send a request, and return the answer."""
         if self._process.poll() is not None:
             return {"failed": "it has ended"}
         assert self._process.stdin is not None
@@ -340,7 +342,7 @@ class Contestant:
 def measured(
     there: list[Contestant], case: dict[str, Any], window: float, seconds: float
 ) -> dict[str, Any]:
-    """Return for each contestant the rates of its windows, or why there are none."""
+    """Return for each contestant the rates of its windows, or the reason why there are none."""
     found: dict[str, Any] = {}
     end = time.monotonic() + seconds
     for one in there:
@@ -366,7 +368,7 @@ def measured(
 
 
 def table(results: list[dict[str, Any]], names: list[str]) -> str:
-    """Return the medians in samples/s, a row for each case; a dash is a number that is not there."""
+    """Return the medians in samples/s, a row for each case; a dash means no number."""
     width = max(map(len, names), default=0) + 2
     lines = [f"{'':28}" + "".join(f"{name:>{width}}" for name in names)]
     order = sorted(results, key=lambda r: (r["model"], r["half"], r["batch"]))
@@ -387,7 +389,7 @@ def installed(python: str, module: str) -> bool:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure all cases, and write the report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,15 +1,15 @@
-"""The time that is won when gradients are summed while the tape still computes others.
+"""Measure the time won by summing gradients while the tape still computes others.
 
-A chain of dense layers of equal size is trained by SGD under `MirroredStrategy`. Three ways to make a
-step take turns in one run: `Optimizer.minimize` (overlapped), `apply_gradients` with the result of
-`GradientTape.gradient` (one after the other), and `apply_gradients` without any sum (what computing
-and updating cost alone). Medians are reported, and the time won: absolutely, and as a share of what
-the sum costs without overlap.
+A chain of dense layers of equal size is trained by SGD under `MirroredStrategy`. Three ways of a step
+take turns in one run. The first is `Optimizer.minimize`, which overlaps. The second is `apply_gradients`
+with the result of `GradientTape.gradient`, one after the other. The third is `apply_gradients` without a
+sum: the cost of computing and updating alone. The report has medians, and the time won, also as a share
+of the sum's cost without overlap.
 
-``--work cpu`` computes on the cores that also have to sum; with as many replicas as cores there is
-nothing to win, and strategies do not overlap then: here they are told to. ``--work device`` stands
-for layers that are computed elsewhere: each waits for a device that takes ``--layer-ms`` forward and
-twice as long back, and has its gradient then; the cores are free.
+With ``--work cpu``, layers are computed on the cores that also compute the sums. With as many replicas
+as cores there is no time to win, and strategies do not overlap; here they are forced to. With ``--work
+device``, a layer waits for a simulated device, which takes ``--layer-ms`` forward and twice as long
+back. The cores are free meanwhile.
 
 Run: ``python benchmarks/gradient_overlap.py [--megabytes 1 10 100] [--replicas 2] [--out FILE]``
 """
@@ -34,7 +34,7 @@ WAYS = ("overlapped", "one after the other", "without sum")
 
 
 def on_a_device(seconds: float, gradient: Any) -> Any:
-    """Return a layer that a device computes: the host waits for it, and gets the weights' gradient."""
+    """Return a layer of a simulated device: the host waits, then gets the weights' gradient."""
 
     @tensor.custom_gradient
     def layer(x: Any, w: Any) -> Any:
@@ -66,7 +66,7 @@ class Case:
                 for _ in range(layers)
             ]
             self.optimizer = keras.optimizers.SGD(1e-4)
-        # The layers of each replica; None: computed here.
+        # The layers of each replica's device, or None for layers computed here.
         self.devices: list[list[Any]] | None = None
         if work == "device":
             gradients = [
@@ -97,7 +97,7 @@ class Case:
         self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=way == WAYS[2])
 
     def check(self) -> None:
-        """Raise unless both ways to sum leave all replicas the same bits, and others than no sum."""
+        """Raise unless both ways with a sum give all replicas the same bits, other than without."""
         start = [weight.numpy() for weight in self.weights]
         left = []
         for way in WAYS:
@@ -111,7 +111,7 @@ class Case:
             raise AssertionError("the replicas' weights are not those of the summed gradients")
 
     def measure(self, seconds: float) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-        """Return the milliseconds of steps of each way, which take turns: elapsed, and of processors."""
+        """Return the milliseconds of each way's steps, in turns: elapsed, and of the processors."""
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         busy: dict[str, list[float]] = {way: [] for way in WAYS}
         self.check()
@@ -130,7 +130,7 @@ def result(megabytes: float, pack: int, args: argparse.Namespace, work: str) -> 
     case.strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=pack)
     times, busy = case.measure(args.seconds)
     medians = {way: statistics.median(values) for way, values in times.items()}
-    # Pairs of neighbours: what slows the machine down for a while slows down both.
+    # Differences of neighbours: a slow phase of the machine affects both.
     won = statistics.median([b - a for a, b in zip(times[WAYS[0]], times[WAYS[1]], strict=True)])
     cost = statistics.median([b - c for b, c in zip(times[WAYS[1]], times[WAYS[2]], strict=True)])
     return {

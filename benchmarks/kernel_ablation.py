@@ -1,13 +1,13 @@
-"""Measure the gain of a training step by each special kernel of convolutions.
+"""Measure the gain that each special kernel of convolutions gives to a training step.
 
     python benchmarks/kernel_ablation.py [--model tutorial resnet20] [--rounds 20] [--data DIR]
                                          [--json FILE]
 
 The steps are those of compare_training.py, with one replica. Each contestant lacks one kind of
-kernel: the package then takes the next best one, as for shapes that the kernel does not know. The
+kernel: the package then uses the next best one, as for shapes that the kernel does not support. The
 contestants make a few steps each, in turns, in one process. A gain is the median step without the
-kernel, divided by the median step with all of them. Before that, the gradients of one batch are
-compared: each contestant must have those of all kernels, without a call of the kernel that it lacks.
+kernel, divided by the median step with all of them. Before the timing, the gradients of one batch are
+compared: each contestant must have the same ones, without a call of the kernel that it lacks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALL = "all kernels"
 STEPS = 5
 """Steps of a contestant in its turn, after one that is not timed."""
 BAR = 1.05
-"""A kernel stays if a step of one of the models takes so many times longer without it."""
+"""A kernel stays if a step of one of the models takes this many times longer without it."""
 
 
 def never(*_: Any) -> bool:
@@ -64,7 +64,7 @@ KERNELS = {
 
 @contextlib.contextmanager
 def lacking(name: str) -> Iterator[None]:
-    """Have the package choose without a kind of kernel."""
+    """Make the package select kernels without one kind."""
     remembered = conv._pooled_kernel
     remembered.cache_clear()
     try:
@@ -97,7 +97,7 @@ def check(name: str, folder: str | None) -> None:
                 )
             found = gradients(model, images, labels)
         for a, b in zip(found, expected, strict=True):
-            # Roundings that turn a relu on or off add up in deep models: 2e-3 in ResNet-20.
+            # Roundings that change a relu's sign add up in deep models: 2e-3 in ResNet-20.
             if np.linalg.norm(a - b) > 1e-2 * np.linalg.norm(b) + 1e-6:
                 raise SystemExit(f"{name}, {lack}: the gradients differ")
 

@@ -1,24 +1,24 @@
-"""TCP over a link of a known rate, beside plain sockets: two network namespaces on this machine.
+"""Measure TCP over a link of a known rate, beside plain sockets: two network namespaces on this machine.
 
     python benchmarks/links.py [--rates 1,10] [--streams 1,2,4] [--mib 1,16,64] [--json FILE]
 
 Needs Linux, the right to make namespaces, `ip` and `tc`. A pair of virtual interfaces joins the
-namespaces, and a token bucket on each of them bounds its rate. Frames have 1,500 bytes at most, so that
-payload cannot have more than 95.6 % of the rate. For each number of streams two ranks measure, in turns:
+namespaces, and a token bucket on each of them limits its rate. Frames have at most 1,500 bytes, so that
+payload can have at most 95.6 % of the rate. For each number of streams two ranks measure, in turns:
 
-* `all_reduce`: float32 sums in place, round the ring of two ranks. Each rank sends the array's size and
-  receives as much, both at once.
-* `exchange`: plain sockets, as many as there are streams, carry the same bytes both ways.
-* `send`: a message one way, acknowledged by 8 bytes. Messages have one connection of their own.
-* `one way`: plain sockets carry the bytes of `send` one way.
+* For `all_reduce`, float32 sums in place in the ring of two ranks. Each rank sends and receives the
+  array's size, both at once.
+* For `exchange`, plain sockets, as many as there are streams, carry the same bytes in both directions.
+* For `send`, a message one way, acknowledged by 8 bytes. Messages have their own connection.
+* For `one way`, plain sockets carry the bytes of `send` in one direction.
 
-With `--trials` also two ways to send that the library does not use:
+With `--trials`, two ways to send are added that the library does not use:
 
-* `threads`: `exchange` with a thread for each socket and direction.
-* `zero-copy`: `exchange` with MSG_ZEROCOPY, until the kernel has let go of all memory.
+* For `threads`, `exchange` is run with a thread for each socket and direction.
+* For `zero-copy`, `exchange` is run with MSG_ZEROCOPY, until the kernel has released all memory.
 
-A time is the median of the slower rank. The report has GB/s in each direction, and its share of the
-rate. A rate of 0 stands for a link without a bound: then the processor is the limit.
+A time is the median of the slower rank. The report has GB/s in each direction, and the share of the
+rate. A rate of 0 means a link without a limit, so that the processor is the limit.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ import numpy as np
 
 PIECE = 256 * 1024
 ADDRESSES = ("10.214.9.1", "10.214.9.2")
-PORTS = (29411, 29412)  # of the group, and of the plain sockets
+PORTS = (29411, 29412)  # for the group, and for the plain sockets
 
 
 def run(*words: str) -> None:
-    """Run a command; raise with its own words if it fails."""
+    """Run a command; if it fails, raise an error with its output."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
@@ -72,8 +72,8 @@ def link(gbit: float) -> Iterator[tuple[str, str]]:
             run("ip", "-n", name, "link", "set", "lo", "up")
             if not gbit:
                 continue
-            # The bucket holds what the link carries in 1 ms, since timers are late, and the queue
-            # before it 20 ms. An array that fits into the bucket goes faster than the rate.
+            # The bucket holds the bytes of 1 ms, because timers are late, and its queue those of 20
+            # ms. An array that fits into the bucket is faster than the rate.
             burst = max(128 * 1024, int(gbit * 1e9 / 8 / 1000))
             run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
                 f"{int(gbit * 1000)}mbit", "burst", str(burst), "latency", "20ms")  # fmt: skip
@@ -84,7 +84,7 @@ def link(gbit: float) -> Iterator[tuple[str, str]]:
 
 
 def connect(rank: int, streams: int) -> list[socket.socket]:
-    """Return plain connections of the two ranks."""
+    """Return plain connections between the two ranks."""
     socks = []
     if rank == 0:
         with socket.create_server((ADDRESSES[0], PORTS[1])) as server:
@@ -105,7 +105,7 @@ def connect(rank: int, streams: int) -> list[socket.socket]:
 
 
 def carry(socks: list[Any], source: memoryview, target: memoryview) -> None:
-    """Send one and receive the other at once, each cut evenly among the sockets."""
+    """Send one buffer and receive the other at once, each cut evenly among the sockets."""
     with selectors.DefaultSelector() as ready:
         for i, sock in enumerate(socks):
             out, into = cut(source, len(socks))[i], cut(target, len(socks))[i]
@@ -135,7 +135,7 @@ def cut(memory: memoryview, count: int) -> list[memoryview]:
 
 
 def carry_in_threads(socks: list[socket.socket], source: memoryview, target: memoryview) -> None:
-    """Do as `carry`, with a thread for each socket and direction."""
+    """Do the same as `carry`, with a thread for each socket and direction."""
 
     def receive(sock: socket.socket, into: memoryview) -> None:
         while into:
@@ -158,7 +158,7 @@ def carry_in_threads(socks: list[socket.socket], source: memoryview, target: mem
 
 
 class ZeroCopy:
-    """Sockets that send with MSG_ZEROCOPY, as the argument of `carry`."""
+    """Sockets that send with MSG_ZEROCOPY, for `carry`."""
 
     _SO_ZEROCOPY, _MSG_ZEROCOPY = 60, 0x4000000
 
@@ -175,7 +175,7 @@ class ZeroCopy:
         return sent
 
     def release(self) -> bool:
-        """Read what the kernel has let go of; return True if it is all."""
+        """Read the kernel's releases; return True if all memory is released."""
         with contextlib.suppress(BlockingIOError):
             while self._released < self.sends:
                 _, about, _, _ = self._sock.recvmsg(0, 512, socket.MSG_ERRQUEUE)
@@ -285,7 +285,7 @@ def on_link(names: tuple[str, str], streams: int, options: argparse.Namespace) -
 
 
 def main() -> None:
-    """Measure all, print a table, and write it to a file."""
+    """Measure all cases, print a table, and write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default="1,10", help="of the links, Gbit/s")
     parser.add_argument("--streams", default="1,2,4", help="connections of the two ranks")
@@ -299,7 +299,7 @@ def main() -> None:
         sizes = [int(float(mib) * (1 << 20)) for mib in options.mib.split(",")]
         measure(options.rank, int(options.streams), sizes, options.seconds, options.trials)
         return
-    # SIGTERM too is to leave no namespace behind.
+    # SIGTERM must not leave a namespace behind either.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     about = {"benchmark": "links", "date": datetime.date.today().isoformat(), "mtu": 1500}
     rows: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""What a call of NCCL costs through the compiled bindings, beside a loop in C; no GPU is needed.
+"""Measure a call of NCCL through the compiled bindings, beside a loop in C; no GPU is needed.
 
-Both call a libnccl that is made here and does nothing, so that only the way to it is timed.
-`benchmarks/gpu_nccl.py` measures the same with the real one.
+Both ways call a libnccl made here that does nothing, so that only the overhead is timed. The script
+`benchmarks/gpu_nccl.py` measures the same with the real library.
 """
 
 from __future__ import annotations

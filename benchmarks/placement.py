@@ -3,11 +3,10 @@
     pycollective run -n 2 --bind none benchmarks/placement.py
     pycollective run -n 2 --bind cores benchmarks/placement.py
 
-µs of a broadcast of 1 MiB, many times one after the other: of ordinary arrays, which are copied through
-shared memory, and of arrays of comm.empty(), which are read where they are. A slow phase of both kinds
-means that a rank did not run all the time: the ranks shared a core, or another process had it. A slow
-phase of ordinary arrays alone means that lines which one core has just written take long to reach the
-other one.
+The numbers are µs of a broadcast of 1 MiB, many times one after the other. Ordinary arrays are copied
+through shared memory; arrays of comm.empty() are read in place. A slow phase of both kinds means that a
+rank did not run all the time: the ranks shared a core, or another process had the core. A slow phase of
+ordinary arrays alone means that lines which one core has just written take long to reach the other one.
 """
 
 import json

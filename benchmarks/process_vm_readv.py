@@ -1,11 +1,11 @@
-"""Trial: process_vm_readv reads a peer's ordinary array, beside the library's own way.
+"""Compare a trial with process_vm_readv, which reads a peer's ordinary array, with the library's way.
 
     pycollective run -n 2 benchmarks/process_vm_readv.py > results.json
 
-µs of a broadcast and of an all_gather, timed as compare.py does it. With process_vm_readv, a barrier
-says that the arrays are ready, each rank reads the parts that it lacks, and a second barrier that they
-may change. The library's calls work on ordinary arrays and on arrays of comm.empty(). "copy" is a copy
-of the bytes that process_vm_readv reads, by the same ranks: the least time of one copy.
+The numbers are µs of a broadcast and of an all_gather, timed as in compare.py. With process_vm_readv, a
+first barrier announces that the arrays are ready. Then each rank reads the parts that it lacks, and a
+second barrier allows changes. The library's calls work on ordinary arrays and on arrays of comm.empty().
+The number "copy" is a copy, by the same ranks, of the bytes that process_vm_readv reads: the minimum.
 """
 
 import ctypes

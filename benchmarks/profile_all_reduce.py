@@ -1,29 +1,30 @@
-"""Where one all-reduce between ranks of this host spends its time.
+"""Measure the parts of an all-reduce between ranks of this host.
 
     pycollective run -n 2 benchmarks/profile_all_reduce.py [--registered] [--sizes 8 64K] [--json FILE]
     python benchmarks/profile_all_reduce.py --threads 4
 
-Linux. A float32 sum in place; for each size, in µs, medians of the slowest rank, from one run:
+Needs Linux. The call is a float32 sum in place. For each size, one run gives medians of the slowest rank
+in µs:
 
-call      the call from Python
-busy      of the mean call, the processor time of a rank: the rest of it the rank sleeps, or has no core
-sleeps    how often a rank goes to sleep in a call, because it waits for others
-pushed    how often a rank loses its core to another thread in a call
+call : the call from Python.
+busy : the processor time of a rank in the mean call. In the rest the rank sleeps, or has no core.
+sleeps : number of times in a call that a rank goes to sleep to wait for others.
+pushed : number of times in a call that a rank loses its core to another thread.
 
-Of two processes with plain arrays it says as well what a call is made of:
+For two processes with plain arrays, the parts of a call are measured too:
 
-enter     a call of 8 bytes in a group of one: all that has nothing to do with another rank
-meet      a call of 8 bytes, without that: both ranks have come, and each has read what the other brings
-stage     the other's half of the array is copied to where the other can read it
-reduce    the own half is added to what the other has put there, and put where the other can read it
-take      the other's half of the sum is copied from there
-private   the last three once more, in memory that the other process does not touch
-rest      call without enter, meet, stage, reduce and take: waiting, unless both go on at once
+enter : a call of 8 bytes in a group of one, which does not involve another rank.
+meet : a call of 8 bytes, without `enter`: both ranks arrive, and each reads the other's data.
+stage : copy the peer's half of the array to memory that the peer can read.
+reduce : add the peer's staged half to the own half, and put the sum where the peer can read it.
+take : copy the peer's half of the sum from there.
+private : the last three again, in memory that the other process does not touch.
+rest : the call without enter, meet, stage, reduce and take: waiting, unless both ranks run concurrently.
 
-`stage` to `take` are done by NumPy, in blocks as the library moves them, on memory of this script's own
-that both processes map; they meet between the steps, outside of what is timed. So the difference
-between them and `private` is what it costs that a line was last written by the other core. Arrays to
-16 KiB go by another way, in which everyone reads everything: for them only the first ones are told.
+NumPy makes the steps `stage` to `take`, in blocks of the library's size, on this script's own memory,
+which both processes map. A barrier, which is not timed, separates the steps. The difference to `private`
+is therefore the cost of lines that the other core wrote last. Arrays up to 16 KiB are exchanged in
+another way, in which every rank reads everything: for them only the first numbers are given.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ CHUNK = 128 << 10
 """Bytes that the library moves at once for each rank (`csrc/support/tuning.h`)."""
 ONE_SHOT = 16 << 10
 RING = 2 << 20
-"""Bytes of a rank's staging, which is used round and round."""
+"""Bytes of a rank's staging buffer, which is used as a ring."""
 WAITING = ("call", "busy", "sleeps", "pushed")
 PARTS = ("enter", "meet", "stage", "reduce", "take", "private", "rest")
 
 
 def shared_memory(comm: Communicator) -> mmap.mmap:
-    """Return memory that both processes have mapped: staging for inputs and outputs of each."""
+    """Return memory that both processes map: a staging buffer for each one's inputs and outputs."""
     if comm.rank == 0:
         number = os.memfd_create("profile")
         os.ftruncate(number, 4 * RING)
@@ -73,14 +74,14 @@ def shared_memory(comm: Communicator) -> mmap.mmap:
 def time_call(
     comm: Communicator, size: int, seconds: float, registered: bool = False
 ) -> dict[str, float]:
-    """Return the median µs of an all-reduce, and what this rank does in the mean one."""
+    """Return the median µs of an all-reduce, and this rank's counters for the mean call."""
     x = comm.empty((size // 4,), np.float32) if registered else np.empty(size // 4, np.float32)
     times: list[float] = []
     totals = np.zeros(3)
     calls, known, begun = 3, False, time.perf_counter()
     goes_on = True
     while goes_on:
-        x.fill(1)  # a sum that is summed grows
+        x.fill(1)  # repeated sums would grow without limit
         comm.barrier()
         before, busy = resource.getrusage(resource.RUSAGE_THREAD), time.thread_time()
         for _ in range(calls):
@@ -103,7 +104,7 @@ def time_call(
 def time_moves(
     comm: Communicator, memory: np.ndarray, size: int, seconds: float, apart: bool
 ) -> list[float]:
-    """Return the median seconds of stage, reduce and take, ``apart``: each in memory of its own."""
+    """Return the median seconds of stage, reduce and take; with ``apart``, each in its own memory."""
     me, other = comm.rank, 0 if apart else 1 - comm.rank
     staging = np.zeros_like(memory) if apart else memory
     mine = 0 if apart else me
@@ -123,7 +124,7 @@ def time_moves(
             others = x[first + (1 - me) * half :][:half]
 
             def reduce(own=own, inputs=inputs, outputs=outputs) -> None:
-                np.maximum(own, inputs[other], out=own)  # as fast as a sum, which would grow
+                np.maximum(own, inputs[other], out=own)  # as fast as a sum, but does not grow
                 np.copyto(outputs[mine], own)
 
             todo: tuple[Callable[[], None], ...] = (
@@ -175,7 +176,7 @@ def add_parts(
     enter: float,
     meet: float,
 ) -> None:
-    """Add to a row what a call between two processes is made of."""
+    """Add the parts of a call between two processes to a row."""
 
     def slower(apart: bool) -> list[float]:
         times = time_moves(comm, memory, int(row["bytes"]), seconds, apart)
@@ -204,7 +205,7 @@ def among_threads(ranks: int, sizes: list[int], seconds: float) -> list[dict[str
 
 
 def main() -> None:
-    """Measure, and print a line for each size."""
+    """Measure all sizes, and print a line for each."""
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

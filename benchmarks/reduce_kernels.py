@@ -1,8 +1,8 @@
-"""What the kernels of the reduce room reach, beside NumPy's equivalents in the same run.
+"""Measure the kernels of csrc/reduce, beside NumPy's equivalents in the same run.
 
-GB/s count what is read and written once: three arrays for a pair, n + 1 for n sources. Each number is
-the median of the turns; kernels and NumPy take turns, and every result is checked before it is timed.
-NumPy's column for n sources is n - 1 operations with ``out=``, which is what a user would write.
+GB/s count each byte read and written once: three arrays for a pair, n + 1 arrays for n sources. Each
+number is the median of the turns. Kernels and NumPy take turns, and every result is checked before it is
+timed. NumPy's column for n sources is n - 1 operations with ``out=``, which a user would write.
 
     python benchmarks/reduce_kernels.py [--bytes 262144] [--sources 4] [--dtypes float32] [--json FILE]
 """
@@ -56,7 +56,7 @@ def aligned(count: int, dtype: np.dtype[Any]) -> Array:
 def gigabytes_per_second(
     ways: dict[str, Callable[[], None]], moved: dict[str, int], turns: int
 ) -> dict[str, float]:
-    """Return the median speed of each way; the ways take turns, each for some milliseconds."""
+    """Return the median speed of each way; the ways take turns of some milliseconds."""
     repeats = {}
     for name, run in ways.items():
         begin = time.perf_counter()
@@ -73,7 +73,7 @@ def gigabytes_per_second(
 
 
 def measure(dtype: np.dtype[Any], op: str, args: argparse.Namespace) -> dict[str, float] | None:
-    """Return the speeds of one place of the table, or None where there is none."""
+    """Return the speeds of one cell of the table, or None if there is none."""
     count, n = args.bytes // dtype.itemsize, args.sources
     random = np.random.default_rng(0)
     sources = [aligned(count, dtype) for _ in range(n)]

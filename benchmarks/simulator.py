@@ -1,12 +1,13 @@
-"""The simulator beside the machine: all-reduce predicted and measured, among threads and processes.
+"""Compare the simulator with the machine: all-reduce predicted and measured, by threads and processes.
 
-For each transport, number of ranks and size, in several turns: the machine is measured (what a message,
-a copy and a reduction cost); every all-reduce algorithm is simulated with that, and timed for real
-(float32 sums in place, the median of the slowest rank). Of both the best turn counts. Threads run inside
-the core; processes are started by `pycollective run`, and call from Python. ring and reduce_to_one at
-64 bytes a rank are what the latency is taken from; over TCP, also the time of a message from rank 0
-to rank 1 and back, for the bandwidth; and for processes that of a call of a rank alone. Everything
-else is a prediction.
+For each transport, number of ranks and size, several turns are made. In a turn, the costs of a message,
+a copy and a reduction are measured first. Then every all-reduce algorithm is simulated with these costs,
+and timed (float32 sums in place, the median of the slowest rank). The best turn of each counts. Threads
+run inside the core. Processes are started by `pycollective run`, and call from Python.
+
+The latency comes from ring and reduce_to_one at 64 bytes a rank. Over TCP, the bandwidth comes from a
+message from rank 0 to rank 1 and back. For processes, the overhead comes from a call of a rank alone.
+Everything else is a prediction.
 
     python benchmarks/simulator.py [--transports threads,shm,tcp] [--ranks 2,3,4,8] [--json FILE]
 """
@@ -38,7 +39,7 @@ NAMES = algorithms.names("all_reduce")
 
 
 def names_over(transport: str) -> list[str]:
-    """Return the algorithms whose schedule runs: ranks that share memory do `direct` by another path."""
+    """Return the algorithms whose schedule runs; with shared memory, `direct` uses another path."""
     return [name for name in NAMES if transport == "tcp" or name != "direct"]
 
 
@@ -50,7 +51,7 @@ def time_threads(name: str, ranks: int, size: int) -> float:
     return float(np.median(measure_all_reduce(name, ranks, size, iterations)))
 
 
-# Processes: every rank calls these functions alike ------------------------------------------------
+# Processes: every rank makes the same calls of these functions -----------------------------------
 
 
 def time_processes(comm: Communicator, name: str, size: int) -> float:
@@ -59,7 +60,7 @@ def time_processes(comm: Communicator, name: str, size: int) -> float:
 
 
 def alone() -> float:
-    """Return the seconds of a call that moves nothing: of one rank."""
+    """Return the seconds of a call that moves nothing, by a single rank."""
     (comm,) = pycollective.local_group(1)
     x, times = np.ones(16, np.float32), np.empty(500)
     for i in range(len(times)):
@@ -86,9 +87,9 @@ def there_and_back(comm: Communicator, size: int) -> float:
 
 
 def group_as_cluster(comm: Communicator, size: int, tcp: bool) -> Cluster:
-    """Describe this group as rank 0 measures it; what the other ranks get does not count."""
+    """Describe this group as rank 0 measures it; other ranks' results are not used."""
     link = Link(0.0, sender_copies=True, receiver_copies=True)
-    if tcp:  # both ends copy while it is on its way
+    if tcp:  # both ends copy while a message is on its way
         part = max(size // comm.size, 64 << 10)
         seconds = (there_and_back(comm, part) - there_and_back(comm, 4)) / 2
         link = Link(0.0, bandwidth=part / max(seconds, 1e-9))
@@ -126,7 +127,7 @@ def rank_of_processes(transport: str, turns: int, sizes: list[int]) -> None:
         print("RESULT " + json.dumps(found), flush=True)
 
 
-# Both beside each other -------------------------------------------------------------------------
+# Predictions beside measurements ----------------------------------------------------------------
 
 
 def described(cluster: Cluster, size: int) -> dict[str, float | None]:

@@ -1,9 +1,9 @@
-"""What `MirroredStrategy` with one replica costs over no strategy: a training step of the tutorial CNN.
+"""Measure the overhead of `MirroredStrategy` with one replica: a training step of the tutorial CNN.
 
-Both train the same network on the same batches: a step is the next batch, forward, gradients, Adam and
-reading the loss. Steps take turns in one run, first the one, then the other; medians are reported, and
-the median of the ratios of neighbours, which what slows the machine down for a while does not change.
-The same for the time that the calling thread had a processor, which other programs change little.
+Both contestants train the same network on the same batches. A step is the next batch, forward,
+gradients, Adam and reading the loss. Steps take turns in one run. The report has medians, and the median
+of the ratios of neighbouring steps, which a slow phase of the machine does not change. The same is
+reported for the processor time of the calling thread, on which other programs have little influence.
 
 Run: ``python benchmarks/strategy_overhead.py [--batch-size 64] [--steps 400] [--out FILE]``
 """

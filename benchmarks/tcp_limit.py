@@ -1,8 +1,8 @@
-"""All-reduce over TCP beside what the same connection carries both ways at once, in one run.
+"""Compare all-reduce over TCP with the rate of the same connection in both directions, in one run.
 
-Run with ``pycollective run --transport tcp -n 2 benchmarks/tcp_limit.py [bytes ...]``. The limit is the
-time in which two processes exchange as many bytes as a ring of two ranks does: the whole array each
-way, in pieces of 256 KiB, with nothing done to them. Medians of the slower rank, in turns.
+Run with ``pycollective run --transport tcp -n 2 benchmarks/tcp_limit.py [bytes ...]``. For the limit,
+two processes exchange the bytes of a ring of two ranks: the whole array in each direction, in pieces of
+256 KiB, without using them. Numbers are medians of the slower rank, in turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def connect(comm: pc.Communicator) -> socket.socket:
 
 
 def exchange(sock: socket.socket, source: memoryview, target: memoryview) -> None:
-    """Send one and receive the other, both ways at once."""
+    """Send one buffer and receive the other, in both directions at once."""
     sent = received = 0
     while sent < len(source) or received < len(target):
         before = sent + received

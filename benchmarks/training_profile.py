@@ -1,14 +1,14 @@
-"""Where a training step goes: into which compiled kernels, and into the interpreter around them.
+"""Split a training step into its compiled kernels and the Python code around them.
 
     python benchmarks/training_profile.py [--model tutorial|resnet20] [--replicas 1 2] [--steps 200]
                                           [--data DIR] [--json FILE]
 
-The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read.
-Timed on the calling thread, which is that of replica 0, are all functions of
-``pycollective._nn``, NumPy's matmul, the replicas' all-reduce, and waiting for other replicas;
-the times are medians over the steps. With one replica what is left is the interpreter's part; with
-several, taking its lock again counts for the kernel that gave it up. Python calls are those of the
-calling thread, functions in C included, which is what cProfile counts.
+The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read. The
+calling thread, which runs replica 0, is timed in all functions of ``pycollective._nn``, NumPy's matmul,
+the replicas' all-reduce, and waits for other replicas. Times are medians over the steps. With one
+replica the rest is the time of Python code. With several, the time to take the GIL again counts for the
+kernel that released it. Python calls are those of the calling thread, including functions in C, as
+cProfile counts them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REPLICAS = {(Communicator, "all_reduce"): "all_reduce",
 
 
 def kind(name: str) -> str:
-    """What sort of work a timed function does."""
+    """Return the kind of work of a timed function."""
     if name in REPLICAS.values():
         return "other replicas"
     if name.startswith("winograd"):
@@ -56,7 +56,7 @@ def kind(name: str) -> str:
 
 @contextlib.contextmanager
 def timed(seconds: Counter[str], calls: Counter[str]) -> Iterator[None]:
-    """Add up what this thread's calls of the kernels take, by name."""
+    """Add up the seconds of this thread's kernel calls by name."""
     thread = threading.get_ident()
 
     def wrap(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -78,14 +78,14 @@ def timed(seconds: Counter[str], calls: Counter[str]) -> Iterator[None]:
         for (owner, attribute), name in {**places, (np, "matmul"): "matmul", **REPLICAS}.items():
             wrapped = wrap(getattr(owner, attribute), name)
             stack.enter_context(mock.patch.object(owner, attribute, wrapped))
-        # It remembers functions: chosen anew, they are the timed ones, and later the others again.
+        # The cache holds functions: clear it before, to find the timed ones, and after.
         stack.callback(conv._pooled_kernel.cache_clear)
         conv._pooled_kernel.cache_clear()
         yield
 
 
 def python_calls(step: Callable[[], Any]) -> float:
-    """Return how many calls this thread makes in a step."""
+    """Return the number of calls that this thread makes in a step."""
     count = 0
 
     def note(_frame: Any, event: str, _argument: Any) -> None:
@@ -102,7 +102,7 @@ def python_calls(step: Callable[[], Any]) -> float:
 
 
 def profile(model: str, replicas: int, steps: int, folder: str | None) -> dict[str, Any]:
-    """Return where the steps of a model go, in milliseconds a step."""
+    """Return the parts of a model's step, in milliseconds."""
     strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
     losses = tutorial_steps(tf, strategy, model, images_of(model, folder), compiled=False)
 

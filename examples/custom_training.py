@@ -2,10 +2,10 @@
 
     python examples/custom_training.py [--replicas 2] [--epochs 5] [--data DIR]
 
-The loop is the tutorial's: a strategy's scope around model, optimizer and metrics, a distributed
-dataset, a loss scaled by the global batch, strategy.run and strategy.reduce, a checkpoint that is
-restored without a strategy. Two things differ: the data are MNIST by default, and the learning rate
-falls along a cosine, which gives 99 % of the test images after five epochs.
+The loop is the tutorial's. A strategy's scope encloses model, optimizer and metrics; the dataset is
+distributed, and the loss is scaled by the global batch. The steps use strategy.run and strategy.reduce,
+and a checkpoint is restored without a strategy. The data are MNIST by default. Another difference is the
+learning rate, which falls along a cosine: the model reaches 99 % of the test images after five epochs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/guide.py [--replicas 2]
 
-What the guide prints is printed here: the losses of its custom loop are the same for any number of
-replicas. Left out are the snippets that need a TPU, parameter servers or a second machine; facts that
-the tutorials beside the guide state are shown at the end.
+The output of the guide is printed here too: the losses of its custom loop are the same for any number of
+replicas. Snippets that need a TPU, parameter servers or a second machine are left out. Facts from the
+tutorials beside the guide are shown at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def heading(text):
 
 
 heading("MirroredStrategy")
-mirrored_strategy = tf.distribute.MirroredStrategy()  # every GPU; one replica where there is none
+mirrored_strategy = tf.distribute.MirroredStrategy()  # every GPU, or one replica on the CPU
 print(f"by default {mirrored_strategy.num_replicas_in_sync} replicas")
 mirrored_strategy = tf.distribute.MirroredStrategy(
     devices, cross_device_ops=tf.distribute.HierarchicalCopyAllReduce()
@@ -43,7 +43,7 @@ communication_options = tf.distribute.experimental.CommunicationOptions(
     implementation=tf.distribute.experimental.CommunicationImplementation.NCCL
 )
 print(communication_options.implementation)
-# Without a cluster description this is one worker: of one replica, where there is no GPU.
+# Without a cluster description this is one worker, without a GPU with one replica.
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 print(f"by default {strategy.num_replicas_in_sync} replicas")
 strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
@@ -76,7 +76,7 @@ with mirrored_strategy.scope():
             )
         ]
     )
-model.set_weights([[[0.5]], [0.0]])  # the guide's are random
+model.set_weights([[[0.5]], [0.0]])  # the guide's weights are random
 model.compile(loss="mse", optimizer="sgd")
 dataset = tf.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(10)
 model.fit(dataset, epochs=2)
@@ -116,7 +116,7 @@ def weight_of_first_loss(loss):
     return low
 
 
-# The guide's weight was random; its first loss tells which one it was.
+# The guide's weight was random; its first loss determines it.
 model.set_weights([[[weight_of_first_loss(0.9024367)]], [0.0]])
 
 
@@ -214,7 +214,7 @@ def both(rows):
 full = next(iter(dist_dataset))
 for scaled in mirrored_strategy.run(both, args=(full,)):
     print(mirrored_strategy.reduce("SUM", scaled, axis=None))
-# Labels with more axes: the loss is summed over them, not averaged; that is left to the program.
+# With labels of more axes, the loss is summed over these axes; averaging is left to the program.
 per_example_loss = tf.ones([3, 4])
 print(tf.nn.compute_average_loss(per_example_loss))
 print(tf.nn.compute_average_loss(tf.reduce_mean(per_example_loss, axis=1)))

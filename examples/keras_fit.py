@@ -2,12 +2,11 @@
 
     python examples/keras_fit.py [--replicas 2] [--epochs 5] [--data DIR]
 
-A strategy's scope around model and compile, a dataset that is scaled, cached, shuffled and batched,
-callbacks (ModelCheckpoint, a schedule of the learning rate, one that prints it, TensorBoard), evaluate,
-and the model as a file that is loaded with and without a strategy. Without MNIST (in --data, the
-cache or by download) the digits of scikit-learn are used. Two things differ: the model has two more
-convolutions and a dropout, which give 99 % of MNIST's test images after five epochs, and the random
-numbers have a seed.
+A strategy's scope encloses model and compile. The dataset is scaled, cached, shuffled and batched. The
+callbacks are ModelCheckpoint, a learning rate schedule, one that prints the rate, and TensorBoard. The
+model is evaluated, saved, and loaded with and without a strategy. Without MNIST (in --data, the cache or
+by download) the digits of scikit-learn are used. Other differences: two more convolutions and a dropout
+give 99 % of MNIST's test images after five epochs, and the random numbers have a seed.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     model.fit(train_dataset, epochs=args.epochs, callbacks=callbacks)
 
-    # The last checkpoint says the same as the model.
+    # The last checkpoint gives the same results as the model.
     eval_loss, eval_acc = model.evaluate(eval_dataset)
     print(f"Eval loss: {eval_loss}, Eval accuracy: {eval_acc}")
     tf.train.Checkpoint(model=model).restore(tf.train.latest_checkpoint(checkpoint_dir))

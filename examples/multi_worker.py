@@ -5,14 +5,14 @@
     srun -n 2 python examples/multi_worker.py               # Slurm
     python examples/multi_worker.py --ray 2                 # Ray
 
-or by hand, the last line on each machine (docs/multi_worker.md):
+Or by hand, the last line on each machine (docs/multi_worker.md):
 
     export PYCOLLECTIVE_SECRET=...
     export TF_CONFIG='{"cluster": {"worker": ["a:9000", "b:9000"]},
                        "task": {"type": "worker", "index": 0}}'
     python examples/multi_worker.py
 
-However it is started, two workers get the same numbers.
+Two workers get the same numbers with any of these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pycollective as tf
 
 
 def train(args):
-    # Waits until all workers are there; from here on they make the same calls.
+    # Waits for all workers; from here on they make the same calls.
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         devices=[f"cpu:{i}" for i in range(args.replicas)]
     )
@@ -35,7 +35,7 @@ def train(args):
     images, labels = images[: args.examples], labels[: args.examples]
     images, test_images = (a[..., None].astype("float32") / 255 for a in (images, test_images))
 
-    # The workers deal out batches of one order, which a seed gives them.
+    # A seed gives all workers the same order, from which each takes its batches.
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     dataset = dataset.shuffle(len(images), seed=1).batch(batch_size)
 

@@ -1,4 +1,4 @@
-"""Arguments of public functions: what can be understood is converted, all else is a clear error."""
+"""Conversion of arguments of public functions; raise a clear error for an invalid value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FUNCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amin": "min", "amax
 
 
 def own_ufunc(op: Any, dtype: np.dtype[Any]) -> np.ufunc | None:
-    """Return the function if it is one of NumPy's for which there is no operation by name."""
+    """Return ``op`` if it is a NumPy ufunc that no operation by name covers, else None."""
     if not isinstance(op, np.ufunc):
         return None
     if op in _UFUNCS and (op not in _LOGICAL or dtype.kind == "b"):
@@ -42,23 +42,23 @@ def own_ufunc(op: Any, dtype: np.dtype[Any]) -> np.ufunc | None:
         )
     nothing = np.empty(0, dtype)
     made = op(nothing, nothing).dtype
-    if made not in (dtype, object):  # object: what numpy.frompyfunc makes returns Python's numbers
+    if made not in (dtype, object):  # object: results of numpy.frompyfunc's functions
         raise TypeError(f"{op!r} makes {made} of {dtype}: convert x first")
     return op
 
 
 def op_name(op: Any, dtype: Any = None) -> OpName:
-    """Return the name of a reduction: of "sum", `numpy.add`, `numpy.sum` or ``ReduceOp.SUM``."""
+    """Return the name of a reduction such as "sum", `numpy.add`, `numpy.sum` or ``ReduceOp.SUM``."""
     name: Any = None
     if type(op) is str:
-        name = op  # the core refuses what is no name
+        name = op  # the core refuses an unknown name
     elif isinstance(op, np.ufunc):
-        # Of numbers, a logical operation gives bools, and no reduction here changes the dtype.
+        # A logical operation on numbers gives bools, but reductions keep the dtype.
         if op not in _LOGICAL or dtype is None or np.dtype(dtype).kind == "b":
             name = _UFUNCS.get(op)
     elif isinstance(op, str):
-        name = str(op)  # of a subclass
-    elif type(op).__name__ == "ReduceOp":  # of pycollective.distribute, which is built on this
+        name = str(op)  # the core does not take subclasses of str
+    elif type(op).__name__ == "ReduceOp":  # pycollective.distribute imports this module
         name = str(op.value).lower()
     elif op is sum or op is min or op is max:
         name = op.__name__
@@ -68,17 +68,17 @@ def op_name(op: Any, dtype: Any = None) -> OpName:
             name = _FUNCTIONS.get(called)
     if name is None:
         raise TypeError(
-            f"op must be one of {', '.join(map(repr, _OPS))}, or one of NumPy's functions add, "
-            "multiply, minimum, maximum, bitwise_and, bitwise_or, bitwise_xor, another function of "
-            "NumPy's with two arguments (all_reduce_many has none of those), or a ReduceOp of "
-            f"pycollective.distribute, not {op!r}"
+            f"op must be one of {', '.join(map(repr, _OPS))}; a NumPy function of two arguments such as "
+            "numpy.add, multiply, minimum, maximum, bitwise_and, bitwise_or or bitwise_xor "
+            "(all_reduce_many takes only the listed ones); or a pycollective.distribute.ReduceOp, "
+            f"not {op!r}"
         )
     found: OpName = name
     return found
 
 
 def whole(name: str, value: Any, low: int = -(2**31), high: int = 2**31 - 1) -> int:
-    """Return a whole number from ``low`` to ``high``."""
+    """Return a whole number; raise an error if it is not from ``low`` to ``high``."""
     if type(value) is int and low <= value <= high:
         return value
     try:
@@ -93,7 +93,7 @@ def whole(name: str, value: Any, low: int = -(2**31), high: int = 2**31 - 1) -> 
 
 
 def sizes(shape: Any) -> list[int]:
-    """Return the numbers of a shape, which may be one number."""
+    """Return the sizes of a shape, which may be a single number."""
     try:
         given = [operator.index(shape)]
     except TypeError:
@@ -104,7 +104,7 @@ def sizes(shape: Any) -> list[int]:
 
 
 def rank_number(name: str, value: Any, size: int) -> int:
-    """Return the number of a rank of a group of ``size`` ranks."""
+    """Return the number of a rank in a group of ``size`` ranks; raise an error if it is none."""
     if type(value) is int and 0 <= value < size:
         return value
     try:
@@ -119,7 +119,7 @@ def rank_number(name: str, value: Any, size: int) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Return a positive number of seconds."""
+    """Return a positive number of seconds; raise an error for anything else."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -130,7 +130,7 @@ def seconds(name: str, value: Any) -> float:
 
 
 def switch(name: str, value: Any) -> bool:
-    """Return True or False; 0 and 1 are these."""
+    """Return a bool; 0 and 1 count as False and True."""
     if value is True or value is False:
         return value
     if isinstance(value, (np.bool_, int)) and value in (0, 1):

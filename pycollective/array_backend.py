@@ -1,10 +1,10 @@
-"""NumPy or CuPy: the one module that knows the difference.
+"""NumPy or CuPy: the one module that distinguishes them.
 
-Code elsewhere works on "arrays" and uses three things that both libraries give it: the operators
-and methods of the arrays themselves, NumPy's functions (CuPy arrays take part in them through the
-protocols of NEP 13 and NEP 18: ``np.exp(x)`` of a CuPy array runs on its device), and what is here,
-for where the two differ: making arrays, moving them between host and devices, and scattering. CuPy is
-imported only where a GPU is asked for, or an array of another library lies on one.
+Code elsewhere works on arrays through their operators and methods, and through NumPy's functions. NEP 13
+and NEP 18 make these work on CuPy arrays: ``np.exp(x)`` of a CuPy array runs on its device. This module
+has the operations in which the libraries differ: making arrays, moving them between host and devices,
+and scattering. CuPy is imported only if a GPU is requested, or if an
+array of another library is on a GPU.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def _cupy_of(value: Any) -> ModuleType | None:
-    """Return the CuPy module when ``value`` is one of its arrays."""
+    """Return the CuPy module if ``value`` is a CuPy array, else None."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(value, cupy.ndarray) else None
 
 
 def array_module(*arrays: Any) -> Any:
-    """Return the module (``numpy`` or ``cupy``) that the given arrays belong to.
+    """Return the module of the given arrays, ``cupy`` if one of them is a CuPy array, else ``numpy``.
 
-    Values that are no arrays do not count; without any array the answer is ``numpy``.
+    Values that are not arrays are ignored.
     """
     for array in arrays:
         if array.__class__ is not np.ndarray:
@@ -48,17 +48,17 @@ def array_module(*arrays: Any) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Whether ``value`` is a NumPy or CuPy array."""
+    """Return True if ``value`` is a NumPy or CuPy array."""
     return isinstance(value, np.ndarray) or _cupy_of(value) is not None
 
 
 def on_host(array: Any) -> bool:
-    """Whether a value can be looked at at once; of arrays on a device that would mean to wait for it."""
+    """Return True if reading a value does not have to wait for a device."""
     return _cupy_of(array) is None
 
 
 def to_numpy(array: Any) -> Array:
-    """Return the array on the host: itself if it is NumPy's, else a copy of its values."""
+    """Return the array on the host: the array itself if it is NumPy's, else a copy."""
     if array.__class__ is np.ndarray:
         return array
     module = _cupy_of(array)
@@ -68,8 +68,8 @@ def to_numpy(array: Any) -> Array:
 def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) -> Array:
     """Return ``value`` as an array, copied only if its type, device or dtype must change.
 
-    ``value`` is an array, a NumPy scalar or anything ``numpy.asarray`` takes. The result is of the
-    library, and on the device, of ``like``; by default of those of ``value``.
+    ``value`` is an array, a NumPy scalar or anything else that ``numpy.asarray`` accepts. The result has
+    the library and the device of ``like``, by default those of ``value``.
     """
     if "cupy" not in sys.modules:
         return np.asarray(value, dtype=dtype)
@@ -80,7 +80,7 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
         if array_module(value) is np:
             value = np.asarray(value)
             if not value.ndim and value.dtype.kind in "biufc":
-                # As an argument of a kernel: nothing is copied, and nobody waits.
+                # CuPy passes a scalar as a kernel's argument, without a copy or a wait.
                 with beside(like):
                     scalar: Array = module.full((), value[()], dtype or value.dtype)
                 return scalar
@@ -91,7 +91,7 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
 
 
 def filled(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
-    """Return a NumPy array of one value; numpy.full takes several times as long for few numbers."""
+    """Return a NumPy array of one value, for small arrays several times as fast as numpy.full."""
     array = np.empty(shape, dtype)
     array.fill(value)
     return array
@@ -105,17 +105,17 @@ def copy(array: Array) -> Array:
 
 
 def device_of(array: Any) -> tuple[str, int]:
-    """Return where a value lies: the kind of device, ``"CPU"`` or ``"GPU"``, and its number.
+    """Return the kind (``"CPU"`` or ``"GPU"``) and the number of the device that holds a value.
 
-    All that is no array of a GPU lies in the host's memory, which is ``("CPU", 0)``.
+    All values other than CuPy arrays are on ``("CPU", 0)``.
     """
     return ("CPU", 0) if _cupy_of(array) is None else ("GPU", int(array.device.id))
 
 
 def placed(array: Array, kind: str, index: int) -> Array:
-    """Return an array on a device: itself if it lies there, else a copy of its values.
+    """Return an array on a device: the array itself if it is there already, else a copy.
 
-    Text, objects and bfloat16 (which CuPy has from 14 on, and not everywhere) stay on the host.
+    Text, objects and bfloat16 (which only some CuPy 14 functions support) stay on the host.
     """
     if kind != "GPU":
         return array if array.__class__ is np.ndarray else to_numpy(array)
@@ -131,21 +131,21 @@ def placed(array: Array, kind: str, index: int) -> Array:
 
 
 def _on_another_gpu(array: Array, index: int) -> Array:
-    """Return a copy of an array of one GPU on another, in the order of this thread's streams on both.
+    """Copy an array to another GPU, in the order of this thread's streams on both GPUs.
 
-    CuPy copies on the stream of the GPU that the copy is for, which knows nothing of the other's.
+    CuPy copies on the target GPU's stream, which does not wait for the source GPU's stream.
     """
     from pycollective.nccl import device
 
     with beside(array):
-        # Lines up what has gaps here, where the memory of that copy waits to be used again, too.
+        # Make the source contiguous here, where its memory is freed in the order of this stream.
         source = array if array.flags.c_contiguous else copy(array)
         here = device.present_stream()
         written = device.event(here)
     with device.on(index):
         there = device.present_stream()
         device.stream_wait(there, [written])
-        moved: Array = source.copy()  # of an array of another device it makes one on this
+        moved: Array = source.copy()  # CuPy makes the copy on the current device
         read = device.event(there)
     with beside(array):
         device.stream_wait(here, [read])
@@ -153,7 +153,7 @@ def _on_another_gpu(array: Array, index: int) -> Array:
 
 
 def scatter_add(target: Array, index: Any, values: Array) -> None:
-    """Add ``values`` to ``target[index]`` in place; places that occur several times add up."""
+    """Add ``values`` to ``target[index]`` in place; repeated indices add up."""
     module = _cupy_of(target)
     if module is not None:
         module.add.at(target, index, values)
@@ -166,19 +166,19 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
         and target.flags.c_contiguous
         and values.shape == rows.shape + target.shape[1:]
     ):
-        # The same additions in the same order; NumPy is several times as fast with one axis.
+        # The same additions in the same order, but NumPy is several times as fast on one axis.
         width = math.prod(target.shape[1:])
         target, values = target.reshape(-1), values.reshape(-1)
         index = (rows.reshape(-1, 1).astype(np.intp) * width + np.arange(width)).reshape(-1)
     np.add.at(target, index, values)
 
 
-# Devices of DLPack that are CUDA's: its own memory, and what it moves to and fro by itself.
+# Devices of DLPack that belong to CUDA: device memory, and managed memory.
 _CUDA_DEVICES = (2, 13)
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Whether ``value`` is an array on a GPU: CuPy's, or one with an interface that CuPy takes."""
+    """Return True if ``value`` is on a GPU: a CuPy array, or one that CuPy can import."""
     if isinstance(value, np.ndarray):
         return False
     if _cupy_of(value) is not None or hasattr(value, "__cuda_array_interface__"):
@@ -188,21 +188,20 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def any_on_gpu(values: Sequence[Any]) -> bool:
-    """Whether one of several values is an array on a GPU; no call for each where all are NumPy's."""
+    """Return True if one of several values is on a GPU; fast if all are NumPy arrays."""
     others = [value for value in values if value.__class__ is not np.ndarray]
     return any(map(is_on_gpu, others))
 
 
 def gpu_array(value: Any) -> Array:
-    """Return the CuPy array of the memory of an array on a GPU.
+    """Return a CuPy array that shares the memory of an array on a GPU.
 
-    What is being computed of it on another stream is waited for, as the interface of its library
-    provides.
+    The interface of the array's library makes the current stream wait for the array's computation.
 
     Raises
     ------
     TypeError
-        CuPy is not installed, or cannot take the array.
+        CuPy is not installed, or cannot import the array.
     """
     if _cupy_of(value) is not None:
         array: Array = value
@@ -212,7 +211,7 @@ def gpu_array(value: Any) -> Array:
         cupy: Any = importlib.import_module("cupy")
     except ImportError:
         raise TypeError(
-            f"{name} lies on a GPU, and CuPy, through which GPU arrays are handled, is not installed: "
+            f"{name} is on a GPU, and CuPy, which handles GPU arrays, is not installed: "
             "pip install 'pycollective[cuda12]' or '[cuda13]', or copy it to the host first"
         ) from None
     try:
@@ -232,10 +231,10 @@ def gpu_array(value: Any) -> Array:
 
 
 def as_bits(array: Array) -> Array:
-    """Return a GPU's array of halves that CuPy does not know as integers; any other as it is.
+    """Return a GPU array of an ``ml_dtypes`` dtype viewed as integers; any other array unchanged.
 
-    CuPy's arrays can have the dtypes of ``ml_dtypes``, and its kernels cannot: what only moves elements
-    goes by their bits.
+    CuPy arrays can have these dtypes, but CuPy's kernels cannot handle them. Operations that only move
+    elements therefore use the integers.
     """
     if array.dtype.kind != "V" or on_host(array):
         return array
@@ -254,26 +253,26 @@ def assign(target: Array, values: Array) -> None:
 
 
 def address(array: Any) -> int:
-    """Return where the memory of an array begins."""
+    """Return the address of an array's memory."""
     return int(array.ctypes.data if _cupy_of(array) is None else array.data.ptr)
 
 
 def empty(shape: Any, dtype: npt.DTypeLike, like: Any) -> Array:
-    """Return a new array of the library, and on the device, of another one."""
+    """Return a new array of the library and on the device of ``like``."""
     with beside(like):
         array: Array = array_module(like).empty(shape, dtype)
     return array
 
 
 def empty_on_gpu(shape: Any, dtype: npt.DTypeLike) -> Array:
-    """Return a new array on this thread's present CuPy device."""
+    """Return a new array on this thread's current CuPy device."""
     cupy: Any = importlib.import_module("cupy")
     array: Array = cupy.empty(shape, dtype)
     return array
 
 
 def gpu_count() -> tuple[int, str]:
-    """Return how many GPUs CuPy can use and, when that is none, why."""
+    """Return the number of GPUs that CuPy can use, and if it is 0 the reason."""
     if importlib.util.find_spec("cupy") is None:
         return 0, "CuPy is not installed: pip install 'pycollective[cuda12]' or '[cuda13]'"
     try:
@@ -285,7 +284,7 @@ def gpu_count() -> tuple[int, str]:
 
 
 def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
-    """Return the context in which new CuPy arrays lie on a GPU; for a CPU one that does nothing."""
+    """Return a context in which new CuPy arrays are on a GPU; it does nothing for a CPU."""
     if kind != "GPU":
         return _HOST
     import cupy
@@ -295,7 +294,7 @@ def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
 
 
 def limit_memory(index: int, size: int) -> None:
-    """Let CuPy take at most so many bytes of a GPU."""
+    """Limit CuPy's memory pool on a GPU to ``size`` bytes."""
     import cupy
 
     with cupy.cuda.Device(index):
@@ -303,7 +302,7 @@ def limit_memory(index: int, size: int) -> None:
 
 
 def beside(array: Any) -> AbstractContextManager[Any]:
-    """Return the context in which new arrays lie on an array's device, as operations on it need."""
+    """Return a context for operations on an array: new arrays are on its device."""
     return _HOST if array.__class__ is np.ndarray else on_device(*device_of(array))
 
 

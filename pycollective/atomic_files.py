@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all, and locks on the folders that they are in.
+"""Files that appear whole or not at all, and locks on folders.
 
 A file is written under a temporary name, flushed to the disk and renamed. The writer keeps a lock
-(``flock``) on the temporary file. The next writer in that folder therefore tells a file that is
-being written from one whose writer was killed, and deletes only the latter.
+(``flock``) on the temporary file. The next writer in that folder deletes temporary files without a
+lock, because their writers were killed.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import BinaryIO
 
 _TEMPORARY_SUFFIX = ".unfinished"
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16}}{re.escape(_TEMPORARY_SUFFIX)}$")
-#: Without locks, a temporary file that nobody has changed for this long is abandoned.
+#: On a file system without locks, a temporary file that has not changed for this long is abandoned.
 _ABANDONED_SECONDS = 3600.0
 _LOCK_SECONDS = 600.0
 _LOCK_PAUSE_SECONDS = 0.01
 
 
 def write_atomically(path: str, data: bytes) -> None:
-    """Give ``path`` new contents: after a crash it has the old ones or all of the new ones."""
+    """Replace the contents of ``path``; after a crash the file has the old or the new contents."""
     with replacing(path) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """Give a file to write to, which replaces ``path`` at the end of the block.
+    """Yield a file to write, which replaces ``path`` at the end of the block.
 
-    After an error in the block ``path`` is as it was. Files that killed writers left in the folder
-    are deleted.
+    After an error in the block ``path`` is unchanged. Files that killed writers left in the folder are
+    deleted.
     """
     directory = os.path.dirname(path) or "."
     _remove_abandoned(directory)
     descriptor, temporary = _open_temporary(path)
-    # The lock lasts until the descriptor is closed, which is after the new name is in place.
+    # The lock ends when the descriptor is closed, after the file has its final name.
     with os.fdopen(descriptor, "wb") as file:
         try:
             yield file
@@ -57,15 +57,15 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Make a folder if need be, and keep other processes out of the same block for it.
+    """Make a folder if it is missing, and let one process at a time run the block for it.
 
-    The system releases the lock of a process that ends. File systems without locks for folders
-    (some NFS servers) let everybody in.
+    The system releases the lock of a process that ends. On file systems without locks for folders
+    (some NFS servers) any number of processes run the block.
 
     Raises
     ------
     TimeoutError
-        If another process holds the lock for ten minutes.
+        Another process has held the lock for ten minutes.
     """
     os.makedirs(directory, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -80,14 +80,14 @@ def locked(directory: str) -> Iterator[None]:
             time.sleep(_LOCK_PAUSE_SECONDS)
         yield
     finally:
-        # A child that was forked meanwhile has the descriptor too: closing it here is not enough.
+        # A child forked in the block has the descriptor too: only an explicit unlock is enough.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Return True if the lock was free; None if the file system has no locks."""
+    """Return True if the lock was free, False if not, None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -96,12 +96,12 @@ def _try_lock(descriptor: int) -> bool | None:
 
 
 def _open_temporary(path: str) -> tuple[int, str]:
-    """Return a new temporary file, open and locked, and its name."""
+    """Return the descriptor of a new, locked temporary file, and its name."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
         temporary = f"{path}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}"
         descriptor = os.open(temporary, flags, 0o666)
-        # Another writer may take the file for an abandoned one before it is locked here.
+        # Before the lock is taken, another writer may delete the file as abandoned.
         if _try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
             return descriptor, temporary
         os.close(descriptor)

@@ -1,9 +1,9 @@
-"""Which devices there are, under the names of ``tf.config``.
+"""Devices, under the names of ``tf.config``.
 
-A *physical* device is a processor. A *logical* one is what a strategy puts a replica on: one for each
-processor, unless `set_logical_device_configuration` says otherwise. Their numbers go on from processor
-to processor: with two on the first GPU, ``"gpu:2"`` is the second one. This module is the only one that
-knows which processor a logical device is on; everything else asks `processor_of`.
+A *physical* device is a processor. A *logical* device holds a replica of a strategy: each processor has
+one, unless `set_logical_device_configuration` changes that. Logical devices are numbered through all
+processors: with two on the first GPU, ``"gpu:2"`` is on the second one. Only this module maps logical
+devices to processors; other modules call `processor_of`.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class PhysicalDevice(NamedTuple):
 
 
 class LogicalDevice(NamedTuple):
-    """A device as strategies name it."""
+    """A device that a strategy can name."""
 
     name: str
     device_type: str
 
 
 class LogicalDeviceConfiguration(NamedTuple):
-    """What one of several logical devices on a processor is like.
+    """Settings of one of several logical devices on a processor.
 
     Attributes
     ----------
     memory_limit : float, optional
-        Of a GPU: how many MiB it may take. Logical devices on one GPU share CuPy's memory pool, whose
-        limit is the sum of theirs.
+        Most MiB of a GPU that the device may use. Logical devices on one GPU share CuPy's memory pool,
+        whose limit is the sum of their limits.
     experimental_priority, experimental_device_ordinal : optional
-        TensorFlow's; they must be None here.
+        TensorFlow's settings, which must be None here.
     """
 
     memory_limit: float | None = None
@@ -59,7 +59,7 @@ class LogicalDeviceConfiguration(NamedTuple):
 
 
 class _State:
-    """What was configured, and whether it can still be changed."""
+    """The configuration, and a flag that forbids changes once devices are in use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -84,10 +84,10 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """Return the devices of a kind, or all; from then on they cannot be configured.
+    """Return the logical devices of a kind, or all; after this call they cannot be configured.
 
-    One CPU device is listed unless others were configured; strategies take any number of them,
-    ``"cpu:0"``, ``"cpu:1"``, …, whatever is listed.
+    One CPU device is listed unless others are configured. Strategies accept any number of CPU devices,
+    ``"cpu:0"``, ``"cpu:1"``, …, listed or not.
     """
     use_devices()
     listed = []
@@ -97,12 +97,12 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
 
 
 def get_logical_device_configuration(device: Any) -> list[LogicalDeviceConfiguration] | None:
-    """Return what was configured for a processor, None if nothing was.
+    """Return the configuration of a processor, or None if there is none.
 
     Raises
     ------
     ValueError
-        If there is no such processor.
+        There is no such processor.
     """
     parts = _state.parts.get(_processor(device))
     return None if parts is None else list(parts)
@@ -111,25 +111,25 @@ def get_logical_device_configuration(device: Any) -> list[LogicalDeviceConfigura
 def set_logical_device_configuration(
     device: Any, logical_devices: Iterable[LogicalDeviceConfiguration] | int | None
 ) -> None:
-    """Say how many logical devices are on a processor, before devices are used.
+    """Set the logical devices of a processor, before devices are used.
 
     Parameters
     ----------
     device : PhysicalDevice or str
         One of `list_physical_devices`, or its name, ``"gpu:0"``.
     logical_devices : list of LogicalDeviceConfiguration, int or None
-        One for each, or how many, which on a GPU share its memory without limits; None: one, as if
-        nothing had been said.
+        One configuration for each device. A number: that many devices, which share a GPU's memory
+        without limits. None: one device, the default.
 
     Raises
     ------
     ValueError
-        If there is no such processor, no device is left on it, or a configuration is not one that it
-        can have.
+        There is no such processor, the processor would have no device, or a configuration is not valid
+        for it.
     TypeError
-        If something else than configurations is given.
+        ``logical_devices`` has elements that are not configurations.
     RuntimeError
-        If devices were used already: a strategy was made, or they were listed.
+        Devices are in use: a strategy was made, or devices were listed.
     """
     processor = _processor(device)
     if isinstance(logical_devices, int):
@@ -183,7 +183,7 @@ def _check(kind: str, parts: list[LogicalDeviceConfiguration]) -> None:
             raise ValueError(f"memory_limit must be a positive number of MiB, got {limit!r}")
         for name in ("experimental_priority", "experimental_device_ordinal"):
             if getattr(part, name) is not None:
-                # The two blanks are TensorFlow's.
+                # The two spaces are TensorFlow's.
                 raise ValueError(
                     f"Setting {name} on {kind} virtual  devices is currently not supported"
                 )
@@ -198,7 +198,7 @@ def _count(kind: str, index: int) -> int:
 
 
 def use_devices() -> None:
-    """Note that devices are used, so that they stay what they are."""
+    """Mark devices as used, so that their configuration cannot change, and set memory limits."""
     if _state.in_use:
         return
     with _state.lock:
@@ -214,12 +214,12 @@ def use_devices() -> None:
 
 
 def logical_count(kind: str) -> int:
-    """Return how many devices of a kind there are, as they are listed."""
+    """Return the number of listed logical devices of a kind."""
     return sum(_count(*processor) for processor in _processors(kind))
 
 
 def processor_of(kind: str, index: int) -> int:
-    """Return the number of the processor on which a logical device is: for GPUs that of CUDA."""
+    """Return the number of a logical device's processor, for a GPU its CUDA number."""
     if kind == "CPU":
         return 0
     processor = 0

@@ -1,7 +1,7 @@
-"""bfloat16 arrays of other libraries, through DLPack, for a CuPy that does not import them.
+"""Import of bfloat16 arrays by DLPack, for a CuPy that does not support them.
 
-CuPy's arrays can have the dtype of ``ml_dtypes``, but its import by DLPack knows no bfloat16. So it is
-given 16-bit integers, whose memory is then looked at as what it is.
+CuPy arrays can have the dtype of ``ml_dtypes``, but CuPy's DLPack import does not know bfloat16. The
+import therefore gets 16-bit integers, which are then viewed as bfloat16.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _DataType(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """``DLTensor`` of DLPack's header, with which an unversioned capsule's memory begins."""
+    """``DLTensor`` of DLPack's header, the first field of an unversioned capsule's memory."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -55,23 +55,25 @@ _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctype
 
 
 def _tensor_in(capsule: Any) -> _Tensor:
-    """Return what a capsule describes, for reading and writing, as long as it has no taker."""
+    """Return the tensor in a capsule that has not been consumed; changes to it take effect."""
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major > 1:
-            raise BufferError(f"DLPack {versioned.major}.{versioned.minor} is not known here")
+            raise BufferError(
+                f"DLPack {versioned.major}.{versioned.minor} is not supported; version 1 is the latest"
+            )
         tensor: _Tensor = versioned.tensor
         return tensor
     return _Tensor.from_address(_pointer(capsule, b"dltensor"))
 
 
 def is_bfloat16(value: Any) -> bool:
-    """Whether an array of another library is of bfloat16, as its dtype's name has it."""
+    """Return True if the dtype's name of another library's array contains bfloat16."""
     return "bfloat16" in str(getattr(value, "dtype", ""))
 
 
 class AsBits:
-    """An array of bfloat16, which exports its memory as integers of 16 bits without sign."""
+    """A bfloat16 array that exports its memory as unsigned 16-bit integers."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -83,6 +85,6 @@ class AsBits:
         capsule = self._array.__dlpack__(**how)
         dtype = _tensor_in(capsule).dtype
         if (dtype.code, dtype.bits, dtype.lanes) != (_BFLOAT, 16, 1):
-            raise BufferError("an array called bfloat16 exports another type")
-        dtype.code = _UINT  # of this capsule alone: each export has one of its own
+            raise BufferError("an array whose dtype is called bfloat16 exports another type")
+        dtype.code = _UINT  # changes this capsule only: each export makes a new one
         return capsule

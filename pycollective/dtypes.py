@@ -1,6 +1,6 @@
 """The element types, under TensorFlow's names, as ``numpy.dtype`` objects.
 
-``bfloat16`` is there when the package ``ml_dtypes`` is installed, and is ``None`` otherwise.
+``bfloat16`` is ``None`` unless the package ``ml_dtypes`` is installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ uint16: np.dtype[Any] = np.dtype(np.uint16)
 uint32: np.dtype[Any] = np.dtype(np.uint32)
 uint64: np.dtype[Any] = np.dtype(np.uint64)
 bool_: np.dtype[Any] = np.dtype(np.bool_)
-#: File names and lines of text in input pipelines, as Python's bytes. Operations do not take it.
+#: File names and lines of text in input pipelines, as Python's bytes; operations refuse this dtype.
 string: np.dtype[Any] = np.dtype(object)
 
 bfloat16: np.dtype[Any] | None
@@ -56,19 +56,19 @@ else:
     bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
 
-# What is asked for by name in every step.
+# Every step looks up these names; the table makes that fast.
 _NAMED = {str(dtype): dtype for dtype in (float16, float32, float64, int32, int64)}
 
 
 def as_dtype(value: Any) -> np.dtype[Any]:
     """Return ``value`` (a dtype, a NumPy scalar type, ``float``, or a name) as a ``numpy.dtype``.
 
-    The Python types mean what they mean in operations: ``float`` is float32, ``int`` is int32.
+    ``float`` means float32 and ``int`` means int32, as in operations.
 
     Raises
     ------
     TypeError
-        If ``value`` is no dtype, or one that tensors cannot hold.
+        ``value`` is not a dtype, or tensors do not support the dtype.
     """
     if value is float:
         return float32
@@ -87,17 +87,17 @@ def as_dtype(value: Any) -> np.dtype[Any]:
         dtype = None
     if dtype is None or not is_supported(dtype):
         raise TypeError(
-            f"{value!r} is no dtype of tensors; use a bool, integer or floating-point type such as "
+            f"{value!r} is not a dtype of tensors; use a bool, integer or floating-point type such as "
             "pycollective.float32 or 'int64'"
         )
     return dtype
 
 
 def is_supported(dtype: np.dtype[Any]) -> bool:
-    """Whether tensors can have this dtype: bool, integers, floating point, bfloat16."""
+    """Return True if tensors can have this dtype: bool, integers, floating point, bfloat16."""
     return dtype.kind in "biuf" or (bfloat16 is not None and dtype == bfloat16)
 
 
 def is_differentiable(dtype: np.dtype[Any]) -> bool:
-    """Whether gradients flow through tensors of this dtype: floating point, bfloat16."""
+    """Return True if gradients flow through tensors of this dtype: floating point, bfloat16."""
     return dtype.kind in "fV"

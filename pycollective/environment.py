@@ -1,7 +1,7 @@
-"""The environment variables that the package reads: one table, and how their numbers are read.
+"""Environment variables that the package reads: one table, and functions that read numbers.
 
-A variable that begins with ``PYCOLLECTIVE_`` and is not in the table has no effect. `check` raises an
-error if the name looks like a misspelt one of the table, and logs a warning for any other name.
+A variable whose name begins with ``PYCOLLECTIVE_`` and is not in the table has no effect. If its name
+looks like a misspelt one of the table, `check` raises an error, else it logs a warning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VARIABLES = {
     "PYCOLLECTIVE_TLS_CA": "a file with the certificate of the cluster's authority, in PEM",
     "PYCOLLECTIVE_SOCKET_IFNAME": "the network interface on which a rank listens for its peers",
     "PYCOLLECTIVE_SOCKET_STREAMS": "the connections of every two ranks for collectives, 1 to 8",
-    "PYCOLLECTIVE_HOST_ID": "stands for the boot id of this host",
+    "PYCOLLECTIVE_HOST_ID": "an identifier of this host instead of its boot id",
     "PYCOLLECTIVE_CHECK_ADDRESSES": "1: wrong names and addresses are errors; 0: they are logged",
     "PYCOLLECTIVE_JOBS": "the jobs of a JobSet of Kubernetes",
     "PYCOLLECTIVE_LOCAL_RANK": "the number of this process in its pod, from 0",
@@ -49,21 +49,21 @@ VARIABLES = {
     "PYCOLLECTIVE_WARN_AFTER": "seconds after which a waiting call names the missing ranks",
     "PYCOLLECTIVE_TIMELINE": "the file or folder of the timeline",
 }
-"""`docs/architecture.md` has the same variables, with more words."""
+"""`docs/architecture.md` describes the same variables in more detail."""
 _OF_OUR_TESTS = ("PYCOLLECTIVE_TEST_", "PYCOLLECTIVE_SANITIZED", "PYCOLLECTIVE_QUICK")
 _LIKE = 0.75
-"""How alike a misspelt name and its correction are, as `difflib` measures it."""
+"""Similarity, as `difflib` measures it, from which on a name counts as a misspelt one."""
 
 _warned: set[str] = set()
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Look for variables of the package's prefix that the package does not read.
+    """Look for variables with the package's prefix that the package does not read.
 
     Raises
     ------
     ValueError
-        If a name looks like a misspelt one. Any other unknown name is logged, once.
+        A name looks like a misspelt one. (Any other unknown name is logged, once.)
     """
     unknown = sorted(
         name
@@ -75,32 +75,32 @@ def check(environ: Mapping[str, str]) -> None:
         like = difflib.get_close_matches(name.removeprefix(PREFIX), known, 1, _LIKE)
         if like:
             raise ValueError(
-                f"{name} is set, and pycollective reads no such variable: did you mean "
+                f"{name} is set, but pycollective reads no such variable: did you mean "
                 f"{PREFIX}{like[0]}?"
             )
         if name not in _warned:
             _warned.add(name)
-            _log.warning("%s is set, and pycollective reads no such variable", name)
+            _log.warning("%s is set, but pycollective reads no such variable", name)
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message shows it: as `repr`, but not longer than a line."""
+    """Return the `repr` of a value, shortened to a line, for an error message."""
     text = repr(value[:200] if isinstance(value, (str, list)) else value)
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def is_number(text: str) -> bool:
-    """Return True for a whole number of ASCII digits that is short enough to be meant as one."""
+    """Return True for a whole number of at most 18 ASCII digits."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 def number(environ: Mapping[str, str], name: str, low: int, high: int | None = None) -> int:
-    """Return the whole number that a variable holds.
+    """Return the whole number in a variable.
 
     Raises
     ------
     ValueError
-        If the variable is not set, or holds anything else than a number from ``low`` to ``high``.
+        The variable is not set, or its value is not a number from ``low`` to ``high``.
     """
     text = environ.get(name, "").strip()
     value = int(text) if is_number(text) else low - 1
@@ -111,12 +111,12 @@ def number(environ: Mapping[str, str], name: str, low: int, high: int | None = N
 
 
 def arena_bytes(environ: Mapping[str, str]) -> int:
-    """Return the address space of a rank's shared arrays (see `pycollective.shared_arrays`)."""
+    """Return the bytes of address space for a rank's shared arrays; see `pycollective.shared_arrays`."""
     name = "PYCOLLECTIVE_ARENA"
     return number(environ, name, 0, 1 << 45) if environ.get(name) else _core.ARENA_BYTES
 
 
 def enumerated(names: Iterable[str]) -> str:
-    """Return names as a subject: ``"A is"``, ``"A and B are"``, ``"A, B and C are"``."""
+    """Return names with a verb: ``"A is"``, ``"A and B are"``, ``"A, B and C are"``."""
     *rest, last = names
     return f"{', '.join(rest)} and {last} are" if rest else f"{last} is"

@@ -1,9 +1,9 @@
-"""The errors of the package: those of TensorFlow's ``tf.errors``, and our own, which belong to them.
+"""The package's errors: those of TensorFlow's ``tf.errors``, and its own.
 
-Each name of ``tf.errors`` is also the error of Python's own that a program without TensorFlow would
-raise there, so that both kinds of program catch it: `InvalidArgumentError` is a ValueError,
-`OutOfRangeError` a StopIteration, `NotFoundError` a LookupError, and so on. What goes wrong between
-ranks is a `CollectiveError`; it is also the error of ``tf.errors`` that TensorFlow raises for it.
+Each error of ``tf.errors`` is also a built-in exception that a program without TensorFlow would expect.
+For example, `InvalidArgumentError` is a ValueError, and `OutOfRangeError` a StopIteration. A
+failure between ranks is a `CollectiveError`, and also the error of ``tf.errors`` that TensorFlow raises
+in this case.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class OpError(Exception):
     Parameters
     ----------
     *args
-        The message, or as TensorFlow's constructors take it: node, operation, message.
+        The message, or the arguments of TensorFlow's constructors: node, operation, message.
 
     Attributes
     ----------
     message : str
-        What went wrong.
+        The message.
     node_def, op
         None, unless they were given.
     error_code : int
@@ -85,31 +85,31 @@ class CancelledError(OpError, _FutureCancelledError, code=1):
 
 
 class UnknownError(OpError, RuntimeError, code=2):
-    """Something failed, and nothing says what it was."""
+    """An operation failed for an unknown reason."""
 
 
 class InvalidArgumentError(OpError, ValueError, code=3):
-    """An argument has a value that it cannot have."""
+    """An argument has an invalid value."""
 
 
 class DeadlineExceededError(OpError, TimeoutError, code=4):
-    """The deadline came first."""
+    """The deadline passed before the operation was complete."""
 
 
 class NotFoundError(OpError, LookupError, code=5):
-    """What was asked for is not there."""
+    """A requested object does not exist."""
 
 
 class AlreadyExistsError(OpError, RuntimeError, code=6):
-    """What was to be made is there already."""
+    """An object that was to be made exists already."""
 
 
 class PermissionDeniedError(OpError, RuntimeError, code=7):
-    """The caller may not do this."""
+    """The caller does not have the permission."""
 
 
 class ResourceExhaustedError(OpError, MemoryError, code=8):
-    """There is not enough memory, or of something else."""
+    """Memory or another resource is exhausted."""
 
 
 class FailedPreconditionError(OpError, RuntimeError, code=9):
@@ -137,15 +137,15 @@ class DataLossError(OpError, RuntimeError, code=15):
 
 
 class UnauthenticatedError(OpError, RuntimeError, code=16):
-    """The caller has not shown who it is."""
+    """The caller is not authenticated."""
 
 
 class NotAvailableError(UnimplementedError):
-    """A class of TensorFlow whose name is here, but whose machinery is not; says what to use."""
+    """A class of TensorFlow that is not implemented here; the message names a replacement."""
 
 
 class CollectiveError(RuntimeError):
-    """A collective call failed; its communicator is dead, and a new one can be made.
+    """A collective call failed; its communicator cannot be used again, but a new one can be made.
 
     The message is for people. Programs read the attributes, which pickling and copying keep. Ranks
     have their numbers in the group whose call failed, in ascending order.
@@ -153,13 +153,13 @@ class CollectiveError(RuntimeError):
     Attributes
     ----------
     ranks : tuple of int
-        The ranks that the error is about; empty where they are unknown or outside the group. Of groups
-        of processes, the ranks below 4096.
+        The ranks that caused the failure; empty if they are unknown or outside the group. In groups
+        of processes only the ranks below 4096.
     hosts : tuple of str
-        For each of ``ranks`` the address at which this process reaches it, or the name of this host;
-        empty where the hosts are unknown.
+        The address at which this process reaches each of ``ranks``, or the name of this host; empty if
+        the hosts are unknown.
     call : str or None
-        The call or the message that was under way in the rank that noticed the failure.
+        The call or message that was under way in the rank that noticed the failure.
     """
 
     def __init__(
@@ -176,10 +176,10 @@ class CollectiveError(RuntimeError):
 
 
 class _OpAndCollective:
-    """The constructor of errors that have both bases."""
+    """The constructor of errors that are both an `OpError` and a `CollectiveError`."""
 
     def __init__(self: Any, *args: Any, **about: Any) -> None:
-        OpError.__init__(self, *args)  # which does not get past OSError in the order of the bases
+        OpError.__init__(self, *args)  # called here, because OSError's constructor ends the chain
         CollectiveError.__init__(self, *args, **about)
 
 
@@ -187,36 +187,36 @@ _Error = TypeVar("_Error", bound=CollectiveError)
 
 
 def with_text(error: _Error, text: str) -> _Error:
-    """Return an error of the same class and with the same attributes, but with another message."""
+    """Return a copy of an error, with the same attributes but another message."""
     again = copy.copy(error)
     again.args = (text,)
-    if hasattr(again, "message"):  # of an OpError
+    if hasattr(again, "message"):  # an OpError
         again.message = text
     return again
 
 
 class CollectiveTimeoutError(_OpAndCollective, DeadlineExceededError, CollectiveError):
-    """A rank waited until its deadline; the message says for whom and what each was doing.
+    """A rank waited until its deadline; the message names the ranks and their last calls.
 
     Attributes
     ----------
     ranks : tuple of int
-        The ranks that have not come to the call, or that came and are silent; where neither is known,
-        the ranks that the waiting rank waited for.
+        The ranks that have not joined the call, or that joined it and are silent. If neither is known,
+        the ranks for which the waiting rank waited.
     hosts, call
-        As of `CollectiveError`.
+        As in `CollectiveError`.
     """
 
 
 class MismatchError(CollectiveError):
-    """Ranks made calls that do not belong together; the message names both calls.
+    """Ranks made different calls; the message names both.
 
     Attributes
     ----------
     calls : dict
-        What each of ``ranks`` called, by rank; empty where the calls are unknown.
+        The call of each of ``ranks``; empty if the calls are unknown.
     ranks, hosts
-        As of `CollectiveError`.
+        As in `CollectiveError`.
     """
 
     def __init__(self, *args: Any, calls: Mapping[int, str] | None = None, **about: Any) -> None:
@@ -225,7 +225,7 @@ class MismatchError(CollectiveError):
 
 
 class PeerLostError(_OpAndCollective, UnavailableError, CollectiveError):
-    """A rank ended, failed or cannot be reached any more.
+    """A rank ended, failed or became unreachable.
 
     Attributes
     ----------
@@ -242,9 +242,9 @@ class AbortedError(_OpAndCollective, OpError, CollectiveError):
     Attributes
     ----------
     ranks : tuple of int
-        The rank that aborted the group, or that left a call because of an error of its own.
+        The rank that aborted the group, or that left a call because of its own error.
     hosts, call
-        As of `CollectiveError`.
+        As in `CollectiveError`.
     """
 
     error_code = 10
@@ -256,52 +256,52 @@ class NcclError(CollectiveError):
     Attributes
     ----------
     code : int
-        NCCL's result (``ncclResult_t``); 0 where NCCL was not called.
+        NCCL's result (``ncclResult_t``); 0 if NCCL was not called.
     """
 
     code: int = 0
 
 
 class NcclNotFoundError(NcclError):
-    """There is no NCCL that can be used; the message says where it was looked for, and why not.
+    """No usable NCCL was found; the message lists the places searched and the reasons.
 
     Attributes
     ----------
     is_too_old : bool
-        Whether the library was found, and is of a version that cannot be used.
+        True if a library was found whose version is not supported.
     """
 
     is_too_old: bool = False
 
 
 class DataError(ValueError):
-    """A data file is missing, truncated or not what it should be."""
+    """A data file is missing, truncated or not valid."""
 
 
 class RendezvousError(CollectiveError):
-    """The group cannot be made as the environment describes it.
+    """The group that the environment describes cannot be formed.
 
     Attributes
     ----------
     ranks : tuple of int
-        The ranks that did not come, or that ended.
+        The ranks that did not join, or that ended.
     """
 
 
 class RankError(CollectiveError):
     """A rank of `pycollective.spawn` failed.
 
-    `spawn` raises it for a rank that was killed or ended early. It is the ``__cause__`` of an error
-    that a rank itself raised.
+    `spawn` raises this error for a rank that was killed or ended early. If a rank raised an error of
+    its own, `spawn` raises that error, with this one as its ``__cause__``.
 
     Attributes
     ----------
     rank : int
         The rank that failed.
     exitcode : int or None
-        The status with which the rank's process ended, -n after signal n; None after an error.
+        The exit status of the rank's process, -n after signal n; None if the rank raised an error.
     traceback : str
-        The rank's own traceback; empty where there is none.
+        The rank's own traceback; empty if there is none.
     """
 
     def __init__(
@@ -318,4 +318,4 @@ class RankError(CollectiveError):
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, truncated, corrupt or does not fit."""
+    """A checkpoint is missing, truncated, corrupt or does not match the object."""

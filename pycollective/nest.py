@@ -1,7 +1,7 @@
 """Nested structures: lists, tuples, named tuples and mappings of values.
 
-Mappings keep their own type and the key order of the first structure; ``None`` is a value like any
-other. The rules are those of TensorFlow's ``tf.nest`` as far as the rest of the package needs them.
+Mappings keep their own type and the first structure's order of keys. ``None`` is a leaf. The rules are
+those of ``tf.nest`` as far as this package needs them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["flatten", "is_nested", "map_structure", "pack_as", "rebuild"]
 
 
 def is_nested(value: Any) -> bool:
-    """Whether ``value`` is a container that the functions of this module look into."""
+    """Return True if ``value`` is a container whose elements these functions visit."""
     return _is_container(value.__class__)
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_container(kind: type) -> bool:
-    # Asking whether something is a Mapping takes long, and is done for every leaf.
+    # `issubclass` with Mapping is slow, and the test is made for every leaf: cache its results.
     return issubclass(kind, (list, tuple, Mapping)) and not getattr(kind, "is_leaf_of_nests", False)
 
 
@@ -31,13 +31,13 @@ def _is_mapping(kind: type) -> bool:
 
 
 def rebuild(like: Any, items: Iterable[Any]) -> Any:
-    """Make a container of the kind of ``like`` from its new items, in order."""
+    """Make a container of the kind of ``like`` from new items, in order."""
     if _is_mapping(like.__class__):
         pairs = dict(zip(like, items, strict=True))
         if type(like) is dict:
             return pairs
         if isinstance(like, dict):
-            # Its own constructor may want something else, as that of defaultdict does.
+            # A subclass's constructor may have other parameters, as defaultdict's does.
             same = copy.copy(like)
             same.update(pairs)
             return same
@@ -66,12 +66,12 @@ def flatten(structure: Any) -> list[Any]:
 
 
 def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
-    """Apply ``function`` to the leaves of structures that agree, and keep their shape.
+    """Apply ``function`` to the corresponding leaves of structures, and return the same structure.
 
     Raises
     ------
     ValueError
-        If the structures differ in kind, length or keys.
+        The structures differ in kind, length or keys.
     """
     first, *others = structures
     if not is_nested(first):

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, an extra: they need no display."""
+"""Pictures with matplotlib, an optional package; no display is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_MARKS = 12
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, in inches.
+    """Return an empty figure of a size in inches.
 
     Raises
     ------
@@ -31,21 +31,21 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with axes side by side, each of this size in inches."""
+    """Return a figure with axes side by side, each of a size in inches."""
     figure = new_figure(count * width, height)
     from matplotlib import rcParams
 
     colors = rcParams["axes.prop_cycle"].by_key()["color"]
     found = list(figure.subplots(1, count, squeeze=False)[0])
     for axes in found:
-        # Lines that lie on each other are both seen: one of them is dashed.
+        # Different dashes keep lines visible that lie on each other.
         axes.set_prop_cycle(color=4 * colors, linestyle=["-", "--", ":", "-."] * len(colors))
         axes.grid(True, alpha=0.3)
     return figure, found
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for people: 64 KiB."""
+    """Return a number of bytes as text for people, such as 64 KiB."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
@@ -53,7 +53,7 @@ def size_text(size: int) -> str:
 
 
 def mark(axes: Axes, label: str, values: Sequence[int]) -> None:
-    """Make the horizontal axis logarithmic, with marks at these sizes in bytes or numbers of ranks."""
+    """Make the horizontal axis logarithmic, with ticks at these sizes in bytes or numbers of ranks."""
     values = sorted(set(values))
     shown = values[:: math.ceil(len(values) / _MOST_MARKS)]
     in_bytes = label == "bytes"
@@ -65,7 +65,7 @@ def mark(axes: Axes, label: str, values: Sequence[int]) -> None:
 
 
 def mark_seconds(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with marks such as 20 µs."""
+    """Make the vertical axis logarithmic, with ticks such as 20 µs."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -75,7 +75,7 @@ def mark_seconds(axes: Axes) -> None:
 
 
 def show_legend(figure: Figure, lines: Sequence[Any], names: Sequence[str]) -> None:
-    """Name lines below the axes, where the legend hides none of them; the figure grows by it."""
+    """Add a legend below the axes, where it hides no line; the figure becomes taller."""
     if lines:
         columns = min(len(lines), 4)
         figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(lines) / columns))

@@ -1,4 +1,4 @@
-"""Random tensors, and generators of them, under the path of ``tf.random``."""
+"""Random tensors and generators, under the path of ``tf.random``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 __all__ += tensor_random.__all__
 
-#: The older path of the generators.
+#: The older path of the generators in TensorFlow.
 experimental = SimpleNamespace(
     Algorithm=Algorithm,
     Generator=Generator,

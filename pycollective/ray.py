@@ -1,4 +1,4 @@
-"""Workers as Ray actors: `run` starts them, tells them who they are, and returns what they return.
+"""Workers as Ray actors: `run` starts them, gives them their ranks, and returns their results.
 
 Needs Ray (``pip install 'pycollective[ray]'``).
 """
@@ -19,7 +19,7 @@ __all__ = ["run"]
 
 _PLACEMENT_TIMEOUT = 300.0
 _CAUSE_SECONDS = 15.0
-"""How long to look for the failure of one worker because of which another one's call has failed."""
+"""Seconds to wait for the error of another worker that caused a `CollectiveError`."""
 
 
 def run(
@@ -36,50 +36,50 @@ def run(
 ) -> list[Any]:
     """Call a function in several Ray actors, in which `init` and strategies find their group.
 
-    The actors are placed together (one placement group); each one's address, and a secret for all, are
-    handed out through Ray, as ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. Ray is started on this machine
-    if it does not run yet.
+    One placement group holds all actors. Ray gives every actor all addresses and a secret, as
+    ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. If Ray does not run, `run` starts it on this machine.
 
     Parameters
     ----------
     train_fn : callable
-        ``train_fn(*args, **kwargs)`` makes the strategy and trains. With ``max_failures`` it restores
-        its last checkpoint itself, or does so in ``strategy.run_elastic``.
+        ``train_fn(*args, **kwargs)`` makes the strategy and trains. With ``max_failures`` it must
+        restore its last checkpoint, itself or in ``strategy.run_elastic``.
     num_workers : int
-        How many actors.
+        Number of actors.
     args, kwargs
-        For every worker the same.
+        Arguments of ``train_fn``, the same for every worker.
     cpus_per_worker, gpus_per_worker : float
-        What Ray reserves for each.
+        Resources that Ray reserves for each worker.
     max_failures : int
-        How many lost workers are replaced. A replacement begins ``train_fn`` anew, and so does a worker
-        whose ``train_fn`` has ended, be it because another one was lost. One whose machine is lost is
-        replaced on another; if it is worker 0, at whose address all meet, all of them begin anew.
+        Number of lost workers that are replaced. A replacement calls ``train_fn`` from the beginning. So
+        does a worker whose call failed because another worker was lost. If a machine is lost, its
+        worker is replaced on another one. If that is worker 0, whose address all others use, every
+        worker begins again.
     min_workers : int, optional
-        How many are enough to go on, where ``train_fn`` says so to ``strategy.run_elastic``: while a
-        replacement waits for room, and without one after ``max_failures``. A replacement is let in when
-        the others save their next checkpoint, so that there are ``num_workers`` again. By default all.
+        Number of workers with which training continues, if ``train_fn`` uses ``strategy.run_elastic``:
+        while a replacement waits for resources, and without a replacement after ``max_failures``. A
+        replacement joins when the others save their next checkpoint. By default all workers are needed.
     placement_timeout : float
-        Seconds to wait for Ray to have room for all workers, or for a replacement if fewer than
-        ``min_workers`` are left; and for a replacement to end after all others have.
+        Seconds to wait for resources for all workers, for a replacement if fewer than ``min_workers``
+        are left, and for a replacement to end after all others have ended.
 
     Returns
     -------
     list
-        What the workers returned, by rank; None for one that was lost, where the others were enough.
+        The workers' results by rank; None for a lost worker without which training continued.
 
     Raises
     ------
     ImportError
-        Without Ray.
+        Ray is not installed.
     ValueError
-        If the numbers of workers do not fit together.
+        The numbers of workers do not fit together.
     RendezvousError
-        If Ray has no room for the workers.
+        Ray has no resources for the workers.
     Exception
-        The first exception of a worker; the others are ended. Ray's ``RayActorError`` for one that is
-        lost, if it is not replaced. A worker's `CollectiveError` says that something has happened to
-        another one: what that is, is waited for, and raised instead.
+        The first exception of a worker; the others are ended. For a lost worker that is not replaced it
+        is Ray's ``RayActorError``. A worker's `CollectiveError` is a consequence of another worker's
+        failure: `run` waits for that failure and raises it instead.
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, got {num_workers}")
@@ -105,16 +105,16 @@ def _environment(addresses: list[str], rank: int, secret: str) -> dict[str, str]
     task = {"type": "worker", "index": rank}
     config = json.dumps({"cluster": {"worker": addresses}, "task": task})
     environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
-    if len(addresses) == 1:  # alone, also where a launcher of several processes has started Ray
+    if len(addresses) == 1:  # needed if a launcher of several processes started Ray
         environment |= {"PYCOLLECTIVE_RANK": "0", "PYCOLLECTIVE_SIZE": "1"}
     return environment
 
 
 class _Worker:
-    """What runs in an actor's process."""
+    """The object in an actor's process."""
 
     def place(self) -> tuple[str, str]:
-        """Return the machine, and where this worker can listen: a port that nobody listens at now."""
+        """Return the id of the machine, and an address with a port that is free now."""
         import socket
 
         ray = importlib.import_module("ray")
@@ -138,7 +138,7 @@ class _Worker:
 
 
 class _Workers:
-    """The actors, and the calls that are under way."""
+    """The actors, and their unfinished calls."""
 
     def __init__(self, ray: Any, count: int, bundle: dict[str, float], timeout: float) -> None:
         self._ray = ray
@@ -177,7 +177,7 @@ class _Workers:
         max_failures: int,
         least: int,
     ) -> list[Any]:
-        """Call the function on all of them, and return the results by rank."""
+        """Call the function on all workers, and return the results by rank."""
         ray, errors = self._ray, self._ray.exceptions
         count = len(self._actors)
         places = ray.get([actor.place.remote() for actor in self._actors])
@@ -195,12 +195,12 @@ class _Workers:
                 under_way[call] = rank
 
         begin(range(count))
-        coming: dict[Any, int] = {}  # replacements, until they have a place
-        late: set[int] = set()  # those that were begun when the others were under way
+        coming: dict[Any, int] = {}  # replacements that do not have an address yet
+        late: set[int] = set()  # replacements that began while the others were training
         lost, repeated = 0, [0] * count
         while under_way or (coming and len(results) < least):
             over = len(results) >= least and set(under_way.values()) <= late
-            # Over: the others have ended, perhaps without having let these in.
+            # If over, all others have ended, perhaps without a checkpoint at which these could join.
             limited = set(under_way.values()) if over else set()
             if len(under_way) + len(results) < least:
                 limited.update(coming.values())
@@ -217,17 +217,17 @@ class _Workers:
                 rank = coming.pop(done)
                 try:
                     place = ray.get(done)
-                except errors.RayActorError:  # on a machine that is lost, as Ray hears only now
+                except errors.RayActorError:  # Ray notices only now that the machine is lost
                     if time.monotonic() >= deadlines[rank]:
                         raise
                     time.sleep(0.1)
                     coming[self._replaced(rank)] = rank
                     continue
-                # In its place of the group: where that is still the same machine, its address stays.
+                # A replacement on the same machine keeps the address of the lost worker.
                 moved = place[0] != places[rank][0]
                 if moved:
                     places[rank] = place
-                if moved and rank == 0:  # where all meet
+                if moved and rank == 0:  # all workers use this address
                     self._anew(under_way.values())
                     under_way.clear()
                     late.clear()
@@ -235,7 +235,7 @@ class _Workers:
                     continue
                 begin([rank])
                 late.add(rank)
-                if len(under_way) < least:  # too few without those who have ended
+                if len(under_way) < least:  # too few without the workers that have ended
                     begin(sorted(results))
                 continue
             rank = under_way.pop(done)
@@ -249,10 +249,10 @@ class _Workers:
                     raise
             except errors.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, Exception) else error
-                # Because of a loss that is, or will be, heard of here.
+                # Another worker was lost; Ray's notice may not have arrived yet.
                 if not isinstance(cause, CollectiveError):
                     raise cause from None
-                if over:  # it was not let in
+                if over:  # the others ended before this replacement joined
                     continue
                 if repeated[rank] >= max_failures:
                     raise self._cause(cause, list(under_way)) from None
@@ -261,13 +261,13 @@ class _Workers:
         return [results.get(rank) for rank in range(count)]
 
     def _wait(self, refs: list[Any], deadlines: list[float]) -> Any:
-        """Return one that is done, or None at the first deadline."""
+        """Return a finished call, or None at the first deadline."""
         left = min(deadlines) - time.monotonic()
         done, _ = self._ray.wait(refs, timeout=None if left == math.inf else max(0.0, left))
         return done[0] if done else None
 
     def _cause(self, error: Exception, under_way: list[Any]) -> Exception:
-        """Return what one of the other workers ends with, if that is why this one had an error."""
+        """Return the error of the worker that caused this error, or this error if none is found."""
         ray, errors = self._ray, self._ray.exceptions
         deadline = time.monotonic() + _CAUSE_SECONDS
         while under_way:
@@ -286,18 +286,18 @@ class _Workers:
         return error
 
     def _replaced(self, rank: int) -> Any:
-        """Give a lost worker another process; return the call that says its place."""
+        """Start a new actor for a lost worker; return the call that gives its address."""
         self._actors[rank] = self._actor(rank)
         return self._actors[rank].place.remote()
 
     def _anew(self, ranks: Iterable[int]) -> None:
-        """Give workers that look for the others in vain another process."""
+        """Start new actors for workers that try to connect to an address that is gone."""
         for rank in ranks:
             self._ray.kill(self._actors[rank])
             self._actors[rank] = self._actor(rank)
 
     def end(self) -> None:
-        """End the actors, and give back their places."""
+        """End the actors, and release their resources."""
         for actor in self._actors:
             self._ray.kill(actor)
         self._ray.util.remove_placement_group(self._group)

@@ -1,9 +1,9 @@
-"""What ``algorithm="auto"`` means on this machine: the table that ``pycollective bench --tune`` writes.
+"""Tables of the algorithms for ``algorithm="auto"``, which ``pycollective bench --tune`` writes.
 
-The file is JSON: for each transport and number of ranks, rows of (collective, most bytes, algorithm),
-of which the first that fits counts. It is read when a group is made. All ranks of a group use the same
-rows: threads share them, `pycollective run` hands them down, and over TCP they are rank 0's. The file
-also says from how many bytes on copies go past the caches, which each process takes for itself.
+The file is JSON, with rows of (collective, most bytes, algorithm) for each transport and number of
+ranks; the first row that fits counts. The file is read when a group is made. All ranks of a group use
+the same rows: threads share them, `pycollective run` passes them on, and over TCP they are rank 0's. The
+file also has the size from which on copies bypass the caches; each process reads this size itself.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 TUNING = "PYCOLLECTIVE_TUNING"
-"""Names the file, instead of the one in the user's cache; "none": no file."""
+"""Variable with the file's name, instead of the file in the user's cache; "none": no file."""
 CHOICES = "PYCOLLECTIVE_CHOICES"
-"""The rows of a launched group, by which its ranks agree; `pycollective run` sets it."""
+"""Variable in which `pycollective run` gives all ranks of a group the same rows."""
 FORMAT = 1
 MAX_ROWS = 64
 _KEYS = {
@@ -55,12 +55,12 @@ _KEYS = {
 
 Rows = list[tuple[_core.Collective, int, str]]
 Tables = dict[str, Rows]
-"""By what moves the bytes, as `Group.transport` says."""
+"""Rows for each transport, as `Group.transport` names it."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """What a file says: by transport and number of ranks, and for copies, where 0 says nothing."""
+    """Contents of a file: rows by transport and ranks; size from which copies bypass caches, or 0."""
 
     tables: dict[str, dict[int, Rows]]
     past_cache_from: int
@@ -71,7 +71,7 @@ _log = logging.getLogger("pycollective")
 
 
 def path(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return where the table is, or would be; None where it is switched off."""
+    """Return the path of the table, or None if tables are switched off."""
     named = environment.get(TUNING, "")
     if named == "none":
         return None
@@ -82,7 +82,7 @@ def path(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def host() -> dict[str, Any]:
-    """Describe this machine, as far as a table depends on it."""
+    """Return the properties of this machine on which a table depends."""
     model = ""
     with contextlib.suppress(OSError):
         with open("/proc/cpuinfo") as f:
@@ -96,10 +96,10 @@ def host() -> dict[str, Any]:
 
 
 def rows(transport: str, size: int, environment: Mapping[str, str] = os.environ) -> Rows:
-    """Return the rows for a group, none where nothing was measured for it.
+    """Return the rows for a group; an empty list if nothing was measured for it.
 
-    A group of a size that was not measured gets the rows of the next larger one that was. ``transport``
-    is that of ``Group.transport``; ``environment`` stands in for ``os.environ``.
+    A group whose size was not measured gets the rows of the next larger size. ``transport`` is
+    ``Group.transport``; ``environment`` replaces ``os.environ``.
     """
     measured = _found(environment).tables.get(_KEYS.get(transport, ""), {})
     fitting = [ranks for ranks in measured if ranks >= size]
@@ -107,7 +107,7 @@ def rows(transport: str, size: int, environment: Mapping[str, str] = os.environ)
 
 
 def use_copies() -> None:
-    """Let copies of this process go past the caches from the size on that the file says, if it does."""
+    """Set the size from which this process's copies bypass the caches, if the file has one."""
     measured = _found(os.environ).past_cache_from
     if measured:
         _core.set_past_cache_from(measured)
@@ -127,7 +127,7 @@ def _found(environment: Mapping[str, str]) -> _File:
 
 
 def given(environment: Mapping[str, str], transport: str, size: int) -> Rows:
-    """Return the rows that a launcher hands down, else those of the file."""
+    """Return the rows that a launcher passed on, else those of the file."""
     if CHOICES not in environment:
         return rows(transport, size, environment)
     try:
@@ -137,19 +137,19 @@ def given(environment: Mapping[str, str], transport: str, size: int) -> Rows:
 
 
 def tables(environment: Mapping[str, str], size: int) -> Tables:
-    """Return the rows for ranks that meet, and do not know yet what will move their bytes."""
+    """Return the rows of all transports, for ranks whose transport is not decided yet."""
     return {name: given(environment, name, size) for name in _KEYS if name != "threads"}
 
 
 def checked_tables(found: Any) -> Tables:
-    """Return what JSON says as tables, as `checked`."""
+    """Return the tables in parsed JSON; raise ValueError if they are not valid."""
     if not isinstance(found, dict) or not found.keys() <= _KEYS.keys():
         raise ValueError(f"not tables of {', '.join(_KEYS)}")
     return {name: checked(rows) for name, rows in found.items()}
 
 
 def checked(found: Any) -> Rows:
-    """Return what JSON says as rows."""
+    """Return the rows in parsed JSON; raise ValueError if they are not valid."""
     if not isinstance(found, list) or len(found) > MAX_ROWS:
         raise ValueError(f"not a list of at most {MAX_ROWS} rows")
     result: Rows = []
@@ -168,13 +168,13 @@ def checked(found: Any) -> Rows:
 
 
 def candidates(collective: str) -> list[str]:
-    """Return the algorithms that a row may name: also "hierarchical", made for a group's own hosts."""
+    """Return the algorithms that a row may name, including "hierarchical" for all_reduce."""
     names = _core.algorithm_names(_core.Collective.__members__[collective])
     return [*names, "hierarchical"] if collective == "all_reduce" else names
 
 
 def as_json(found: Rows) -> list[list[Any]]:
-    """Return rows as `checked` takes them."""
+    """Return rows in the form that `checked` reads."""
     return [[collective.name, most_bytes, name] for collective, most_bytes, name in found]
 
 
@@ -185,7 +185,7 @@ def _missing(file: str, error: str) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _read(file: str, changed: int, length: int) -> _File:
-    """Return what a file in this state says; one warning where it is of no use."""
+    """Return the contents of a file; log one warning if they cannot be used."""
     try:
         content = json.loads(Path(file).read_bytes())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -218,7 +218,7 @@ def save(
     version: str,
     past_cache_from: int | None = None,
 ) -> None:
-    """Write what was measured of a group, beside what the file holds for others on this machine."""
+    """Write the measured rows of a group; keep the file's other rows for this machine."""
     kept = _kept(file)
     kept["tables"].setdefault(_KEYS[transport], {})[str(size)] = as_json(found)
     if past_cache_from is not None:
@@ -227,12 +227,12 @@ def save(
 
 
 def prepare(file: Path, version: str) -> None:
-    """Make sure that the file is there, and can be written: with what it holds for this machine."""
+    """Make sure that the file exists and can be written; keep its rows for this machine."""
     _write(file, _kept(file), version)
 
 
 def _kept(file: Path) -> dict[str, Any]:
-    """Return what of a file is worth keeping, as JSON."""
+    """Return the valid contents of a file for this machine, as JSON."""
     kept: dict[str, Any] = {"tables": {}}
     try:
         content = json.loads(file.read_bytes())

@@ -1,7 +1,7 @@
-"""Memory that the operations of a thread use again: fresh pages cost more than the kernels.
+"""Memory that the operations of a thread reuse, because fresh pages cost more than the kernels.
 
-Two kinds: *scratch*, which an operation fills and forgets before it returns, and *results*, which
-are handed out and used again when the last array that looks at them is gone.
+Scratch memory belongs to an operation until it returns. Memory of results is reused when the last array
+on it is gone.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from .array_backend import Array
 
 _Bytes = npt.NDArray[np.uint8]
 _ALIGNMENT = 64
-# Smaller results come from memory that the allocator has at hand anyway.
+# Smaller results come from memory that the allocator has ready anyway.
 SMALLEST_RESULT = 64 << 10
 _RESULTS_LIMIT = 256 << 20
-# Blocks are cut from pieces of memory for which NumPy asks for huge pages: with small ones every
-# kernel would throw the interpreter's out of the tables of the processor.
+# Blocks are cut from large pieces, for which NumPy asks for huge pages: with small pages every kernel
+# would cause TLB misses.
 _PIECE = 8 << 20
 
 
 def _shaped(block: _Bytes, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return the beginning of a block as an array; its ``base`` is the block."""
+    """Return an array at the beginning of a block; the array's ``base`` is the block."""
     array: Array = np.ndarray(shape, dtype, block)
     return array
 
 
 def _references(blocks: list[Any]) -> Iterator[int]:
-    """Return how many references there are to each block."""
+    """Return the number of references to each block."""
     return map(sys.getrefcount, blocks)
 
 
-# What `_references` says of a block that only its list knows (it differs between Pythons).
+# Number of references to a block that is only in its list; it differs between Python versions.
 _IDLE = next(_references([object()]))
 
 
 class Workspace(threading.local):
-    """The kept memory of one thread; every thread that looks sees its own.
+    """Memory that a thread keeps; each thread has its own.
 
-    A thread keeps ``limit`` bytes of results at most, in use or idle. What is asked for beyond that is
-    ordinary memory.
+    A thread keeps at most ``limit`` bytes of results, in use or idle. Further results get ordinary
+    memory.
     """
 
     def __init__(self, limit: int = _RESULTS_LIMIT) -> None:
@@ -57,18 +57,18 @@ class Workspace(threading.local):
         self._piece = memoryview(bytearray())
 
     def _block(self, size: int) -> _Bytes:
-        """Return fresh memory, aligned."""
+        """Return new, aligned memory."""
         room = max(-(-size // _ALIGNMENT), 1) * _ALIGNMENT
         if room > len(self._piece):
             fresh = np.empty(max(room, _PIECE) + _ALIGNMENT, np.uint8)
             self._piece = fresh.data[-fresh.ctypes.data % _ALIGNMENT :]
-        # Of a view of a view NumPy would keep the array below both alive, not the block.
+        # A view of a view would keep the lowest array alive, not the block.
         block: _Bytes = np.frombuffer(self._piece[:size], np.uint8)
         self._piece = self._piece[room:]
         return block
 
     def scratch(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return uninitialised memory that is valid until the next call with the same name."""
+        """Return uninitialized memory that is valid until the next call with the same name."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         block = self._scratch.get(name)
         if block is None or block.size < size:
@@ -76,10 +76,10 @@ class Workspace(threading.local):
         return _shaped(block, shape, dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an uninitialised array like ``numpy.empty``, where possible in memory used before.
+        """Return an uninitialized array like ``numpy.empty``, if possible in memory used before.
 
-        The array belongs to the caller: its memory is not given out again as long as it, or any
-        view of it, exists.
+        The array belongs to the caller: its memory is not reused while the array or a view of it
+        exists.
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size < SMALLEST_RESULT:
@@ -100,7 +100,7 @@ class Workspace(threading.local):
         return _shaped(blocks[-1], shape, dtype)
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """Return ``a @ b``; large products of two matrices in memory used before."""
+        """Return ``a @ b``; a large product of two matrices is in memory used before."""
         if (
             a.__class__ is np.ndarray is b.__class__
             and a.ndim == b.ndim == 2
@@ -113,7 +113,7 @@ class Workspace(threading.local):
         return product
 
     def _drop_idle(self) -> None:
-        """Give back every block that nobody uses: the sizes asked for have changed."""
+        """Release every idle block, because other sizes are requested now."""
         self._kept = 0
         for size, blocks in list(self._results.items()):
             busy = [i for i, references in enumerate(_references(blocks)) if references != _IDLE]

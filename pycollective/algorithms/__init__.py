@@ -1,8 +1,7 @@
 """Algorithms as schedules: list them, show them, prove them, time them, write them.
 
-An algorithm is data: the steps of every rank, in terms of chunks of a buffer. What runs is what is
-shown here and what is proved here; see ``docs/architecture.md``, and ``docs/algorithms.md`` for how to
-write one.
+An algorithm is data: the steps of every rank, in terms of chunks of a buffer. The same data is shown,
+proved and run; see ``docs/architecture.md``, and ``docs/algorithms.md`` for how to write one.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ def names(collective: str = "all_reduce") -> list[str]:
     Parameters
     ----------
     collective : str
-        What the algorithms do: all_reduce, reduce, reduce_scatter, broadcast, scatter, gather,
-        all_gather, all_to_all, barrier, scan or exscan.
+        The collective: all_reduce, reduce, reduce_scatter, broadcast, scatter, gather, all_gather,
+        all_to_all, barrier, scan or exscan.
     """
     return algorithm_names(collective_of(collective))
 
@@ -101,7 +100,7 @@ def schedule(what: str | Algorithm, size: int, collective: str = "all_reduce") -
     Parameters
     ----------
     what : str or Algorithm
-        The name of an algorithm, or one of one's own.
+        The name of an algorithm, or an algorithm made by `algorithm`.
     size : int
         Number of ranks.
     collective : str
@@ -115,16 +114,17 @@ def schedule(what: str | Algorithm, size: int, collective: str = "all_reduce") -
 def hierarchical(hosts: Sequence[int]) -> Schedule:
     """Return the steps of the all-reduce that groups of several hosts use.
 
-    Its name in a call is "hierarchical", and its schedule that of the group's own hosts.
+    Calls name this algorithm "hierarchical", and take the hosts of their own group.
 
     Parameters
     ----------
     hosts : sequence of int
-        For each rank the number of its host, from 0; as `Communicator.hosts`.
+        The number of each rank's host, from 0, as in `Communicator.hosts`.
     """
     if not np.iterable(hosts):
         raise TypeError(
-            f"hosts must be a sequence: the number of each rank's host, as [0, 0, 1, 1], not {hosts!r}"
+            "hosts must be a sequence with the number of each rank's host, as [0, 0, 1, 1], "
+            f"not {hosts!r}"
         )
     return make_hierarchical([whole("the number of a rank's host", host) for host in hosts])
 
@@ -138,32 +138,33 @@ def verify(
 ) -> None:
     """Prove a schedule, out of place and in place, for arrays of any length.
 
-    Every rank must end with what the collective promises, each contribution exactly once; sends and
-    receives must match; nothing may block for ever with one message under way between two ranks; and
-    no chunk may be written while a peer may still read it. Exact up to 64 ranks.
+    Every rank must end with the collective's result, with each contribution exactly once. Sends and
+    receives must match. No rank may block for ever, even if only one message fits between two ranks. No
+    chunk may be written while a peer may still read it.
 
-    Beyond 64 ranks contributions are random numbers modulo a prime near 2^61, so that something wrong
-    is accepted with a probability of about 10^-18 for each chunk of each rank; arrays shorter than the
-    number of chunks are not looked at; and a chunk that is overwritten too early is found only where the
-    one order in which the ranks are played shows it. The steps of a named algorithm are
-    worked out as they are played, in 8 bytes for each chunk of each rank: a ring among 10,000 ranks
-    takes about half a minute and 0.8 GiB. Ctrl-C works.
+    The proof is exact up to 64 ranks. Beyond 64 ranks, contributions are random numbers modulo a prime
+    near 2^61. For each chunk of each rank, the probability to accept an error is about 10^-18. Arrays
+    shorter than the number of chunks are not checked then. The ranks are played in one order only, so
+    that a chunk that is overwritten too early may stay undetected.
+
+    The steps of a named algorithm are made while they are played. Memory is 8 bytes for each chunk of
+    each rank: a ring of 10,000 ranks takes about half a minute and 0.8 GiB. Ctrl-C stops the proof.
 
     Parameters
     ----------
     what : str, Algorithm or Schedule
-        The name of an algorithm or one of one's own (then ``size`` is needed), or a schedule.
+        The name of an algorithm or an `Algorithm` (both need ``size``), or a schedule.
     size : int, optional
         Number of ranks.
     collective : str
         The collective of a named algorithm.
     progress : bool or callable
-        As of `simulate`, beyond 64 ranks.
+        As in `simulate`; used beyond 64 ranks.
 
     Raises
     ------
     ValueError
-        The first thing that is wrong: rank, step and why.
+        The schedule is wrong; the text names the first error by rank, step and reason.
     """
     if isinstance(what, Schedule):
         size = len(what.steps)
@@ -176,7 +177,7 @@ def verify(
             return
         problem = prove(what if isinstance(what, Schedule) else schedule(what, size, collective))
     else:
-        # Which steps complete a chunk is marked in what runs, not in what a user writes.
+        # The steps that complete a chunk are marked in named algorithms, not in a user's.
         made = what.schedule(size) if isinstance(what, Algorithm) else what
         kind = made.collective if isinstance(made, Schedule) else collective_of(collective)
         with watching(progress, f"verify {what if isinstance(what, str) else 'schedule'}") as watch:
@@ -192,12 +193,12 @@ def show(what: str | Algorithm, size: int, collective: str = "all_reduce") -> st
 
 
 def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
-    """Return a picture of the messages as text: a line for each round, a column for each rank.
+    """Return the messages as a text table: one line for each round, one column for each rank.
 
-    A message takes a round; it begins when its sender has received what it waits for, and when the
-    message before it between the same two ranks is over. ``2+0:4`` under a rank says that
-    it receives chunks 0 to 3 from rank 2 and adds them; ``2<0:4`` that it keeps them as they are. Parts
-    are counted on behind the last one: of 4 ranks' parts ``3:5`` are the last and the first.
+    A message takes one round. The message begins when its sender has all data that it waits for,
+    and when the previous message between the same two ranks is over. The text ``2+0:4`` under a
+    rank means that the rank receives chunks 0 to 3 from rank 2 and reduces them. With ``2<0:4`` the rank
+    only stores them. Ranges of ranks' parts wrap around: of 4 parts, ``3:5`` is the last and the first.
     """
     made = schedule(what, size, collective)
     return f"{title_of(_name(what), made)}\n{table_of_rounds(made.steps)}"
@@ -212,8 +213,8 @@ def draw(
 ) -> Figure:
     """Draw the messages of a schedule: ranks from left to right, rounds from top to bottom.
 
-    An arrow is a message, and the text at its head names the chunks. Rounds are those of `rounds`. Needs
-    matplotlib (``pip install 'pycollective[plot]'``), no display.
+    An arrow is a message, and the text at its head names the chunks. Rounds are those of `rounds`. A
+    display is not needed, matplotlib is (``pip install 'pycollective[plot]'``).
 
     Parameters
     ----------
@@ -224,7 +225,7 @@ def draw(
     collective : str
         The collective of a named algorithm.
     file : str or path, optional
-        Where the picture is written: ``.png``, ``.svg``, ``.pdf``.
+        File for the picture: ``.png``, ``.svg`` or ``.pdf``.
 
     Returns
     -------
@@ -235,7 +236,7 @@ def draw(
     ImportError
         matplotlib is not installed.
     ValueError
-        There is no such algorithm, or none for this number of ranks.
+        No algorithm has this name, or the algorithm does not work with this number of ranks.
     """
     made = schedule(what, size, collective)
     return draw_rounds(made.steps, title_of(_name(what), made), file)

@@ -1,4 +1,4 @@
-"""Clusters that schedules are timed on: who sits where, and what a message costs between them."""
+"""Descriptions of clusters for the simulation: the ranks' hosts, and the cost of a message."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ __all__ = ["CLUSTERS", "Cluster", "Link"]
 
 @dataclass(frozen=True)
 class Link:
-    """What a message costs between two ranks.
+    """Cost of a message between two ranks.
 
     Parameters
     ----------
     latency : float
-        Seconds from the sender to the receiver.
+        Seconds that a message travels from the sender to the receiver.
     bandwidth : float
-        Bytes a second of a rank's port, in each direction; infinite where only the ranks' copying
-        takes time.
+        Bytes per second of a rank's port, in each direction; infinite if only the ranks' copying takes
+        time.
     overhead : float
-        Seconds for which the sender is busy with a message, and the receiver.
-    sender_copies, receiver_copies : bool
-        The sender copies every message (into shared memory, into a socket), the receiver copies what
-        it does not reduce at once, each at the cluster's ``copy_rate``.
+        Seconds that a message keeps the sender busy, and again the receiver.
+    sender_copies : bool
+        The sender copies every message, into shared memory or into a socket, at ``copy_rate``.
+    receiver_copies : bool
+        The receiver copies each message that it does not reduce at once, at ``copy_rate``.
     shared : bool
-        All ranks of a place (a host) have one port together, that to the other places.
+        All ranks of a place (a host) share one port to the other places.
     """
 
     latency: float
@@ -46,26 +47,26 @@ class Link:
 class Cluster:
     """Ranks in places within places (sockets, hosts, racks), and the links between them.
 
-    `grid` and `of_hosts` make the usual ones of hosts with several ranks, `CLUSTERS` has presets.
+    `grid` and `of_hosts` describe hosts with several ranks each; `CLUSTERS` has presets.
 
     Parameters
     ----------
     ranks : int
         Number of ranks.
     places : sequence of sequences of int
-        For each level, the innermost first, the number of each rank's place.
+        One sequence for each level, the innermost level first: the number of each rank's place.
     links : sequence of Link
-        ``links[i]`` joins ranks that share a place on level i and none further in; the last one joins
-        those that share none. One more than there are levels.
+        ``links[i]`` joins ranks that share a place on level i and on no inner level. The last link
+        joins ranks that share no place, so there is one more link than levels.
     reduce_rate, copy_rate : float
-        Bytes of a result a second that a rank reduces, and copies.
+        Bytes per second of results that a rank reduces, and that it copies.
     call_overhead : float
         Seconds before a rank's first step.
     cores : int
-        Cores of each innermost place, or of all ranks where there are no places; they are shared by its
-        ranks. 0 means one for each rank.
+        Cores of each innermost place (of the whole cluster if there are no places), shared by its
+        ranks. 0 means one core for each rank.
     name : str
-        What it is called in tables.
+        Name of the cluster in tables.
     """
 
     ranks: int
@@ -87,7 +88,7 @@ class Cluster:
         copy_rate: float = math.inf,
         name: str = "cluster",
     ) -> Cluster:
-        """Return ranks that are all joined by the same kind of link."""
+        """Return a cluster whose ranks are all joined by the same kind of link."""
         return cls(ranks, (), (link,), reduce_rate, copy_rate, name=name)
 
     @classmethod
@@ -101,16 +102,16 @@ class Cluster:
         copy_rate: float = math.inf,
         name: str = "cluster",
     ) -> Cluster:
-        """Return ranks on hosts.
+        """Return a cluster of ranks on hosts.
 
         Parameters
         ----------
         hosts : sequence
-            The host of each rank: numbers, names.
+            The host of each rank, as a number or a name.
         within, between : Link
-            What joins ranks of one host, and of different ones.
+            The link between ranks of one host, and between ranks of different hosts.
         reduce_rate, copy_rate, name
-            As of `Cluster`.
+            As in `Cluster`.
         """
         numbers: dict[Hashable, int] = {}
         place = tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
@@ -128,9 +129,11 @@ class Cluster:
         copy_rate: float = math.inf,
         name: str = "cluster",
     ) -> Cluster:
-        """Return hosts with the same number of ranks each, in rank order; see `of_hosts`."""
+        """Return a cluster of hosts with equally many ranks, in rank order; see `of_hosts`."""
         if hosts < 1 or ranks_per_host < 1:
-            raise ValueError(f"{hosts} hosts with {ranks_per_host} ranks each are no cluster")
+            raise ValueError(
+                f"a cluster needs at least 1 host and 1 rank per host, not {hosts} and {ranks_per_host}"
+            )
         place = [host for host in range(hosts) for _ in range(ranks_per_host)]
         return cls.of_hosts(
             place, within, between, reduce_rate=reduce_rate, copy_rate=copy_rate, name=name
@@ -138,7 +141,7 @@ class Cluster:
 
     @property
     def hosts(self) -> list[int]:
-        """Each rank's host, numbered from 0: its innermost place, or one of its own."""
+        """Each rank's host, numbered from 0: the rank's innermost place."""
         numbers: dict[int, int] = {}
         places = self.places[0] if self.places else range(self.ranks)
         return [numbers.setdefault(place, len(numbers)) for place in places]
@@ -152,7 +155,7 @@ class Cluster:
         reduce_rate: float | None = None,
         copy_rate: float | None = None,
     ) -> Cluster:
-        """Return the cluster with other rates, and with other numbers of its outermost link."""
+        """Return the cluster with other rates, and with another outermost link."""
         link: dict[str, Any] = {"latency": latency, "bandwidth": bandwidth, "overhead": overhead}
         rates: dict[str, Any] = {"reduce_rate": reduce_rate, "copy_rate": copy_rate}
         link, rates = ({k: v for k, v in new.items() if v is not None} for new in (link, rates))
@@ -160,19 +163,19 @@ class Cluster:
 
     @classmethod
     def this_machine(cls, ranks: int, bytes: int = 1 << 20) -> Cluster:
-        """Return ranks that are threads of one process on this machine, measured in a second or two.
+        """Measure this machine and return a cluster of ranks that are threads of one process.
 
-        Copying and reducing are measured on as many threads as there are cores and ranks, each with what
-        one rank handles of an array of ``bytes``. The time of a message comes from two all-reduces of
-        64 bytes a rank, ``ring`` and ``reduce_to_one``, of which one is a chain of messages and
-        the other a fan. On a machine that is busy otherwise, so are the numbers.
+        Copying and reducing are measured on all cores that the ranks use, each with one rank's share of
+        ``bytes``. The cost of a message follows from two all-reduces of 64 bytes a rank: ``ring``,
+        a chain of messages, and ``reduce_to_one``, a fan. The measurement takes a second or two. Other
+        programs on the machine falsify the result.
 
         Parameters
         ----------
         ranks : int
             Number of threads.
         bytes : int
-            Size of the arrays that will be asked about; what fits into a cache moves faster.
+            Size of the arrays to be simulated; arrays that fit into a cache move faster.
         """
 
         def seconds(algorithm: str, size: int) -> float:
@@ -190,20 +193,20 @@ class Cluster:
         link: Link,
         call_overhead: float = 0.0,
     ) -> Cluster:
-        """Return ranks on this machine, whose messages cost what two of their all-reduces say.
+        """Return a cluster of ranks on this machine, with the cost of a message from two all-reduces.
 
-        What `this_machine` does, for ranks that need not be threads.
+        `this_machine` does the same for ranks that are threads.
 
         Parameters
         ----------
         ranks, bytes : int
-            As of `this_machine`.
+            As in `this_machine`.
         seconds : callable
-            ``seconds(algorithm, bytes)`` returns how long a float32 all-reduce takes.
+            ``seconds(algorithm, bytes)`` returns the seconds that a float32 all-reduce takes.
         link : Link
-            Who copies, and the bandwidth; latency and overhead are added to it.
+            Copies and bandwidth of the link; latency and overhead are replaced by the measured ones.
         call_overhead : float
-            Seconds of each call that are no message's.
+            Seconds of each call that do not belong to a message.
         """
         if ranks < 1 or bytes < 1:
             raise ValueError(f"cannot measure {ranks} ranks with {bytes} bytes")
@@ -217,7 +220,7 @@ class Cluster:
             chain, fan = seconds("ring", 64 * ranks), seconds("reduce_to_one", 64)
             one = max(chain - call_overhead, 0.0) / (2 * (ranks - 1))
             fan = max(fan - call_overhead, 0.0) / 2
-            if ranks == 2:  # both are the same: nothing tells latency from overhead
+            if ranks == 2:  # chain and fan are the same: latency and overhead cannot be told apart
                 overhead = one / 4
             else:
                 overhead = min(max((fan - one) / (ranks - 2), 0.0), one / 2)
@@ -232,9 +235,8 @@ class Cluster:
         """Return CPU hosts on 10 Gb/s Ethernet.
 
         1.25 GB/s is the standard's rate (IEEE 802.3ae), shared by the ranks of a host. The other
-        numbers are round ones of the usual order, not measured: 25 µs through both TCP stacks and a
-        switch, 5 µs of a core for a message; within a host, shared memory at 10 GB/s a copy and
-        0.5 µs.
+        numbers are typical, not measured: 25 µs through both TCP stacks and a switch, and 5 µs of a
+        core for a message. Within a host, shared memory copies 10 GB/s with a latency of 0.5 µs.
         """
         return cls.of_hosts(
             [rank // ranks_per_host for rank in range(ranks)],
@@ -249,11 +251,10 @@ class Cluster:
     def infiniband_nvlink(cls, ranks: int, ranks_per_host: int = 8) -> Cluster:
         """Return hosts of GPUs: NVLink within, one 100 Gb/s InfiniBand adapter for each host.
 
-        Latencies are those with which NCCL's own model chooses algorithms (``hwLat`` for a ring with
-        the simple protocol in its ``src/graph/tuning.cc`` of 2020: 3.4 µs by NVLink, 9.6 µs by
-        network). NVLink 3 carries 300 GB/s in each direction (NVIDIA A100 data sheet: 600 GB/s both
-        ways), EDR InfiniBand 12.5 GB/s. Reducing reads two operands and writes one at the A100's
-        1,555 GB/s of memory.
+        The latencies are 3.4 µs over NVLink and 9.6 µs over the network, those of NCCL's own model of
+        2020 (``hwLat`` in ``src/graph/tuning.cc``, ring, simple protocol). NVLink 3 carries 300 GB/s in
+        each direction (NVIDIA A100 data sheet: 600 GB/s both ways), EDR InfiniBand 12.5 GB/s. A
+        reduction reads two operands and writes one at the A100's memory rate of 1,555 GB/s.
         """
         return cls.of_hosts(
             [rank // ranks_per_host for rank in range(ranks)],
@@ -265,7 +266,7 @@ class Cluster:
         )
 
 
-#: Presets by name: functions of the number of ranks, and of ranks on each host where there are several.
+#: Presets by name: functions of the number of ranks and, optionally, of the ranks on each host.
 CLUSTERS = {
     "ethernet-10g": Cluster.ethernet_10g,
     "infiniband-nvlink": Cluster.infiniband_nvlink,

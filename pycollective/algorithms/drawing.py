@@ -1,4 +1,4 @@
-"""Pictures of schedules: which message goes from rank to rank in which round."""
+"""Pictures of schedules: the messages from rank to rank in each round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {True: "received and reduced", False: "received"}
 
 
 class _Message(NamedTuple):
-    """A message: the round from 1, both ranks, its chunks as text, and how it is received."""
+    """One message: its round (from 1), both ranks, its chunks as text, and how it is received."""
 
     round: int
     source: int
@@ -31,8 +31,8 @@ def _messages(steps: list[list[Step]]) -> list[_Message]:
     """Play the ranks' steps; return the messages in the order in which they are received."""
     size = len(steps)
     found: list[_Message] = []
-    under_way: dict[tuple[int, int], list[int]] = {}  # rounds in which messages can be received
-    link: dict[tuple[int, int], int] = {}  # the last round in which there is a message
+    under_way: dict[tuple[int, int], list[int]] = {}  # arrival rounds of messages not yet received
+    link: dict[tuple[int, int], int] = {}  # round of the last message from a rank to another
     now, following = [0] * size, [0] * size
     moved = True
     while moved:
@@ -67,7 +67,7 @@ def _messages(steps: list[list[Step]]) -> list[_Message]:
 
 
 def table_of_rounds(steps: list[list[Step]]) -> str:
-    """Return a line for each round, and a column for each rank."""
+    """Return the messages as text: one line for each round, one column for each rank."""
     size, messages = len(steps), _messages(steps)
     table = [[f"rank {r}" for r in range(size)]]
     for number in range(1, max((m.round for m in messages), default=0) + 1):
@@ -86,7 +86,7 @@ def table_of_rounds(steps: list[list[Step]]) -> str:
 
 
 def draw_rounds(steps: list[list[Step]], title: str, file: str | Path | None) -> Figure:
-    """Draw the messages as arrows between the ranks' lines."""
+    """Draw the messages as arrows between vertical lines, one for each rank."""
     size, messages = len(steps), _messages(steps)
     last = max((m.round for m in messages), default=0)
     figure = new_figure(2 + 1.1 * size, 1.6 + 0.8 * last)

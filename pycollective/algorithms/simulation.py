@@ -1,4 +1,4 @@
-"""Time a schedule on a described cluster, and draw what comes out."""
+"""Time a schedule on a described cluster, and plot the times."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["ROOTED", "Simulation", "draw_times", "plot", "simulate"]
 #: The collectives that have a root.
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 
-#: Told now and then which share of a long work is done.
+#: A function that is called now and then with the finished share of a long computation, 0 to 1.
 Progress = Callable[[float], None]
 
 
 @runtime_checkable
 class Written(Protocol):
-    """An algorithm of one's own, as `pycollective.algorithms.algorithm` makes it."""
+    """An algorithm that `pycollective.algorithms.algorithm` made."""
 
     name: str
 
@@ -43,24 +43,24 @@ class Written(Protocol):
 
 @dataclass(frozen=True)
 class Simulation:
-    """How long a schedule takes on a cluster.
+    """Times of a schedule on a cluster.
 
     Attributes
     ----------
     algorithm, collective : str
-        What was timed.
+        The schedule that was timed.
     bytes : int
-        Size of a rank's buffer; where buffers are cut into ranks' parts, of all parts.
+        Size of a rank's buffer; if it consists of ranks' parts, of all parts.
     cluster : Cluster
-        Where.
+        The cluster.
     seconds : float
-        Until the last rank is done.
+        Time until the last rank is done.
     finish : numpy.ndarray
         Seconds until each rank is done, shape (ranks,).
     link_bytes, link_messages : tuple
-        What went over each of the cluster's links, in bytes and in messages.
+        Bytes and messages that each of the cluster's links carried.
     steps : int
-        Steps of all ranks.
+        Number of steps of all ranks together.
     """
 
     algorithm: str
@@ -75,17 +75,17 @@ class Simulation:
 
     @property
     def messages(self) -> int:
-        """Messages over all links."""
+        """Number of messages over all links."""
         return sum(self.link_messages)
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes of the buffer a second, as nccl-tests' algbw."""
+        """Bytes of the buffer per second, the algbw of nccl-tests."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes a second that a rank's link has to carry at least, as nccl-tests' busbw."""
+        """Least rate of a rank's link in bytes per second, the busbw of nccl-tests."""
         n = self.cluster.ranks
         if self.collective == "all_reduce":
             return self.algorithm_bandwidth * 2 * (n - 1) / n
@@ -94,7 +94,7 @@ class Simulation:
         return self.algorithm_bandwidth * (n - 1) / n
 
     def show(self) -> str:
-        """Return the result as text."""
+        """Return the times and the traffic as text."""
         first, last = float(self.finish.min()), float(self.finish.max())
         lines = [
             f"{self.algorithm} {self.collective} of {self.bytes:,} bytes among "
@@ -129,36 +129,35 @@ def simulate(
 ) -> Simulation:
     """Time a schedule on a cluster, without running it.
 
-    The model is LogGP's with several classes of links: ``docs/algorithms.md`` says what is in it and
-    what is not, ``csrc/schedule/simulate.h`` has the rules. Memory is that of the ranks and of the
-    messages under way, so that 10,000 ranks and more can be timed.
+    The model is LogGP's with several classes of links. ``docs/algorithms.md`` describes the model and
+    its limits, ``csrc/schedule/simulate.h`` the rules. Memory grows with the ranks and with the messages
+    under way only, so that 10,000 ranks and more can be timed.
 
     Parameters
     ----------
     what : str, Algorithm or Schedule
-        The name of an algorithm, also "hierarchical" for the cluster's hosts; one of one's own; or a
-        schedule.
+        The name of an algorithm, an `Algorithm`, or a schedule. "hierarchical" uses the cluster's hosts.
     size_or_cluster : int or Cluster
-        Where; a number means so many hosts of `Cluster.ethernet_10g`.
+        The cluster; a number n means n hosts of `Cluster.ethernet_10g`.
     bytes : int
-        Size of a rank's buffer; where it is cut into ranks' parts, of all of them (as nccl-tests count).
-        A barrier moves none.
+        Size of a rank's buffer; if it consists of ranks' parts, of all parts (as in nccl-tests).
+        Ignored by a barrier.
     collective : str
         The collective of a named algorithm.
     root : int
-        The root of a reduce, broadcast, gather or scatter. Schedules are written for rank 0, and the
-        ranks named anew for another, as calls do it.
+        The root of a reduce, broadcast, gather or scatter. Schedules are written for root 0; for another
+        root the ranks are renumbered, as in calls.
     segment_bytes : int, optional
-        Most bytes of a chunk that move at once; what the executor takes by default.
+        Most bytes of a chunk that move at once; the executor's default if None.
     progress : bool or callable
-        Show a bar on a terminal when it takes long and tqdm is installed (True); or call
-        ``progress(share)`` now and then.
+        True: show a bar if it takes long, tqdm is installed, and stderr is a terminal. A callable:
+        call ``progress(share)`` now and then.
 
     Raises
     ------
     ValueError
-        The schedule does not fit together, or deadlocks: who waits for whom, as it is written for root
-        0; or the cluster or the root makes no sense.
+        The schedule's sends and receives do not match or deadlock (the text names ranks as for root 0),
+        or the cluster or the root is not valid.
 
     Examples
     --------
@@ -184,7 +183,7 @@ def simulate(
     if kind == _core.Collective.barrier:
         bytes = 0
     if root and kind.name not in ROOTED:
-        raise ValueError(f"{kind.name} has no root")
+        raise ValueError(f"{kind.name} has no root, but root={root} was given")
     if root and not 0 <= root < cluster.ranks:
         raise ValueError(f"root {root} is not among the {cluster.ranks} ranks")
     links = [
@@ -198,7 +197,7 @@ def simulate(
             bytes,
             segment_bytes or _core.SEGMENT_BYTES,
             cluster.ranks,
-            # Rank i of the schedule is rank root + i: where that one sits, i does.
+            # Rank i of the schedule is rank root + i of the cluster.
             [[*level[root:], *level[:root]] for level in cluster.places],
             links,
             cluster.reduce_rate,
@@ -222,7 +221,7 @@ def simulate(
 
 @contextmanager
 def watching(progress: Progress | bool, what: str) -> Iterator[Progress | None]:
-    """What to tell of progress: the caller's function, or a bar that appears after a second."""
+    """Yield the function to call with progress: the caller's, or a bar that appears after a second."""
     if callable(progress):
         yield progress
         return
@@ -258,23 +257,23 @@ def plot(
     collective: str = "all_reduce",
     file: str | Path | None = None,
 ) -> Figure:
-    """Draw simulated times: against the size among the most ranks, and against the number of ranks.
+    """Plot simulated times against the size (for the most ranks) and against the number of ranks.
 
-    Needs matplotlib (``pip install 'pycollective[plot]'``), no display.
+    A display is not needed, matplotlib is (``pip install 'pycollective[plot]'``).
 
     Parameters
     ----------
     algorithms : sequence of str or Algorithm
-        What is compared.
+        The algorithms to compare.
     cluster : callable
         ``cluster(ranks)`` returns the cluster; `Cluster.ethernet_10g` is one such function.
     ranks, sizes : sequences of int
-        Numbers of ranks, and sizes in bytes, in rising order. The picture against ranks is that of the
-        largest size; one value gives no picture.
+        Numbers of ranks, and sizes in bytes, both rising. The plot against ranks is for the largest
+        size. A sequence of one value gives no plot.
     collective : str
         The collective of named algorithms.
     file : str or path, optional
-        Where the picture is written: ``.png``, ``.svg``, ``.pdf``.
+        File for the picture: ``.png``, ``.svg`` or ``.pdf``.
 
     Returns
     -------
@@ -291,7 +290,7 @@ def plot(
 
 
 def draw_times(curves: Sequence[Sequence[Simulation]], file: str | Path | None) -> Figure:
-    """Draw simulated times, a line for each curve, as `plot` says."""
+    """Plot simulated times, one line for each curve; see `plot`."""
     every = [each for curve in curves for each in curve]
     ranks = {each.cluster.ranks for each in every}
     sizes = {each.bytes for each in every} - {0}  # a barrier has none
@@ -330,14 +329,14 @@ def collective_of(name: str) -> _core.Collective:
     if isinstance(name, str) and name in _core.Collective.__members__:
         return _core.Collective.__members__[name]  # type: ignore[no-any-return]
     known: Any = ", ".join(_core.Collective.__members__)
-    raise ValueError(f"no collective is called {name!r}; there are {known}")
+    raise ValueError(f"no collective is called {name!r}; the collectives are {known}")
 
 
 def checked_name(what: Any) -> str:
-    """Return the name of an algorithm, which is neither one's own nor a schedule."""
+    """Return an algorithm's name; raise TypeError if it is not a string."""
     if isinstance(what, str):
         return what
     raise TypeError(
-        "an algorithm is a name (pycollective.algorithms.names() lists them), or what "
-        f"pycollective.algorithms.algorithm makes of a function, not {what!r}"
+        "an algorithm is a name from pycollective.algorithms.names(), or a function decorated with "
+        f"pycollective.algorithms.algorithm, not {what!r}"
     )

@@ -1,4 +1,4 @@
-"""What an algorithm is written with: steps, spans, and the decorator that makes it runnable."""
+"""Building blocks of an algorithm: steps, spans, and the decorator that makes it runnable."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pycollective.algorithms.simulation import Simulation, simulate
 from pycollective.algorithms.text import text_of
 from pycollective.arguments import whole
 
-#: Up to so many ranks proofs are exact, and schedules of one's own run.
+#: The most ranks for which proofs are exact, and for which a user's schedules run.
 PROVED_RANKS = 64
 
 
 def _size(size: int) -> int:
     found = whole("size", size)
     if found < 1:
-        raise ValueError(f"a group has at least 1 rank, not {found}")
+        raise ValueError(f"a group needs at least 1 rank, not {found}")
     return found
 
 
 class Chunks:
-    """A buffer of the rank: ``input[c]`` is a chunk, ``input[a:b]`` are several.
+    """Chunks of a rank's buffer: ``input[c]`` is one chunk, ``input[a:b]`` are several.
 
-    Where chunks are ranks' parts, the first one follows the last: of four, ``input[3:5]`` are 3 and 0.
+    If chunks are ranks' parts, ranges wrap around: of four parts, ``input[3:5]`` is 3 and 0.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -35,7 +35,7 @@ class Chunks:
     def __getitem__(self, place: int | slice) -> Span:
         if isinstance(place, slice):
             if place.step not in (None, 1) or place.start is None or place.stop is None:
-                raise TypeError("chunks are named by [first:end]")
+                raise TypeError(f"chunks are a range [first:end] without a step, not {place!r}")
             first, end = whole("a chunk", place.start), whole("a chunk", place.stop)
             return Span(self._buffer, first, end - first)
         return Span(self._buffer, whole("a chunk", place), 1)
@@ -59,7 +59,7 @@ def _peer(peer: int) -> int:
 
 
 def send(peer: int, source: Span) -> Step:
-    """Send chunks to a rank, which may read them until it has received them."""
+    """Send chunks to a rank; they must not change until the peer has received them."""
     return Step(Verb.send, _peer(peer), _span("source", source))
 
 
@@ -69,31 +69,31 @@ def recv(peer: int, target: Span) -> Step:
 
 
 def recv_reduce(peer: int, source: Span, target: Span) -> Step:
-    """Receive chunks from a rank, and put their reduction with ``source`` into ``target``."""
+    """Receive chunks from a rank, and store their reduction with ``source`` in ``target``."""
     return Step(Verb.recv_reduce, _peer(peer), _span("source", source), _span("target", target))
 
 
 def copy(source: Span, target: Span) -> Step:
-    """Copy chunks of the rank's own."""
+    """Copy chunks within the rank."""
     return Step(Verb.copy, -1, _span("source", source), _span("target", target))
 
 
 def reduce(source: Span, target: Span) -> Step:
-    """Reduce chunks of the rank's own into others."""
+    """Reduce chunks of the rank into other chunks of the rank."""
     return Step(Verb.reduce, -1, _span("source", source), _span("target", target))
 
 
 class Algorithm:
-    """An algorithm of one's own; made by `algorithm`.
+    """An algorithm that a user wrote; made by `algorithm`.
 
-    The schedule for a number of ranks is worked out, proved and kept when it is first asked for.
+    The schedule for a number of ranks is made, proved and kept at its first use.
 
     Attributes
     ----------
     name : str
-        Its name in messages.
+        The name in messages.
     collective : str
-        What it does: the name of a `Communicator` method.
+        The collective that it carries out: the name of a `Communicator` method.
     """
 
     def __init__(
@@ -105,10 +105,11 @@ class Algorithm:
     ) -> None:
         if not isinstance(collective, str) or collective not in Collective.__members__:
             raise ValueError(
-                f"no collective is called {collective!r}; there are {', '.join(Collective.__members__)}"
+                f"no collective is called {collective!r}; "
+                f"the collectives are {', '.join(Collective.__members__)}"
             )
         if not callable(steps):
-            raise TypeError(f"an algorithm is made of a function steps(rank, size), not {steps!r}")
+            raise TypeError(f"an algorithm needs a function steps(rank, size), not {steps!r}")
         self.name = str(getattr(steps, "__name__", "algorithm"))
         self.__doc__ = steps.__doc__
         self._steps = steps
@@ -122,7 +123,7 @@ class Algorithm:
         return f"<Algorithm {self.name}>"
 
     def schedule(self, size: int) -> Schedule:
-        """Return the steps of every rank, as they are written."""
+        """Return the steps of every rank, as the function yields them."""
         size = _size(size)
         chunks = self._num_chunks(size) if callable(self._num_chunks) else self._num_chunks
         chunks = whole(f"num_chunks of {self.name}", chunks)
@@ -134,65 +135,65 @@ class Algorithm:
         given = self._steps(rank, size)
         if not isinstance(given, Iterable):
             raise TypeError(
-                f"{self.name}({rank}, {size}) must yield steps, and returned {given!r}: write "
-                "`yield send(...)` and the like"
+                f"{self.name}({rank}, {size}) must yield steps, but returned {given!r}: write "
+                "`yield send(...)`"
             )
         steps = list(given)
         for number, step in enumerate(steps):
             if not isinstance(step, Step):
                 raise TypeError(
-                    f"{self.name}({rank}, {size}) yielded {step!r} as its step {number}: yield what "
-                    "send, recv, recv_reduce, copy and reduce return"
+                    f"{self.name}({rank}, {size}) yielded {step!r} as its step {number}: yield "
+                    "results of send, recv, recv_reduce, copy and reduce"
                 )
         return steps
 
     def num_scratch(self, size: int) -> int:
-        """Return how many chunks of scratch each of so many ranks has."""
+        """Return the number of scratch chunks that each of ``size`` ranks has."""
         found = self._num_scratch(size) if callable(self._num_scratch) else self._num_scratch
         return whole(f"num_scratch of {self.name}", found)
 
     def verify(self, size: int) -> None:
-        """Prove the schedule for a number of ranks, as `pycollective.algorithms.verify` says.
+        """Prove the schedule for a number of ranks; see `pycollective.algorithms.verify`.
 
         Raises
         ------
         ValueError
-            The first thing that is wrong: rank, step and why; or there are more than 64 ranks.
+            The schedule is wrong (the text names rank, step and reason), or ``size`` exceeds 64.
         """
         self.for_ranks(size)
 
     def show(self, size: int) -> str:
-        """Return the steps of every rank as text; see `pycollective.algorithms.rounds` for a picture."""
+        """Return the steps of every rank as text; `pycollective.algorithms.rounds` draws them."""
         return text_of(self.name, self.schedule(size))
 
     def simulate(
         self, cluster: int | Cluster, bytes: int = 1 << 20, *, root: int = 0
     ) -> Simulation:
-        """Time the schedule on a cluster, as `pycollective.algorithms.simulate` does.
+        """Time the schedule on a cluster; see `pycollective.algorithms.simulate`.
 
-        All steps are written out first, by Python: feasible to some hundred ranks.
+        Python makes all steps first, which is feasible for some hundred ranks.
 
         Parameters
         ----------
         cluster : Cluster or int
-            Where; a number means so many hosts of `Cluster.ethernet_10g`.
+            The cluster; a number n means n hosts of `Cluster.ethernet_10g`.
         bytes : int
-            Size of each rank's array; where it is cut into ranks' parts, of all of them.
+            Size of each rank's array; if it consists of ranks' parts, of all parts.
         root : int
-            The root, where there is one.
+            The root, for a collective that has one.
         """
         return simulate(self, cluster, bytes, root=root)
 
     def for_ranks(self, size: int) -> _core.Algorithm:
-        """Return what the core runs for a number of ranks; proved once."""
+        """Return the compiled algorithm for a number of ranks, proved at the first call."""
         size = _size(size)
         found = self._proved.get(size)
         if found is not None:
             return found
         if size > PROVED_RANKS:
             raise ValueError(
-                f"{self.name}: schedules of one's own run among {PROVED_RANKS} ranks at most, where "
-                f"they can be proved; this group has {size}"
+                f"{self.name}: a user's schedule runs among {PROVED_RANKS} ranks at most, up to "
+                f"which it can be proved; this group has {size}"
             )
         with self._lock:
             if size not in self._proved:
@@ -206,33 +207,32 @@ def algorithm(
     *,
     collective: str = "all_reduce",
 ) -> Callable[[Callable[[int, int], Iterable[Step]]], Algorithm]:
-    """Make an algorithm of a function that yields one rank's steps.
+    """Make an algorithm from a function that yields one rank's steps.
 
     Parameters
     ----------
     num_chunks : int or callable
-        Equal chunks that the arrays are cut into; a function of the number of ranks.
+        Number of equal chunks of the arrays; a callable gets the number of ranks.
     num_scratch : int or callable
-        Chunks of scratch memory of each rank. Chunk i of it holds nothing but chunk i modulo
+        Number of scratch chunks of each rank. Chunk i of scratch holds only data of chunk i modulo
         ``num_chunks``.
     collective : str
-        What the algorithm does: "all_reduce", "reduce", "broadcast", … as the `Communicator` methods
-        are called. Where there is a root, it is rank 0; the call names the ranks anew for another.
-        In gathers, scatters, reduce_scatter and all_to_all, chunk i is the part of rank i, and
-        ``num_chunks`` the number of ranks.
+        The name of the collective, as the `Communicator` method is called. Write rooted collectives for
+        root 0; calls renumber the ranks for another root. In gathers, scatters, reduce_scatter and
+        all_to_all, chunk i is the part of rank i, and ``num_chunks`` is the number of ranks.
 
     Returns
     -------
     callable
         Decorator of ``steps(rank, size)``, which yields `send`, `recv`, `recv_reduce`, `copy` and
-        `reduce` in the order in which the rank does them.
+        `reduce` in the order in which the rank carries them out.
 
     Examples
     --------
     >>> from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, send
     >>> @algorithm(num_chunks=1)
     ... def star(rank, size):
-    ...     '''Rank 0 adds everything and tells everyone.'''
+    ...     '''Rank 0 adds all inputs and sends the sum to every rank.'''
     ...     if rank == 0:
     ...         yield copy(input[0], output[0])
     ...         for peer in range(1, size):

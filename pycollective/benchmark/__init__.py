@@ -1,4 +1,4 @@
-"""Timing collectives: what ``pycollective bench`` does."""
+"""Measurements of collectives for ``pycollective bench``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What is timed: each collective's arrays, exact result, and least traffic.
+"""Cases to time: each collective's arrays, exact result, and least traffic.
 
-Sizes are those of nccl-tests: of the whole array, which for a collective of parts is all ranks' parts
-together. Ragged parts are of r + 1 shares for rank r; `all_reduce_many` has the whole array in 16
-arrays; in `send_recv` every rank sends to the next one. A result is computed here from the numbers
-that every rank is known to have, not by the library.
+Sizes are those of nccl-tests: the bytes of the whole array, for a collective of parts all ranks' parts
+together. In ragged parts, rank r has r + 1 shares. `all_reduce_many` has the whole array in 16
+arrays. In `send_recv` every rank sends to the next one. The expected result is computed here, from the
+ranks' known contributions and not by the library.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLLECTIVES = (
 )  # fmt: skip
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "all_reduce_many")
 MANY = 16
-"""Arrays that `all_reduce_many` joins."""
+"""Number of arrays that `all_reduce_many` joins."""
 _RAGGED = "_ragged"
 PARTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 
@@ -50,35 +50,35 @@ _FOLDS: dict[str, Any] = {
 
 @functools.cache
 def has_choice(collective: str) -> bool:
-    """Whether calls of a collective can name an algorithm."""
+    """Return True if calls of a collective accept the name of an algorithm."""
     method = getattr(Communicator, collective.removesuffix(_RAGGED), None)
     return method is not None and "algorithm" in inspect.signature(method).parameters
 
 
 def algorithms_of(collective: str) -> list[str]:
-    """Return the algorithms of one of `COLLECTIVES`; "-" where there are none."""
+    """Return the algorithms of one of `COLLECTIVES`, or ["-"] if it has none."""
     if collective == "send_recv":
         return ["-"]
     return algorithms.names(_of_algorithms(collective))
 
 
 def _of_algorithms(collective: str) -> str:
-    """Return the collective whose algorithms one of `COLLECTIVES` takes."""
+    """Return the collective whose algorithms one of `COLLECTIVES` uses."""
     return "all_reduce" if collective == "all_reduce_many" else collective.removesuffix(_RAGGED)
 
 
 def takes(collective: str, algorithm: Algorithm) -> bool:
-    """Return True if one of `COLLECTIVES` can be made by an algorithm of a user's own."""
+    """Return True if a user's algorithm carries out one of `COLLECTIVES`."""
     return has_choice(collective) and algorithm.collective == _of_algorithms(collective)
 
 
 def kind_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name; raises TypeError if there is none."""
+    """Return the dtype of a name; raise TypeError if there is none."""
     return dtypes.as_dtype(name) if name == "bfloat16" else np.dtype(name)
 
 
 def place(comm: Communicator, device: str) -> tuple[str, int]:
-    """Return the device of a rank's arrays."""
+    """Return the type and the number of the device for a rank's arrays."""
     if device == "cpu":
         return "CPU", 0
     before = comm.hosts[: comm.rank].count(comm.hosts[comm.rank])
@@ -87,24 +87,24 @@ def place(comm: Communicator, device: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: a call, and on how much.
+    """One call to time, one line of the table.
 
     Attributes
     ----------
     collective : str
         One of `COLLECTIVES`.
     size : int
-        Bytes that are asked for; `bytes` are those that can be had.
+        Bytes that are asked for; `bytes` is rounded to whole items and parts.
     ranks : int
         Number of ranks.
     dtype, op, algorithm
-        As the collective takes them; those that it does not take are not looked at.
+        As in the call; ignored by collectives that do not have them.
     in_place : bool
-        Whether the result replaces the input where the collective can do that.
+        The result replaces the input, if the collective can do that.
     registered : bool
-        Whether the arrays are `Communicator.empty`'s, where all ranks' have the same length.
+        The arrays come from `Communicator.empty`, if all ranks' have the same length.
     device : {"cpu", "gpu"}
-        Where the arrays lie; on GPUs, those of the ranks of a host are dealt out in turn.
+        The device of the arrays; the ranks of a host take its GPUs in turn.
     """
 
     collective: str
@@ -119,27 +119,27 @@ class Case:
 
     @property
     def algorithm_name(self) -> str:
-        """The algorithm in the table."""
+        """Name of the algorithm in the table."""
         return self.algorithm if isinstance(self.algorithm, str) else self.algorithm.name
 
     @property
     def kind(self) -> str:
-        """What is done, whether or not in ragged parts: the name of the method, but for `send_recv`."""
+        """Name of the collective without "_ragged": the `Communicator` method, except `send_recv`."""
         return self.collective.removesuffix(_RAGGED)
 
     @property
     def ragged(self) -> bool:
-        """Whether the ranks' parts have different lengths."""
+        """True if the ranks' parts have different lengths."""
         return self.collective.endswith(_RAGGED)
 
     @property
     def in_registered(self) -> bool:
-        """Whether its arrays lie in memory of `Communicator.empty`; messages on GPUs refuse it."""
+        """True if the arrays come from `Communicator.empty`; messages on GPUs refuse such arrays."""
         messages = self.device == "gpu" and self.collective == "send_recv"
         return self.registered and not self.ragged and not messages
 
     def places(self) -> list[int]:
-        """Return where in the whole array the ranks' parts begin, and where the last one ends."""
+        """Return the offsets of the ranks' parts in the whole array, and the end of the last part."""
         n, count = self.ranks, self.count
         if self.ragged:
             return [count * r * (r + 1) // (n * (n + 1)) for r in range(n + 1)]
@@ -147,7 +147,7 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Items of the whole array: a multiple of the ranks where they have parts, at least one each."""
+        """Number of items: at least one a rank, and a multiple of the ranks if they have parts."""
         if self.collective == "barrier":
             return 0
         items = max(1, self.size // kind_of(self.dtype).itemsize)
@@ -162,13 +162,13 @@ class Case:
 
     @property
     def placed(self) -> bool:
-        """Whether the call really works in place."""
+        """True if the call works in place."""
         never = self.ragged or self.collective in ("all_to_all", "barrier", "send_recv")
         return self.in_place and not never
 
     @property
     def bus_factor(self) -> float:
-        """What nccl-tests multiplies algorithm bandwidth by to get bus bandwidth."""
+        """Bus bandwidth divided by algorithm bandwidth, as in nccl-tests."""
         n = self.ranks
         if self.collective in ("all_reduce", "all_reduce_many"):
             return 2 * (n - 1) / n
@@ -176,10 +176,10 @@ class Case:
 
     @property
     def traffic(self) -> float:
-        """Bytes that all ranks together must at least read and write.
+        """Least number of bytes that all ranks together read and write.
 
-        Every contribution is read once and every result written once; what is in its place already is
-        neither.
+        Every contribution is read once, and every result is written once. Data that is already in its
+        place counts for neither.
         """
         n, size = self.ranks, self.bytes
         moved: float = {
@@ -206,7 +206,7 @@ class Arrays:
     Attributes
     ----------
     call : callable
-        Makes the call on them.
+        Make the call on the arrays.
     """
 
     def __init__(self, comm: Communicator, case: Case) -> None:
@@ -241,7 +241,7 @@ class Arrays:
         return np.empty(count, self._dtype)
 
     def _until_done(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        """Return a call that waits for the GPU."""
+        """Return a function that makes the call and waits for the GPU."""
 
         def called() -> None:
             call()
@@ -289,7 +289,7 @@ class Arrays:
         return small.astype(self._dtype)
 
     def _expected(self) -> Array | None:
-        """Return what this rank must get; None: nothing."""
+        """Return this rank's exact result, or None if it gets none."""
         case, rank, n = self._case, self._comm.rank, self._case.ranks
         part = self._part
         what = case.kind
@@ -325,7 +325,7 @@ class Arrays:
         return np.asarray(mean, self._dtype)
 
     def wrong(self) -> int:
-        """Make the call once and return how many items of this rank's result are not right."""
+        """Make the call once and return the number of wrong items in this rank's result."""
         if self._case.collective == "barrier":
             self.call()
             return 0
@@ -344,7 +344,7 @@ class Arrays:
 
     @property
     def growing(self) -> int:
-        """Calls after which `refill` is due, so that sums in place stay finite; 0: never."""
+        """Number of calls after which sums in place need `refill` to stay finite; 0: never."""
         case = self._case
         grows = (
             case.placed
@@ -354,12 +354,12 @@ class Arrays:
         if not grows or self._dtype.kind in "biu" or case.ranks == 1:
             return 0
         if case.op == "prod":
-            return 0  # of ones
+            return 0  # `refill` gives ones, whose product stays 1
         limit = 1e7 if case.dtype == "float16" else 1e60
         return int(math.log(limit) / math.log(case.ranks))
 
     def refill(self) -> None:
-        """Give the input numbers to time with: not zeros, no two ranks' the same, small ones."""
+        """Fill the input with small numbers other than zero, different on every rank."""
         if self._case.collective == "barrier":
             return
         values = self._values(self._comm.rank)

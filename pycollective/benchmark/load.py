@@ -12,13 +12,13 @@ from pycollective.communicator import Communicator
 __all__ = ["OtherLoad", "warning"]
 
 _SHORTEST = 0.5
-"""Seconds. The system counts processor time in ticks of 10 ms, which are too long for less."""
+"""Shortest measurement in seconds: the system counts processor time in ticks of 10 ms."""
 _BUSY = 0.1
-"""The share of a host's cores from which other programs disturb."""
+"""Share of a host's cores from which on other programs disturb a measurement."""
 
 
 class OtherLoad:
-    """The processor time of other programs, from now on. Every rank makes one, and asks it, alike."""
+    """Processor time that other programs use from now on; a collective object of all ranks."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -26,9 +26,9 @@ class OtherLoad:
         self._begin = _now()
 
     def cores(self) -> float | None:
-        """Return the cores that other programs used on average, on the host where they used most.
+        """Return the mean number of cores that other programs used on the busiest host.
 
-        None: the time was too short, or the system does not say.
+        Return None if the time was too short, or if the system does not report it.
         """
         comm = self._comm
         comm.barrier()
@@ -45,14 +45,14 @@ class OtherLoad:
 
 
 def _now() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return seconds: the time, the processor time of the whole host, and that of this process."""
+    """Return three times in seconds: the clock, the whole host's processor time, this process's."""
     return np.array([time.monotonic(), _host_seconds(), time.process_time()])
 
 
 def _host_seconds() -> float:
-    """Return the processor time that all programs of this host have used; NaN where it is not known.
+    """Return the processor time in seconds that all programs of this host have used, or NaN.
 
-    Interrupts do not count: in groups over TCP they serve the group itself.
+    Interrupts do not count, because in groups over TCP they serve the group itself.
     """
     try:
         with open("/proc/stat") as file:
@@ -65,11 +65,11 @@ def _host_seconds() -> float:
 
 
 def warning(others: float | None) -> str:
-    """Return a warning if other programs used this many cores, or nothing if they did not disturb."""
+    """Return a warning if this many cores disturb the measurement, else an empty string."""
     cores = os.cpu_count() or 1
     if others is None or others < _BUSY * cores:
         return ""
     return (
-        f"other programs used {others:.1f} of {cores} cores meanwhile: these are the times of a busy "
-        "machine"
+        f"other programs used {others:.1f} of {cores} cores during the measurement: the times are too "
+        "long"
     )

@@ -1,4 +1,4 @@
-"""Timing one case on a group; every rank calls these functions alike."""
+"""Measure one case on a group; every rank makes the same calls of these functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pycollective.communicator import Communicator
 __all__ = ["Row", "measure", "measure_all", "memory_rate"]
 
 _SMALLEST_LIMIT = 64 << 10
-"""Bytes of an array below which calls cost more than memory: no limit is given."""
+"""Bytes of an array below which the call costs more than memory, so that no limit is given."""
 
 _MOST_ITERATIONS = 20_000
 _LONG = 3.0
@@ -26,26 +26,26 @@ _MEMORY_TURNS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a case.
+    """Measurement of one case.
 
     Attributes
     ----------
     bytes, count : int
-        Of the whole array.
+        Size of the whole array.
     iterations : int
-        Timed calls.
+        Number of timed calls.
     p50_us, p99_us, min_us : float
-        Microseconds of a call, of the slowest rank.
+        Microseconds of a call on the slowest rank.
     algbw_gb_s, busbw_gb_s : float
-        Bytes over the median time, and that times nccl-tests' factor, in 10⁹ bytes a second.
+        Bytes over the median time, and the same times nccl-tests' factor, in 10⁹ bytes per second.
     limit_gb_s : float or None
-        The memory's rate, in 10⁹ bytes a second: see `memory_rate`.
+        The memory's rate in 10⁹ bytes per second; see `memory_rate`.
     percent_of_limit : float or None
-        Of the speed at which the collective's least traffic could pass at that rate.
+        Speed in percent of the speed at which memory could move the collective's least traffic.
     wrong : int
-        Items of all ranks' results that were not right.
+        Number of wrong items in all ranks' results.
     registered : bool
-        Whether the arrays were `Communicator.empty`'s.
+        The arrays came from `Communicator.empty`.
     """
 
     collective: str
@@ -73,15 +73,13 @@ def _slowest(comm: Communicator, seconds: Any) -> Any:
 
 
 def memory_rate(comm: Communicator, size: int) -> float:
-    """Measure the memory: all ranks at the same time go through ``size`` bytes of their own.
-
-    Once they copy them to another array, once they change them in place.
+    """Measure memory: all ranks at once copy ``size`` bytes, and then change them in place.
 
     Returns
     -------
     float
-        Bytes that all ranks together read and wrote in a second, in the faster of the two ways, the
-        median of some turns.
+        Bytes per second that all ranks together read and write in the faster of the two ways, the
+        median of several turns.
     """
     source = np.arange(1, 1 + max(1, size // 8), dtype=np.uint64)
     target = source + 1
@@ -107,9 +105,9 @@ def memory_rate(comm: Communicator, size: int) -> float:
 
 
 def measure_all(comm: Communicator, cases: Sequence[Case], **how: Any) -> Iterator[Row]:
-    """Measure one case after the other, with the same settings of `measure`."""
+    """Yield the measurement of each case, with the same settings of `measure`."""
     limits: dict[int, float] = {}
-    # Sizes that the ranks' parts round to the same one are one case.
+    # Cases whose sizes round to the same number of bytes are equal.
     for case in dict.fromkeys(replace(case, size=case.bytes) for case in cases):
         size = case.bytes
         if size >= _SMALLEST_LIMIT and size not in limits and case.device == "cpu":
@@ -130,25 +128,25 @@ def measure(
 ) -> Row:
     """Check a case's result, then time it.
 
-    Before every call of a collective with a root the ranks meet, because the root would run ahead; the
-    others' calls follow each other.
+    The ranks synchronize before every call of a rooted collective, because the root would run ahead.
+    Calls of the other collectives follow each other directly.
 
     Parameters
     ----------
     comm : Communicator
-        This rank.
+        The communicator of this rank.
     case : Case
-        What to time, the same on every rank.
+        The case, the same on every rank.
     iterations : int, optional
-        Timed calls; without, as many as take about ``seconds``, at least 5.
+        Number of timed calls; by default as many as take about ``seconds``, at least 5.
     seconds : float
-        About how long.
+        Approximate length of the measurement.
     warmup : int
-        Calls before those.
+        Number of calls before the timed ones.
     limit : float, optional
-        Bytes a second, from `memory_rate`.
+        The memory's rate in bytes per second, from `memory_rate`.
     on_wait : callable
-        Called on rank 0 with a text when this will take long.
+        A function that rank 0 calls with a text if the measurement takes long.
     """
     arrays = Arrays(comm, case)
     wrong = int(comm.all_reduce(np.asarray(arrays.wrong(), np.int64)))
@@ -163,7 +161,7 @@ def measure(
         begin = clock()
         call()
         first[i] = clock() - begin
-    estimate = max(float(np.median(_slowest(comm, first))), 1e-7)  # one hiccup does not count
+    estimate = max(float(np.median(_slowest(comm, first))), 1e-7)
     if iterations is None:
         iterations = max(5, min(_MOST_ITERATIONS, int(seconds / estimate)))
     if comm.rank == 0 and estimate * iterations > _LONG:
@@ -173,13 +171,13 @@ def measure(
         )
     times = np.empty(iterations)
     growing = arrays.growing
-    since = growing  # begins with small numbers
+    since = growing  # so that the first call is preceded by a refill
     comm.barrier()
     for i in range(iterations):
         if growing and since >= growing - 1:
             arrays.refill()
             comm.barrier()
-            call()  # with caches as after any call
+            call()  # brings the caches into the state after any other call
             since = 1
         if meet:
             comm.barrier()

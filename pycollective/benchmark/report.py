@@ -22,17 +22,17 @@ _COLUMNS = (
 )  # fmt: skip
 COLLECTIVE = ("collective", "", 14)
 _MOST_BANDS = 3
-"""Bands of more curves than these cover each other."""
+"""Most curves that are drawn with a band; more bands would cover each other."""
 
 
 class Table:
-    """Columns of a table as text: the name, the unit and the width of each."""
+    """Columns of a text table: the name, the unit and the width of each."""
 
     def __init__(self, *columns: tuple[str, str, int]) -> None:
         self._columns = columns
 
     def header(self) -> str:
-        """Return the two lines over the table."""
+        """Return the two header lines."""
         names = self.line([name for name, _, _ in self._columns])
         units = self.line([unit for _, unit, _ in self._columns])
         return f"#{names[1:]}\n#{units[1:].rstrip()}"
@@ -44,7 +44,7 @@ class Table:
 
 
 def bench_table(many: bool) -> Table:
-    """Return the columns of ``pycollective bench``; ``many``: with one for the collective."""
+    """Return the table of ``pycollective bench``; ``many`` adds a column for the collective."""
     return Table(*([COLLECTIVE] if many else []), *_COLUMNS)
 
 
@@ -59,7 +59,7 @@ def line(row: Row, many: bool) -> str:
 
 
 def write(path: Path, command: str, about: dict[str, Any], results: Sequence[Any]) -> None:
-    """Write what a command found as JSON."""
+    """Write the results of a command as JSON."""
     report = {
         "command": f"pycollective {command}",
         "version": __version__,
@@ -74,7 +74,7 @@ def write(path: Path, command: str, about: dict[str, Any], results: Sequence[Any
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw time and bus bandwidth over size, a line for each algorithm; the name says the format."""
+    """Plot time and bus bandwidth against size, a line for each algorithm; the suffix is the format."""
     figure, (times, rates) = panels(2, 5.5, 4.5)
     curves: dict[tuple[str, str], list[Row]] = {}
     for row in rows:

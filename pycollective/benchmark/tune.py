@@ -1,4 +1,4 @@
-"""What is fastest on this machine: a table for ``algorithm="auto"``, and copies past the caches."""
+"""Tune this machine: the fastest algorithm for each size, and copies that bypass the caches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pycollective.communicator import Communicator
 __all__ = ["choose", "past_cache_from"]
 
 NEARLY = 1.05
-"""An algorithm stays chosen for the next size when it takes at most so many times the fastest's time."""
+"""Keep the previous size's algorithm if its time is at most this many times the fastest one's."""
 _ALL_BYTES = (1 << 63) - 1
 _COPIED = [1 << 20, 4 << 20, 16 << 20, 64 << 20]
 _TURNS, _CALLS = 5, 3
 
 
 def choose(rows: Sequence[Row]) -> tuning.Rows:
-    """Return the rows of the table, from what was measured of several algorithms, each once or more.
+    """Return the rows of the tuning table from measurements of several algorithms.
 
-    Between two sizes with different winners the border is their geometric mean; the last winner stands
-    for all larger arrays.
+    The border between two sizes with different winners is their geometric mean. The last winner
+    is valid for all larger arrays.
     """
     found: tuning.Rows = []
     for collective in dict.fromkeys(row.collective for row in rows):
@@ -51,15 +51,15 @@ def choose(rows: Sequence[Row]) -> tuning.Rows:
 
 
 def past_cache_from(comm: Communicator) -> int:
-    """Measure from how many bytes of all ranks' arrays on copies should go past the caches.
+    """Measure the total bytes of all ranks' arrays from which on copies should bypass the caches.
 
-    Every rank calls it. Broadcasts of several sizes are timed in turns, with copies that go through the
-    caches and with copies past them. The process's setting stays as it was.
+    Collective: every rank calls it. Broadcasts of several sizes are timed in turns, with and without the
+    caches. The setting of the process is restored.
 
     Returns
     -------
     int
-        The same on all ranks.
+        The number of bytes, the same on all ranks.
     """
     before = _core.past_cache_from()
     found = _ALL_BYTES

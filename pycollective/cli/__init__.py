@@ -1,4 +1,4 @@
-"""The command ``pycollective``: one module for each of its commands."""
+"""The command ``pycollective``: one module for each subcommand."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _EPILOG = """\
 examples:
   pycollective train                          train a CNN on handwritten digits, 2 replicas
   pycollective train --data auto --epochs 1   … on whatever digits can be had without a network
+  pycollective train --data auto --epochs 1   … on the digits that are available without a network
   pycollective bench --transport shm -n 4     time all-reduce among 4 processes
-  pycollective simulate --ranks 256           time every all-reduce on a cluster that need not be there
+  pycollective simulate --ranks 256           time every all-reduce on a simulated cluster
   pycollective run -n 4 script.py             start the processes of a group on this host
-  pycollective doctor                         say which cluster this process belongs to, test its links
+  pycollective doctor                         show the cluster of this process, test its links
   eval "$(pycollective completion bash)"      let the Tab key complete all of these
-'pycollective COMMAND --help' tells more about a command.
+'pycollective COMMAND --help' describes a command.
 """
 
 
@@ -37,7 +38,7 @@ def _version() -> str:
 
 
 def parser(commands: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser of the command line, or of some of its commands."""
+    """Return the parser of the command line, with some or all of its commands."""
     main_parser = argparse.ArgumentParser(
         prog="pycollective",
         description="Collective communication for NumPy arrays, and data-parallel training on it.",
@@ -54,13 +55,13 @@ def parser(commands: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
-    What a user can mend (a file that cannot be read or written, a device that is not there, a wrong
-    option, a misspelt environment variable) is said in a line and gives status 2, before the work
-    begins where it can be known; everything else is a traceback.
+    An error that a user can correct is printed in one line and gives status 2. Examples are a file that
+    cannot be read, a missing device, a wrong option, and a misspelt environment variable. Any other
+    error shows a traceback.
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     words = list(sys.argv[1:] if argv is None else argv)
-    # The modules of all commands take twice as long to import as that of "run".
+    # Importing the modules of all commands takes twice as long as importing that of "run".
     named = [name for name in _COMMANDS if name in words[:1]]
     args = parser(named or _COMMANDS).parse_args(words)
     args.words = words

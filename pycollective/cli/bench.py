@@ -32,32 +32,31 @@ from pycollective.rendezvous import RANK, launcher
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Time collectives of growing arrays among threads of this process, or among processes of this host, which
-are started for it. Within 'pycollective run', or where PYCOLLECTIVE_ADDRESS describes a group of several
-hosts, the ranks of that group are timed; rank 0 prints.
+Time collectives of growing arrays among threads of this process, or among processes that are started on
+this host. Within 'pycollective run', or if PYCOLLECTIVE_ADDRESS describes a group of several hosts, the
+ranks of that group are timed; rank 0 prints.
 
 Every result is checked before it is timed. The columns:
-  bytes, count   of the whole array: of all_gather's result, of reduce_scatter's input (as nccl-tests);
-                 ragged parts are of r + 1 shares for rank r, all_reduce_many has the array in 16 pieces,
-                 in send_recv every rank sends to the next one
-  p50, p99       of the Python call's time, the slowest rank's in each iteration
+  bytes, count   of the whole array, as in nccl-tests: of all_gather's result, of reduce_scatter's input.
+                 In ragged parts, rank r has r + 1 shares; all_reduce_many has the array in 16 pieces;
+                 in send_recv every rank sends to the next one.
+  p50, p99       of the Python call's time on the slowest rank of each iteration
   algbw          bytes / p50
-  busbw          algbw × what the collective must move over the slowest link: 2(n-1)/n for all_reduce,
-                 (n-1)/n for those of parts, 1 for the others; comparable between numbers of ranks
-  limit          percent of the speed of the memory: as if every contribution were read once and every
-                 result written once (all_reduce: n·bytes read, n·bytes written) at the rate at which
-                 all ranks at the same time go through arrays of their own of this size, copying one to
-                 another or changing one in place, whichever is faster; measured in the same run, from
-                 64 KiB on. Where the arrays fit into caches it is the caches' speed, and ranks that
-                 share one may pass it; over TCP, too, it is the memory's.
-  errors         items of all ranks' results that differ from the exact ones
+  busbw          algbw × a factor: 2(n-1)/n for all_reduce, (n-1)/n for collectives of parts, 1 for the
+                 others. It is the load of the slowest link, comparable between numbers of ranks.
+  limit          percent of the memory's speed, from 64 KiB on. The least traffic reads every
+                 contribution once and writes every result once (all_reduce: n·bytes each). The
+                 memory's speed is measured in the same run: all ranks at once copy an array of
+                 this size or change it in place, the faster of the two. Arrays that fit into caches
+                 are compared with the caches' speed, which ranks that share a cache may exceed.
+  errors         number of wrong items in all ranks' results
 
-With --device gpu each call's time is that until the GPU is done, where nccl-tests divides the time of
-many calls; there is no limit. "auto" is NCCL where each rank has a GPU of its own. Other algorithms,
-and ranks that share a GPU, which NCCL refuses, are run by the core among threads, or go over the host
-if it was built without CUDA.
+With --device gpu a call's time ends when the GPU is done (nccl-tests divides the time of many calls);
+there is no limit. "auto" is NCCL if each rank has a GPU of its own. NCCL refuses ranks that share a GPU:
+for these, and for other algorithms, the core's kernels run among threads. Without CUDA the data
+goes over the host.
 
-The last lines say how many results were wrong, and whether other programs kept the machine busy.
+The last lines give the number of wrong results, and whether other programs kept the machine busy.
 """
 
 _EPILOG = """\
@@ -66,19 +65,18 @@ examples:
   pycollective bench --transport shm -n 4 -a all           every algorithm, among 4 processes
   pycollective bench --transport tcp -c all -b 64K -e 4M   every collective, over TCP
   pycollective bench -c broadcast -a tree chain -f 2       two algorithms side by side
-  pycollective bench -a ring mine.py:line                  one that a program of one's own defines
+  pycollective bench -a ring mine.py:line                  an algorithm that a file of yours defines
   pycollective bench -d float64 -o max --no-in-place
-  pycollective bench --transport shm --registered -b 1M    memory that ranks reach without a copy
+  pycollective bench --transport shm --registered -b 1M    memory that other ranks reach without a copy
   pycollective bench --device gpu -n 2 -b 1M -e 1G         NCCL between two GPUs; also --registered
   pycollective bench --device gpu -n 4 -a all              every algorithm among four threads on GPUs
   pycollective bench --json out.json --plot out.svg
-  pycollective bench --tune --transport shm -n 4           what is best for 4 processes here, remembered
+  pycollective bench --tune --transport shm -n 4           find and store the best for 4 processes here
 
---tune times every algorithm, in three turns, and writes which is the fastest at which size into a
-table, which algorithm="auto" then uses for groups of that transport and number of ranks on this machine
-(and of fewer ranks, where those have not been tuned). Tune with nothing else running. The table is the
-file that PYCOLLECTIVE_TUNING names (none: do not use one), else pycollective/tuning.json in the user's
-cache.
+--tune times every algorithm in three turns, and writes the fastest one for each size into a table.
+algorithm="auto" then uses the table for groups of that transport and number of ranks on this machine,
+and of fewer ranks if those are not tuned. Tune while nothing else runs. The table is the file in
+PYCOLLECTIVE_TUNING ("none": no table), by default pycollective/tuning.json in the user's cache.
 """
 
 
@@ -97,37 +95,37 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     add("-a", "--algorithm", **options.several(options.algorithm), default=["auto"],
         metavar="NAME", help="one or several, timed side by side; FILE.py:NAME for one of your own; "
-        "all; a wrong one gets a list (auto)")  # fmt: skip
+        "all; a wrong name shows a list (auto)")  # fmt: skip
     options.add_sizes(p, 8, 16 << 20, 4)
     add("--transport", choices=["thread", "shm", "tcp"],
-        help="what the ranks are and talk through: threads, processes and shared memory, processes "
-        "and TCP (default: the group that this process is in, else what PYCOLLECTIVE_TRANSPORT "
-        "says, else thread)")  # fmt: skip
+        help="kind of ranks and transport: threads, processes with shared memory, processes "
+        "with TCP (default: the group of this process, else PYCOLLECTIVE_TRANSPORT, else "
+        "thread)")  # fmt: skip
     add("-d", "--dtype", default="float32", metavar="TYPE",
         help="element type, also bfloat16 (float32)")  # fmt: skip
     add("-o", "--op", default="sum",
         choices=["sum", "prod", "min", "max", "mean", "and", "or", "xor"],
-        help="of reductions (sum)")  # fmt: skip
+        help="operation of reductions (sum)")  # fmt: skip
     add("--device", choices=["cpu", "gpu"], default="cpu",
-        help="where the arrays lie (cpu)")  # fmt: skip
+        help="device of the arrays (cpu)")  # fmt: skip
     add("--in-place", action=argparse.BooleanOptionalAction, default=True,
-        help="let the result replace the input, where the collective can (yes)")  # fmt: skip
+        help="let the result replace the input, if the collective can (yes)")  # fmt: skip
     add("--registered", action="store_true",
-        help="time memory of Communicator.empty, where all ranks' arrays have one length")  # fmt: skip
+        help="time memory of Communicator.empty, if all ranks' arrays have one length")  # fmt: skip
     add("-i", "--iterations", type=options.positive, metavar="N",
-        help="timed calls (default: as many as take --seconds, at least 5)")  # fmt: skip
+        help="timed calls (default: as many as fit into --seconds, at least 5)")  # fmt: skip
     add("--seconds", type=options.real(1e-3, 1e6), default=0.3, metavar="S",
-        help="about how long each line takes (0.3)")  # fmt: skip
+        help="approximate time of each line (0.3)")  # fmt: skip
     add("-w", "--warmup", type=options.positive, default=5, metavar="N",
         help="calls before the timed ones (5)")  # fmt: skip
     options.add_json(p)
     options.add_plot(p)
     add("--tune", action="store_true",
-        help="time all algorithms, and let 'auto' mean the fastest from now on")  # fmt: skip
+        help="time all algorithms, and let 'auto' mean the fastest in future")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; status 1 when a result was wrong."""
+    """Print the table; return 1 if a result was wrong."""
     launched = RANK in os.environ
     try:
         transport = args.transport or (
@@ -146,13 +144,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, ranks: int | None) -> None:
-    """Raise ValueError, or what the library says, for what cannot be timed."""
+    """Raise ValueError, TypeError or the library's error if a request cannot be timed."""
     if args.device == "gpu":
         count, why = array_backend.gpu_count()
         if not count:
             raise ValueError(f"--device gpu: there is no GPU ({why})")
         if args.tune:
-            raise ValueError("--device gpu has no --tune: NCCL chooses")
+            raise ValueError("--tune does not work with --device gpu, because NCCL chooses there")
     options.sizes(args, kind_of(args.dtype).itemsize)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if args.device == "cpu" and args.end > memory:
@@ -161,11 +159,11 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
             "give a smaller --end"
         )
     if not _collectives(args):
-        raise ValueError("nothing to tune: these collectives have one algorithm each")
+        raise ValueError("nothing to tune: each of these collectives has one algorithm only")
     if args.tune:
         file = tuning.path()
         if file is None:
-            raise ValueError(f"{tuning.TUNING}=none leaves no place for a table")
+            raise ValueError(f"--tune has no file to write: {tuning.TUNING} is 'none'")
         tuning.prepare(file, __version__)
     if any(what in REDUCING for what in _collectives(args)):
         (alone,) = local_group(1)
@@ -192,7 +190,7 @@ def _collectives(args: argparse.Namespace) -> list[str]:
 
 
 def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list[str | Algorithm]]:
-    """Return which algorithms of each collective are timed over a transport, as a group names it."""
+    """Return the algorithms to time for each collective over a transport, as a group names it."""
     known = {what: algorithms_of(what) for what in _collectives(args)}
     if "hierarchical" in args.algorithm or transport == "shared memory and TCP":
         for what in known.keys() & {"all_reduce"}:
@@ -201,7 +199,7 @@ def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list
         if isinstance(asked, Algorithm):
             if not any(takes(what, asked) for what in known):
                 raise ValueError(
-                    f"{asked.name} is an algorithm of {asked.collective}: give it as -c"
+                    f"{asked.name} is an algorithm of {asked.collective}: add -c {asked.collective}"
                 )
         elif asked not in ("auto", "all") and not any(asked in names for names in known.values()):
             lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in known.items())
@@ -241,7 +239,7 @@ def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
 
 
 def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, comm: Any) -> int:
-    """Time everything as the ranks of one group; ``comm``: this process's one."""
+    """Time all cases as one rank (``comm``) or as the threads of a new group (None)."""
     cases = _cases(args, ranks, transport)
     many = len({case.collective for case in cases}) > 1
     place = "in place" if args.in_place else "out of place"
@@ -303,10 +301,10 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
 
 
 def _remember(rows: list[Row], transport: str, ranks: int, wrong: int, copies: int | None) -> None:
-    """Write the table, and show what is in it."""
+    """Write the tuning table, and print its rows."""
     file = tuning.path()
     if wrong or file is None:
-        print("# no table is written: there were errors")
+        print("# no table is written, because results were wrong")
         return
     found = choose(rows)
     tuning.save(file, transport, ranks, found, __version__, copies)

@@ -1,4 +1,4 @@
-"""``pycollective completion``: print what makes a shell complete the commands and their options."""
+"""``pycollective completion``: print a script that lets a shell complete commands and options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pycollective.cli import options
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Print a script for a shell. With it, the Tab key completes commands, options, their values and files. The
-script is made by shtab: pip install 'pycollective[completion]'.
+Print a script for a shell. With the script, the Tab key completes commands, options, their values and
+files. It needs shtab: pip install 'pycollective[completion]'.
 """
 
 _EPILOG = """\
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "completion",
         run,
-        help="print what makes a shell complete this command line",
+        help="print a script that lets a shell complete this command line",
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )

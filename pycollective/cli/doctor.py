@@ -1,4 +1,4 @@
-"""``pycollective doctor``: what this process would join, what is wrong with it, how fast links are."""
+"""``pycollective doctor``: show and check the cluster of this process, and measure its links."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from pycollective.rendezvous.links import Findings
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Say what pycollective.init() and MultiWorkerMirroredStrategy() would use here: where the description of
-the cluster comes from, which worker this is, what is wrong with it, all at once, and what protects the
-connections. With several workers, run the command on each of them, as the training program would be:
-they try every link that they need, and each says which one does not work, what was seen there (a port
-that is refused, packets that are dropped, a route that ends) and what to look at. Where all work, every
-link is measured.
+Show what pycollective.init() and MultiWorkerMirroredStrategy() would use here: the source of the
+cluster's description, the number of this worker, the protection of the connections, and all
+errors at once. With several workers, run the command on each of them, with the environment of the
+training program. The workers try every link that they need. Each worker reports the links that do not
+work, what it saw (a refused port, dropped packets, a missing route), and where to look. If all links
+work, they are measured.
 """
 
 _EPILOG = """\
@@ -55,7 +55,7 @@ _PINGS = 200
 _BULK = 4 << 20
 _BULKS = 5
 _PART_SECONDS = 1.0
-"""Of each part of a measurement, unless one message takes longer."""
+"""Seconds of each part of a measurement, unless a single message takes longer."""
 _MEETING_SECONDS = 10.0
 
 
@@ -65,12 +65,12 @@ def add_parser(commands: Any) -> None:
         commands,
         "doctor",
         run,
-        help="say which cluster this process belongs to, and test its links",
+        help="show the cluster of this process, and test its links",
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
     p.add_argument("--timeout", type=options.real(1e-3, 1e6), default=30.0, metavar="SECONDS",
-        help="how long to wait for the other workers (30)")  # fmt: skip
+        help="time to wait for the other workers (30)")  # fmt: skip
     options.add_json(p, "versions, extras and findings")
 
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _versions() -> dict[str, str | None]:
-    """Return the versions of Python, of this package and of what its extras bring; None: not there."""
+    """Return the versions of Python, this package and the packages of its extras (None: missing)."""
     found: dict[str, str | None] = {
         "pycollective": __version__,
         "python": platform.python_version(),
@@ -129,7 +129,7 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
         task += " trains alone"
     print(f"cluster: {source_of(resolver)}: {task}")
     for source in sources[1:]:
-        print(f"  not looked at, since that comes first: {source}")
+        print(f"  ignored, because the first source is used: {source}")
     if member is not None and member.size > 1:
         for rank, address in enumerate(member.addresses):
             print(f"  {member.names[rank]}: {address}{', this process' * (rank == member.rank)}")
@@ -158,11 +158,11 @@ def _task(resolver: ClusterResolver) -> str:
     try:
         return f"{resolver.task_type} {resolver.task_id}"
     except (RuntimeError, ValueError, TypeError):
-        return "a task that cannot be told"
+        return "a task that cannot be determined"
 
 
 def _met(member: Membership, seconds: float) -> int:
-    """Try all links, then meet and measure them; return 1 if something is wrong."""
+    """Try all links, then join the group and measure them; return 1 if something is wrong."""
     print(
         f"waiting up to {seconds:g} s for the others, which must run this command too", flush=True
     )
@@ -193,13 +193,13 @@ def _met(member: Membership, seconds: float) -> int:
 
 
 def _is_one_host(member: Membership) -> bool:
-    """Whether all meet at worker 0's loopback address: there are no links to be tried then."""
+    """Return True if all workers use worker 0's loopback address, so that there are no links to try."""
     host, _ = rendezvous.host_and_port(member.addresses[0])
     return len(member.addresses) < member.size and host in ("127.0.0.1", "::1", "localhost")
 
 
 def _gpus(count: int) -> list[str]:
-    """Return what trains on GPUs here, and by what."""
+    """Return lines about the GPUs, and the libraries that train and communicate on them."""
     version = nccl.device.driver_version()
     lines = [f"  GPU {i}: {nccl.device.description(i)}" for i in range(count)]
     lines.append(
@@ -228,7 +228,7 @@ def _nccl() -> str:
 
 
 def diagnosis(findings: Findings, member: Membership, seconds: float) -> list[str]:
-    """Return a line for each worker and link with which something is wrong, and what to look at."""
+    """Return a line for each worker and link that does not work, with places to look at."""
     lines = []
     for rank, addresses in sorted(findings.others.items()):
         lines.append(
@@ -248,7 +248,7 @@ def diagnosis(findings: Findings, member: Membership, seconds: float) -> list[st
             for host in [findings.places[b][0]]
         ]
         lines.append(
-            f"{name}: nothing was heard of it within {seconds:g} s: is this command running there, "
+            f"{name}: no sign of it within {seconds:g} s: is this command running there, "
             f"with this description and this secret?{' Seen by ' * bool(told)}{'; '.join(told)}"
         )
     for a, b in findings.broken():
@@ -271,7 +271,7 @@ def diagnosis(findings: Findings, member: Membership, seconds: float) -> list[st
             )
         lines.append(
             f"{member.names[a]} -> {_placed(findings, member, b)}: "
-            f"{_SEEN[kind]}{f' ({text})' * bool(text)}, though {member.names[b]} is there{also}. {look}"
+            f"{_SEEN[kind]}{f' ({text})' * bool(text)}, though {member.names[b]} runs{also}. {look}"
         )
     if not lines and not findings.all_work(member.size):
         lines.append(f"not all links could be tried within {seconds:g} s: give a longer --timeout")
@@ -285,22 +285,22 @@ _ANY_PORT = (
 _ROUTE = "ask its routing table with `ip route get {}`"
 _SEEN = {
     "works": "it can be connected to",
-    "refused": "the host answers, and nobody listens at the port",
+    "refused": "the host answers, but no process listens at the port",
     "silent": "no answer, packets are dropped",
     "here": "its own host sends nothing there",
-    "unreachable": "there is no way to the host",
+    "unreachable": "there is no route to the host",
     "turned away": "a worker there refuses",
     "other": "no connection",
 }
 _LOOK = {
-    "refused": "Look for a firewall that rejects port {port} on {b}'s host or before it, and whether "
-    "{host} is that host for {a}, too (`ip route get {host}`, `ip neigh`)",
-    "silent": "Look for a firewall or a security group that drops port {port} on {b}'s host or before "
-    "it, and for routes that end on the way (`ip route get` on both hosts)",
+    "refused": "Look for a firewall that rejects port {port} on {b}'s host or on the way. Check that "
+    "{a} resolves {host} to that host (`ip route get {host}`, `ip neigh`)",
+    "silent": "Look for a firewall or a security group that drops port {port} on {b}'s host or on the "
+    "way, and for routes that end on the way (`ip route get` on both hosts)",
     "here": "Look at the routes (`ip route get {host}`) and the firewall of {a}'s own host",
     "unreachable": "Look at the routes of {a}'s host (`ip route get {host}`), and at routers between",
     "turned away": "All workers need the same secret, and TLS or none",
-    "other": "Look at what is said there",
+    "other": "Look at the error above",
     "works": "",
 }
 
@@ -314,9 +314,11 @@ def _placed(findings: Findings, member: Membership, rank: int) -> str:
 
 
 def _links(communicator: Communicator, member: Membership) -> list[str]:
-    """Measure every link, one after the other; return this worker's, and a table on worker 0."""
+    """Measure every link, one after the other; return this worker's, and on worker 0 a table."""
     size, rank = communicator.size, communicator.rank
-    table = np.full((3, size, size), np.nan)  # seconds; bytes per second to the row's, the column's
+    table = np.full(
+        (3, size, size), np.nan
+    )  # seconds; bytes per second from row to column, and back
     for a in range(size):
         for b in range(a + 1, size):
             communicator.barrier()
@@ -341,7 +343,7 @@ def _line(a: str, b: str, latency: float, there: float, back: float) -> str:
 
 
 def _table(numbers: Any) -> list[str]:
-    """Return all links at one glance: rows send, columns receive."""
+    """Return a table of all links: rows send, columns receive."""
     size = numbers.shape[1]
     both = np.where(np.isnan(numbers[0]), numbers[0].T, numbers[0]) * 1e6
     speed = np.where(np.isnan(numbers[1]), numbers[2].T, numbers[1]) / 1e6
@@ -365,19 +367,19 @@ def _table(numbers: Any) -> list[str]:
 
 
 def _measured(communicator: Communicator, peer: int) -> tuple[float, float, float]:
-    """Measure with a peer, which does the same; the one of lower rank leads.
+    """Measure the link to a peer, which makes the same call; the lower rank leads.
 
     Returns
     -------
     tuple
-        Seconds of a small message, bytes per second to the peer and from it: of the leader, the other
-        one has other numbers.
+        Seconds of a small message, bytes per second to the peer, and from the peer. Only the leader's
+        numbers are valid.
     """
     leads = communicator.rank < peer
     small, large = np.zeros(1), np.zeros(_BULK, np.uint8)
 
     def exchange(there: Any, back: Any, rounds: int) -> float:
-        """Return the seconds of a round; the first byte that the leader sends says if it is the last."""
+        """Return the seconds of a round; the leader's first byte marks the last round."""
         last = there.view(np.uint8)
         taken: list[float] = []
         until = time.perf_counter() + _PART_SECONDS

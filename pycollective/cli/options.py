@@ -1,4 +1,4 @@
-"""The parts that commands share: parsers, options of several commands, kinds of values."""
+"""Parts that commands share: parsers, common options, and types of option values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class WrongOptionError(Exception):
-    """Options that do not fit together. The command line prints the text with the command's usage."""
+    """Options that do not fit together; the command line prints the text with the command's usage."""
 
 
 def command(
@@ -73,17 +73,17 @@ def command(
 
 
 def add_sizes(p: argparse.ArgumentParser, begin: int, end: int, factor: int) -> None:
-    """Add the options that say which sizes of arrays."""
+    """Add the options for sizes of arrays."""
     add = p.add_argument
     add("-b", "--begin", type=size, default=begin, metavar="SIZE",
         help=f"first size ({size_text(begin)})")  # fmt: skip
     add("-e", "--end", type=size, default=end, metavar="SIZE", help=f"last size ({size_text(end)})")
     add("-f", "--factor", type=whole(2, 1 << 30), default=factor, metavar="N",
-        help=f"from size to size ({factor})")  # fmt: skip
+        help=f"factor from size to size ({factor})")  # fmt: skip
 
 
 def sizes(args: argparse.Namespace, least: int = 1) -> list[int]:
-    """Return the sizes that the options of `add_sizes` name."""
+    """Return the sizes that the options of `add_sizes` describe."""
     if args.begin < least or args.end < args.begin:
         raise WrongOptionError(
             f"sizes must grow from at least {least} bytes, not from {args.begin} to {args.end}"
@@ -95,21 +95,21 @@ def sizes(args: argparse.Namespace, least: int = 1) -> list[int]:
 
 
 def add_json(p: argparse.ArgumentParser, what: str = "the results") -> None:
-    """Add the option of a report for programs."""
-    p.add_argument("--json", type=file, metavar="FILE", help=f"write {what} there too")
+    """Add the option for a report in JSON."""
+    p.add_argument("--json", type=file, metavar="FILE", help=f"also write {what} as JSON to FILE")
 
 
 def add_plot(p: argparse.ArgumentParser) -> None:
-    """Add the option of a picture."""
+    """Add the option for a picture."""
     p.add_argument("--plot", type=_picture, metavar="FILE",
-        help="draw the results there: .svg, .png or .pdf; needs the extra 'plot'")  # fmt: skip
+        help="draw the results to FILE: .svg, .png or .pdf; needs the extra 'plot'")  # fmt: skip
 
 
-# Kinds of values ----------------------------------------------------------------------------------
+# Types of values ----------------------------------------------------------------------------------
 
 
 def several(one: Callable[[str], T]) -> dict[str, Any]:
-    """Return the settings of an option that takes one or several values, by spaces or commas."""
+    """Return the settings of an option whose values are separated by spaces or commas."""
 
     class Joined(argparse.Action):
         def __call__(
@@ -125,24 +125,24 @@ def several(one: Callable[[str], T]) -> dict[str, Any]:
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """Return the type of an option that takes one of these names."""
+    """Return the type of an option whose value is one of these names."""
 
     def convert(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
         return text
 
     return convert
 
 
 def algorithm(text: str) -> str | Algorithm:
-    """Return the name of an algorithm, or with ``FILE.py:NAME`` the one that a program defines."""
+    """Return an algorithm's name, or for ``FILE.py:NAME`` the algorithm that the file defines."""
     path, _, name = text.rpartition(":")
     if not path.endswith(".py"):
         return text
     try:
         found = runpy.run_path(path)
-    except Exception as error:  # the program is the user's
+    except Exception as error:  # the file is the user's
         raise argparse.ArgumentTypeError(
             f"{path} cannot be run: {type(error).__name__}: {error}"
         ) from None
@@ -156,7 +156,7 @@ def algorithm(text: str) -> str | Algorithm:
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number from ``low`` to ``high``."""
+    """Return the type of an option whose value is a whole number from ``low`` to ``high``."""
 
     def convert(text: str) -> int:
         if not is_number(text) or not low <= int(text) <= high:
@@ -171,7 +171,7 @@ positive = whole(1, 1 << 53)
 
 
 def real(least: float = 0.0, most: float = math.inf) -> Callable[[str], float]:
-    """Return the type of an option that takes a number from ``least`` to ``most``."""
+    """Return the type of an option whose value is a number from ``least`` to ``most``."""
 
     def convert(text: str) -> float:
         try:
@@ -198,7 +198,7 @@ def file(text: str) -> Path:
 
 
 def _picture(text: str) -> Path:
-    """Return the path of a picture that can be drawn and written."""
+    """Return the path of a picture; raise ArgumentTypeError if it cannot be drawn or written."""
     if Path(text).suffix.lower() not in _PICTURES:
         raise argparse.ArgumentTypeError(
             f"{text!r}: the name of a picture ends with {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}"
@@ -211,7 +211,7 @@ def _picture(text: str) -> Path:
 
 
 def size(text: str) -> int:
-    """Return a number of bytes: 8, 64K, 16M, 1GiB."""
+    """Return the number of bytes that a text such as 8, 64K, 16M or 1GiB means."""
     match = re.fullmatch(r"([0-9]{1,15})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not match:
         raise argparse.ArgumentTypeError(f"not a size: {text!r} (write 8, 64K, 16M or 1G)")
@@ -219,7 +219,7 @@ def size(text: str) -> int:
 
 
 def need_folder(path: Path) -> None:
-    """Make a folder if it is not there; raises DataError if no file can be written to it."""
+    """Make a folder if it is missing; raise DataError if no file can be written to it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -228,7 +228,7 @@ def need_folder(path: Path) -> None:
 
 
 def this_program(*words: str) -> list[str]:
-    """Return a command line for this very program, whatever lies in the working directory."""
+    """Return a command line for this same installation, whatever the working directory contains."""
     root = str(Path(__file__).resolve().parents[2])
     start = f"import sys; sys.path.insert(0, {root!r}); from pycollective.cli import main"
     return [sys.executable, "-c", f"{start}; sys.exit(main())", *words]

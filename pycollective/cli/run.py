@@ -14,22 +14,22 @@ __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Start N processes of a program as the ranks of one group. In the program, pycollective.init() returns
-the process's communicator; the ranks talk through shared memory, or over TCP on the loopback address.
-Nothing has to be configured; for TCP a secret is made and handed out. Each rank runs on its own share of
-the cores.
+the process's communicator; the ranks communicate through shared memory, or over TCP on the loopback
+address. No configuration is needed; a secret made for this run protects TCP. Each rank runs on its
+own share of the cores.
 
-Signals are passed on; Ctrl-Z stops the ranks too, and a third Ctrl-C kills them. Rank 0 has the standard
-input, the others have none. When a rank fails, the others' calls raise PeerLostError, or RendezvousError
-if the ranks have not met yet; what still runs 5 seconds later gets SIGTERM, and after 5 more SIGKILL.
-What a rank leaves behind is ended, and so is everything when this command is killed. The exit status is
-that of the rank that failed first, 128 + n for signal n.
+Signals are passed on; Ctrl-Z stops the ranks too, and a third Ctrl-C kills them. Only rank 0 reads the
+standard input. When a rank fails, the other ranks' calls raise PeerLostError, or RendezvousError if the
+group is not yet complete. Ranks that still run 5 seconds later get SIGTERM, and after 5 more SIGKILL.
+Processes that a rank leaves behind are ended, and so are all processes when this command is killed. The
+exit status is that of the rank that failed first, or 128 + n for signal n.
 """
 
 _EPILOG = """\
 examples:
   pycollective run -n 4 script.py --its-own options
   pycollective run -n 4 -m package.module --its-own options
-  pycollective run -n 2 -- ./any-program that starts Python somewhere
+  pycollective run -n 2 -- ./any-program that starts Python at some point
   pycollective run -n 4 --transport tcp script.py
 """
 
@@ -47,16 +47,16 @@ def add_parser(commands: Any) -> None:
     add = p.add_argument
     add("-n", "--ranks", type=options.ranks, required=True, metavar="N", help="ranks")
     add("--transport", choices=["shm", "tcp"],
-        help="what the ranks talk through (default: what PYCOLLECTIVE_TRANSPORT says, else shm)",
+        help="transport of the ranks (default: PYCOLLECTIVE_TRANSPORT, else shm)",
     )  # fmt: skip
     add("--bind", choices=["cores", "none"], default="cores",
-        help="cores: each rank has an equal share of the cores to itself, where there are as many "
-        "cores as ranks (default); none: the system chooses for every rank among all cores",
+        help="cores: each rank has an equal share of the cores for itself, if there are as many "
+        "cores as ranks (default); none: the system places every rank on any core",
     )  # fmt: skip
     add("--prefix", choices=["auto", "always", "never"], default="auto",
-        help="begin each line of output with its rank (auto: on a terminal)")  # fmt: skip
+        help="begin each line of output with the rank (auto: on a terminal)")  # fmt: skip
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
-        help="run a Python module, with what follows as its options")  # fmt: skip
+        help="run a Python module; the remaining words are its options")  # fmt: skip
     add("command", nargs=argparse.REMAINDER,
         help="a Python script (its name ends with .py) or any program, with its options",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``pycollective simulate``: time algorithms on a cluster that need not be there."""
+"""``pycollective simulate``: time algorithms on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pycollective.cli import options
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Work out how long algorithms take on a described cluster, for growing arrays and numbers of ranks.
+Simulate the time of algorithms on a described cluster, for growing arrays and numbers of ranks.
 
-Nothing is run: each rank's clock goes through the steps of its schedule. A message costs an overhead at
+Nothing is run: each rank's clock advances with the steps of its schedule. A message costs an overhead at
 both ends, a latency, and its bytes over the bandwidth of the ports that it passes; the ranks of a host
-share the host's port. docs/algorithms.md says what is in the model and what is not.
+share the host's port. docs/algorithms.md describes the model and its limits.
 """
 
 _EPILOG = """\
@@ -27,7 +27,7 @@ clusters:
   ethernet-10g        CPU hosts on 10 Gb/s Ethernet, 25 µs
   infiniband-nvlink   hosts of 8 GPUs: NVLink 3 within, one 100 Gb/s InfiniBand adapter each
   this-machine        threads on this machine, measured now (at most 64)
-  or numbers of one's own: --latency, --bandwidth and so on, in place of those between hosts
+  or numbers of your own: --latency, --bandwidth and so on replace those between hosts
 
 examples:
   pycollective simulate                                     every all-reduce among 16 hosts
@@ -35,7 +35,7 @@ examples:
   pycollective simulate -n 64 --ranks-per-host 8 -a hierarchical ring
   pycollective simulate -n 10000 -a ring -b 1G -e 1G --verify
   pycollective simulate -c broadcast --latency 1e-6 --bandwidth 12.5e9
-  pycollective simulate -n 8 -a ring mine.py:line           one that a program of one's own defines
+  pycollective simulate -n 8 -a ring mine.py:line           an algorithm that a file of yours defines
 """
 
 _COLUMNS = (
@@ -69,22 +69,27 @@ def add_parser(commands: Any) -> None:
         "on a host (all)")  # fmt: skip
     options.add_sizes(p, 1 << 10, 64 << 20, 16)
     add("--root", type=options.whole(0, _MOST_RANKS), default=0, metavar="RANK",
-        help="where there is one (0)")  # fmt: skip
+        help="root of rooted collectives (0)")  # fmt: skip
     add("--cluster", default="ethernet-10g", choices=[*CLUSTERS, "this-machine"],
-        help="where (ethernet-10g)")  # fmt: skip
-    add("--ranks-per-host", type=options.positive, metavar="N", help="as the cluster has them")
+        help="the cluster (ethernet-10g)")  # fmt: skip
+    add(
+        "--ranks-per-host",
+        type=options.positive,
+        metavar="N",
+        help="ranks per host (the cluster's)",
+    )
     add("--latency", type=seconds, metavar="S", help="seconds between hosts")
-    add("--bandwidth", type=rate, metavar="RATE", help="bytes a second between hosts")
-    add("--overhead", type=seconds, metavar="S", help="seconds a message at each end")
-    add("--reduce-rate", type=rate, metavar="RATE", help="bytes a second of a rank")
-    add("--copy-rate", type=rate, metavar="RATE", help="bytes a second of a rank")
+    add("--bandwidth", type=rate, metavar="RATE", help="bytes per second between hosts")
+    add("--overhead", type=seconds, metavar="S", help="seconds of a message at each end")
+    add("--reduce-rate", type=rate, metavar="RATE", help="bytes per second that a rank reduces")
+    add("--copy-rate", type=rate, metavar="RATE", help="bytes per second that a rank copies")
     add("--verify", action="store_true", help="prove the schedules first")
     options.add_json(p)
     options.add_plot(p)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; what makes no sense is said in a line."""
+    """Print the table; raise WrongOptionError for options that cannot be simulated."""
     try:
         curves = _run(args)
     except (TypeError, ValueError, MemoryError) as error:
@@ -100,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> list[list[Simulation]]:
-    """Simulate, and return a list for each algorithm."""
+    """Simulate all points, and return a list of results for each algorithm."""
     sizes, counts = options.sizes(args), sorted(args.ranks)
     if args.root >= counts[0]:
         raise ValueError(f"root {args.root} is not among the {counts[0]} ranks")
@@ -120,7 +125,7 @@ def _run(args: argparse.Namespace) -> list[list[Simulation]]:
     for ranks, cluster in clusters.items():
         for size in sizes:
             for what, algorithm in chosen:
-                if what == "barrier" and size > sizes[0]:  # it has no size
+                if what == "barrier" and size > sizes[0]:  # a barrier has no size
                     continue
                 root = args.root if what in ROOTED else 0
                 found = algorithms.simulate(algorithm, cluster, size, what, root=root)
@@ -137,7 +142,7 @@ def _run(args: argparse.Namespace) -> list[list[Simulation]]:
 def _algorithms(
     args: argparse.Namespace, clusters: list[Cluster]
 ) -> list[tuple[str, str | Algorithm]]:
-    """Return the collectives with the algorithms that are simulated of each."""
+    """Return all pairs of a collective and an algorithm that are simulated."""
     levels = any(1 < len(set(cluster.hosts)) < cluster.ranks for cluster in clusters)
     chosen: list[tuple[str, str | Algorithm]] = []
     for asked in args.algorithm:
@@ -152,7 +157,9 @@ def _algorithms(
             else:
                 found += [(what, name) for name in names if asked in (name, "all")]
         if not found and isinstance(asked, Algorithm):
-            raise ValueError(f"{asked.name} is an algorithm of {asked.collective}: give it as -c")
+            raise ValueError(
+                f"{asked.name} is an algorithm of {asked.collective}: add -c {asked.collective}"
+            )
         if not found:
             raise ValueError(f"no algorithm is called {asked!r} here ({'; '.join(lists)}; all)")
         chosen += found

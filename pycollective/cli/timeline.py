@@ -13,9 +13,9 @@ from pycollective.observe.trace_events import merge
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Timelines are written by PYCOLLECTIVE_TIMELINE=FILE, or `with pycollective.timeline(FILE):`, one file for
-each process. 'merge' joins them into one, which https://ui.perfetto.dev opens. Their times are those of
-the wall clock: as far apart as the clocks of the hosts.
+PYCOLLECTIVE_TIMELINE=FILE, or `with pycollective.timeline(FILE):`, writes a timeline, one file for each
+process. 'merge' joins these files into one for https://ui.perfetto.dev. Times are those of the hosts'
+wall clocks, and differ as these do.
 """
 
 _EPILOG = """\
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     add = p.add_argument
     add("action", choices=["merge"])
     add("files", nargs="+", type=Path, metavar="FILE", help="a timeline of one process")
-    add("-o", "--output", type=options.file, required=True, metavar="FILE", help="the joined one")
+    add("-o", "--output", type=options.file, required=True, metavar="FILE", help="the joined file")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,23 +22,23 @@ __all__ = ["Epoch", "add_parser", "build_cnn", "evaluate", "load_digits", "train
 
 _DESCRIPTION = """\
 Train the convolutional network of TensorFlow's distributed-training tutorial (121,930 parameters for
-28x28 images) on handwritten digits. Each batch is split among the replicas, which are threads; their
-gradients meet in an all-reduce. Every example weighs the same, the last, smaller batch included, so
+28x28 images) on handwritten digits. Each batch is split among the replicas, which are threads; an
+all-reduce sums their gradients. Every example has the same weight, also in the smaller last batch, so
 that the losses do not depend on the number of replicas.
 
-After each epoch a checkpoint is written; at the end it is read back into a new model without any
-strategy, whose test accuracy must be the same.
+After each epoch a checkpoint is written. At the end it is read into a new model without any strategy;
+the model's test accuracy must be the same.
 """
 
 _EPILOG = """\
-data: auto           MNIST from $PYCOLLECTIVE_DATA or the cache, or downloaded; without a network the
-                     small digits that scikit-learn carries (extra 'demo')
+data: auto           MNIST from $PYCOLLECTIVE_DATA, the cache or the network; if that fails, the small
+                     digits of scikit-learn (extra 'demo')
       mnist, fashion_mnist, digits
-      FOLDER         where the MNIST files (idx.gz or mnist.npz) are
+      FOLDER         the folder with the MNIST files (idx.gz or mnist.npz)
 
 examples:
   pycollective train -n 4 --epochs 3 --cross-device-ops hierarchical_copy
-  pycollective train --epochs 10 --resume                 go on where the last run ended
+  pycollective train --epochs 10 --resume                 continue where the last run ended
   pycollective train --data fashion_mnist --batch-size 256 --checkpoint-dir runs/fashion
 """
 
@@ -53,14 +53,14 @@ Arrays = tuple[Any, Any]
 
 @dataclass
 class Epoch:
-    """What one epoch gave.
+    """Results of one epoch.
 
     Attributes
     ----------
     number : int
         The epoch, from 1.
     loss, accuracy, test_loss, test_accuracy : float
-        Means over the examples, regularization included in ``loss``; accuracies from 0 to 1.
+        Means over the examples; ``loss`` includes regularization, accuracies are from 0 to 1.
     seconds : float
         Time of the training part.
     step_losses : list of float
@@ -90,35 +90,35 @@ def add_parser(commands: Any) -> None:
     add("-n", "--replicas", type=options.whole(1, max(16, _core.usable_cores())), metavar="N",
         help="replicas of the mirrored strategy, at most 16 or one for each core (2)")  # fmt: skip
     add("--strategy", choices=["mirrored", "one_device", "default"], default="mirrored",
-        help="how the model is replicated (mirrored)")  # fmt: skip
+        help="strategy that replicates the model (mirrored)")  # fmt: skip
     add("--cross-device-ops", choices=list(_OPS), default="ring",
-        help="how gradients are reduced (ring)")  # fmt: skip
+        help="algorithm that reduces gradients (ring)")  # fmt: skip
     add("--data", default="auto", metavar="DATA", help="see below (auto)")
-    add("--epochs", type=options.positive, default=3, metavar="N", help="passes (3)")
+    add("--epochs", type=options.positive, default=3, metavar="N", help="passes over the data (3)")
     add("--batch-size", type=options.positive, default=128, metavar="N",
-        help="examples of a step, all replicas together (128)")  # fmt: skip
+        help="examples of a step, of all replicas together (128)")  # fmt: skip
     add("--learning-rate", type=options.real(1e-12, 1e12), default=2e-3, metavar="X",
-        help="Adam's at the start; it falls to 0 along a cosine (0.002)")  # fmt: skip
+        help="Adam's initial rate; it falls to 0 along a cosine (0.002)")  # fmt: skip
     add("--seed", type=options.whole(0, 2**32 - 1), default=0, metavar="N",
-        help="of weights and order (0)")  # fmt: skip
+        help="seed of weights and order (0)")  # fmt: skip
     add("--checkpoint-dir", type=Path, default=Path("training_checkpoints"), metavar="DIR",
-        help="where checkpoints go (training_checkpoints)")  # fmt: skip
+        help="folder for checkpoints (training_checkpoints)")  # fmt: skip
     add("--max-to-keep", type=options.positive, metavar="N",
-        help="keep the last N checkpoints of the folder, and delete older ones (all are kept)",
+        help="keep the last N checkpoints of the folder, and delete older ones (default: keep all)",
     )  # fmt: skip
     add("--resume", action="store_true",
-        help="go on from the folder's last checkpoint, with the other options as before: the "
-        "result is that of a run that was not interrupted")  # fmt: skip
+        help="continue from the folder's last checkpoint; with the other options unchanged, the "
+        "result is that of an uninterrupted run")  # fmt: skip
     options.add_json(p, "the epochs")
 
 
 def load_digits(name: str) -> tuple[str, Arrays, Arrays]:
-    """Return what data it is, and training and test images (float32, 0 to 1, NHWC) with labels.
+    """Return the name of the data, and training and test images (float32, 0 to 1, NHWC) with labels.
 
     Raises
     ------
     DataError
-        If there are no such data; the message says what to put where.
+        The data cannot be found; the text names the files and the folder for them.
     """
     sets = keras.datasets
     if name == "auto":
@@ -145,7 +145,7 @@ def load_digits(name: str) -> tuple[str, Arrays, Arrays]:
 
 
 def build_cnn(dtype: str = "float32") -> Any:
-    """Return the tutorial's CNN; its weights are made when it is first called."""
+    """Return the tutorial's CNN; its weights are made at its first call."""
     layers = keras.layers
 
     def l2() -> Any:
@@ -179,24 +179,24 @@ def train_cnn(
     resume: bool = False,
     keep: dict[str, Any] | None = None,
 ) -> Iterator[Epoch]:
-    """Train the CNN, an epoch at each step of the iterator.
+    """Train the CNN; each step of the iterator trains an epoch and yields its results.
 
     Parameters
     ----------
     strategy : Strategy
-        How it is replicated.
+        The strategy that replicates the model.
     training, test : pair of arrays
         Images (NHWC) and integer labels.
     epochs, batch_size, seed, learning_rate, dtype
         As on the command line; ``batch_size`` counts the examples of all replicas.
     checkpoint_dir : Path, optional
-        The folder for a checkpoint after each epoch.
+        Folder for a checkpoint after each epoch.
     max_to_keep : int, optional
-        The number of checkpoints that stay in the folder.
+        Number of checkpoints that stay in the folder.
     resume : bool
         Begin after the epoch of the folder's last checkpoint.
     keep : dict, optional
-        Gets the ``model`` and the ``optimizer``.
+        A dictionary that gets the ``model`` and the ``optimizer``.
     """
     keras.utils.set_random_seed(seed)
     x, y = training
@@ -204,7 +204,7 @@ def train_cnn(
     batches = batches.shuffle(len(x), seed=seed).batch(batch_size)
     with strategy.scope():
         model = build_cnn(dtype)
-        # Falling to nothing over the run: the last epoch then ends better than it began.
+        # The rate falls to 0 over the run, so that the last steps do not undo the progress.
         rate = keras.optimizers.schedules.CosineDecay(learning_rate, epochs * len(batches))
         optimizer = keras.optimizers.Adam(learning_rate=rate)
         accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy", dtype=dtype)
@@ -225,7 +225,7 @@ def train_cnn(
                 cross_entropy(labels, predictions), global_batch_size=examples
             )
             loss += nn.scale_regularization_loss(tensor.ops.add_n(model.losses))
-        # What apply_gradients would do too, but gradients are summed while others are computed.
+        # `apply_gradients` would do the same, but without overlapping all-reduce and gradients.
         optimizer.minimize(loss, model.trainable_variables, tape=tape)
         accuracy.update_state(labels, predictions)
         return loss
@@ -235,14 +235,14 @@ def train_cnn(
     if manager is not None and resume and manager.restore_or_initialize():
         first = int(checkpoint.save_counter.numpy())
         for _ in range(first):
-            next(iter(distributed))  # each epoch has an order of its own
+            next(iter(distributed))  # skip: each epoch has its own order
     for number in range(first, epochs):
         epoch = Epoch(number + 1)
         weighted = 0.0
         accuracy.reset_state()
         begin = time.perf_counter()
         for images, labels in _bar(distributed, number, len(batches)):
-            # The size of the whole batch, so that each example weighs the same on every replica.
+            # The size of the whole batch gives each example the same weight on every replica.
             examples = sum(len(part) for part in strategy.experimental_local_results(labels))
             losses = strategy.run(step, args=(images, labels, examples))
             loss = float(strategy.reduce("SUM", losses, axis=None))
@@ -258,7 +258,7 @@ def train_cnn(
 
 
 def _bar(batches: Iterable[Any], epoch: int, steps: int) -> Iterable[Any]:
-    """Show the batches of an epoch as a bar, on a terminal."""
+    """Return the batches of an epoch with a progress bar, if there is a terminal."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -348,7 +348,9 @@ def run(args: argparse.Namespace) -> int:
         report.write(args.json, "train", about, found)
     path = checkpoints.latest_checkpoint(str(args.checkpoint_dir))
     if epoch is None:
-        print(f"{path} is of the last of the {args.epochs} epochs: give more --epochs to go on")
+        print(
+            f"{path} belongs to the last of the {args.epochs} epochs: give more --epochs to continue"
+        )
         return 0
     model = build_cnn()
     restored = checkpoints.Checkpoint(model=model)

@@ -1,8 +1,8 @@
-"""Who takes part: cluster descriptions, and the resolvers that find them out.
+"""Descriptions of clusters, and the resolvers that find them.
 
-The resolvers stand under TensorFlow's path `pycollective.distribute.cluster_resolver`, and
-`ClusterSpec` under `pycollective.train`. Nothing here opens a connection, but for the two resolvers
-that ask Kubernetes or Google Compute Engine.
+TensorFlow's names for them are `pycollective.distribute.cluster_resolver` and
+`pycollective.train.ClusterSpec`. Only the resolvers that ask Kubernetes or Google Compute Engine open a
+connection.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What is wrong with a description of a cluster: everything at once, by key, task and address.
+"""Find all errors in a description of a cluster at once, each with its key, task and address.
 
-What can be seen in the description itself is always wrong. What is tried out here (names are looked
-up, this process's own port is tried) may be right after all where names come to resolve only when
-other containers are up, or addresses are those of something in front of this host: there it is a
-doubt, which is logged.
+Errors in the description itself are always errors. Tests on this host, of names and of this process's
+port, may fail for a correct description. For example, a name may resolve only when other containers run,
+or an address may belong to a proxy in front of this host. Failures of such tests are doubts.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ from pycollective.environment import is_number, shown
 __all__ = ["Examined", "NoAddress", "Place", "address_problems", "places_of", "tried_here"]
 
 CHECK = "PYCOLLECTIVE_CHECK_ADDRESSES"
-"""1: what is wrong with addresses here is an error; 0: it is logged. By default 0 in a container."""
+"""1: doubts about addresses are errors; 0: they are logged. The default is 0 in a container, else 1."""
 _LOOKUP_SECONDS = 5.0
 _AGAIN_SECONDS = 0.5
 _MOST_LOOKED_UP = 64
-"""Names that each worker looks up. In larger clusters it is its own and worker 0's: all together
-would ask for the square of their number."""
+"""Most names that each worker looks up. In larger clusters a worker looks up its own name and worker
+0's only, because all workers together would send a number of requests that grows quadratically."""
 
 
 class NoAddress(str):
-    """Stands where a description has no address, which has been said already."""
+    """An address that is missing in a description; the problem has been reported already."""
 
     __slots__ = ()
 
 
 @dataclass
 class Examined:
-    """What can be made of a description.
+    """A description as far as it is valid, and its problems.
 
     Attributes
     ----------
     cluster : ClusterSpec
-        What could be understood.
+        The valid part of the description.
     task_type : str or None
         This process's job.
     task_id : int or None
-        Its number there.
+        This process's number within the job.
     problems : list of str
-        What is wrong, a sentence each.
+        The problems, a sentence each.
     knows_task : bool
-        Whether it can be asked if the task is in the cluster.
+        True if the task is valid enough to be looked up in the cluster.
     """
 
     cluster: ClusterSpec
@@ -66,7 +65,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class Place:
-    """A task, where its address stands in the description, and the address."""
+    """A task, the key of its address in the description, and the address."""
 
     task: str
     key: str
@@ -77,7 +76,7 @@ class Place:
 
 
 def places_of(cluster: ClusterSpec, jobs: Sequence[str]) -> list[Place]:
-    """Return the tasks of jobs, as far as they are in the cluster."""
+    """Return the tasks of the jobs, if the cluster has these jobs."""
     return [
         Place(f"{job} {i}", f"cluster[{job!r}][{i}]", cluster.task_address(job, i))
         for job in jobs
@@ -87,7 +86,7 @@ def places_of(cluster: ClusterSpec, jobs: Sequence[str]) -> list[Place]:
 
 
 def parted(address: str) -> tuple[str, int] | None:
-    """Return host and port; None if it is not ``host:port``."""
+    """Return the host and the port of an address, or None if it is not ``host:port``."""
     host, colon, port = address.rpartition(":")
     if not colon or not is_number(port) or not 0 < int(port) < 65536:
         return None
@@ -104,7 +103,7 @@ def parted(address: str) -> tuple[str, int] | None:
 
 
 def address_problems(places: Sequence[Place]) -> list[str]:
-    """Return which addresses are none, and which are another task's."""
+    """Return a problem for each address that is invalid or that another task has too."""
     found: list[str] = []
     seen: dict[tuple[str, int], Place] = {}
     for place in places:
@@ -131,13 +130,13 @@ def address_problems(places: Sequence[Place]) -> list[str]:
 
 
 def are_errors(environ: Mapping[str, str]) -> bool:
-    """Whether names and addresses must be right when a worker starts.
+    """Return True if doubts about names and addresses are errors.
 
-    Raises ValueError if the variable that says so is neither 0 nor 1.
+    Raises ValueError if ``PYCOLLECTIVE_CHECK_ADDRESSES`` is neither 0 nor 1.
     """
     said = environ.get(CHECK, "")
     if said not in ("", "0", "1"):
-        raise ValueError(f"{CHECK}={said!r}: 1 and 0 are the choices")
+        raise ValueError(f"{CHECK}={said!r}: must be 0 or 1")
     return said == "1" or (not said and not _in_container(environ))
 
 
@@ -149,22 +148,22 @@ def _in_container(environ: Mapping[str, str]) -> bool:
 def tried_here(
     places: Sequence[Place], own: int | None, listens: bool
 ) -> tuple[list[str], list[str]]:
-    """Look up names, and try this process's port.
+    """Look up the names, and test this process's port.
 
     Parameters
     ----------
     places : sequence of Place
-        Whose addresses are ``host:port``, worker 0 first.
+        Tasks with addresses ``host:port``, worker 0 first.
     own : int or None
-        Which of them is this process, if it is among them.
+        Index of this process in ``places``, if it is there.
     listens : bool
-        Whether somebody listens at its port for it already, so that nobody can try.
+        True if a socket already listens at this process's port, so that the port cannot be tested.
 
     Returns
     -------
     tuple
-        What is wrong; and what is wrong unless this host is reached by way of others, or names come
-        to resolve later.
+        Two lists: errors, and doubts. A doubt is no error if this host is reached through another one,
+        or if names resolve later.
     """
     named = list(range(len(places)))
     if len(places) > _MOST_LOOKED_UP:
@@ -202,12 +201,12 @@ def tried_here(
                 )
             else:
                 doubtful.append(
-                    f"{text}: others would have to reach it by way of one that has the address"
+                    f"{text}: other workers could reach it only through a host that has the address"
                 )
         elif problem:
             taken = problem == errno.EADDRINUSE
             wrong.append(
-                f"{place}, this process, is {place.address}, which cannot be listened at: "
+                f"{place}, this process, is {place.address}, where no socket can listen: "
                 + os.strerror(problem)
                 + " (by another process: two tasks with one address, or one that was not ended)"
                 * taken
@@ -216,11 +215,11 @@ def tried_here(
 
 
 _Resolved = tuple[int, tuple[Any, ...]]
-"""A family, and an address of it as the socket module has it."""
+"""An address family, and an address as the socket module returns it."""
 
 
 def _looked_up(places: Sequence[Place]) -> list[_Resolved | str]:
-    """Return the address of each, or why there is none; all are asked for at the same time."""
+    """Return the address of each place, or the reason why there is none; all are asked at once."""
     found: list[_Resolved | str] = [f"no answer within {_LOOKUP_SECONDS:g} s"] * len(places)
 
     def ask(i: int, flags: int = 0) -> None:
@@ -254,9 +253,9 @@ def _looked_up(places: Sequence[Place]) -> list[_Resolved | str]:
 
 
 def _cannot_listen(family: int, address: tuple[Any, ...]) -> int:
-    """Return the error's number, 0 if there is none.
+    """Return the number of the error that `bind` gives for an address, 0 if there is none.
 
-    Nothing is listened to: somebody who looks for this worker already is refused, and tries again.
+    The socket never listens: a worker that tries to connect is refused, and tries again.
     """
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -268,7 +267,7 @@ def _cannot_listen(family: int, address: tuple[Any, ...]) -> int:
 
 
 def _is_own(family: int, address: tuple[Any, ...]) -> bool:
-    """Whether an address is this host's, and no other's."""
+    """Return True if the address belongs to this host and is not a loopback address."""
     if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         return False
     return not _cannot_listen(family, (address[0], 0, *address[2:]))

@@ -17,7 +17,7 @@ from pycollective.cluster.spec import ClusterSpec
 __all__ = ["GCEClusterResolver"]
 
 METADATA = "GCE_METADATA_IP"
-"""Where the machine's metadata server is, instead of at its usual name."""
+"""Address of the machine's metadata server, instead of its usual name."""
 _EVENT = "http://{}/computeMetadata/v1/instance/maintenance-event"
 _ENDS = "TERMINATE_ON_HOST_MAINTENANCE"
 _METADATA_SECONDS = 5.0
@@ -29,33 +29,33 @@ _FLAVOR = {"Metadata-Flavor": "Google"}
 
 
 class GCEClusterResolver(ClusterResolver):
-    """The running instances of an instance group; asks Compute Engine each time.
+    """A cluster of the running instances of an instance group; it asks Compute Engine each time.
 
-    Without the client of Google's, on an instance, the API is asked by this resolver itself, as the
-    instance's service account, which needs the scope ``compute.readonly``.
+    If Google's client is not installed, a resolver on an instance asks the API itself, as the instance's
+    service account, which needs the scope ``compute.readonly``.
 
     Parameters
     ----------
     project, zone, instance_group : str
-        Which group.
+        The group.
     port : int
         The port of every task.
     task_type : str
         The job of all instances; it cannot be changed later.
     task_id : int
-        The number of this process, which cannot be found out.
+        The number of this process, which the resolver cannot determine.
     rpc_layer : str
         The protocol in addresses.
     credentials
-        For the installed client; by default the application's.
+        Credentials for the installed client; by default those of the application.
     service : optional
-        What ``googleapiclient.discovery.build("compute", "v1")`` returns, or has its methods; by
-        default the installed client's, if there is one.
+        The result of ``googleapiclient.discovery.build("compute", "v1")``, or an object with its
+        methods; by default made with the installed client.
 
     Raises
     ------
     ImportError
-        Without a service, given or installed, elsewhere than on an instance.
+        No service is given, the client is not installed, and this machine is not an instance.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class GCEClusterResolver(ClusterResolver):
         )
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster: the addresses of all running instances, sorted.
+        """Return the cluster with the addresses of all running instances, sorted.
 
         Raises
         ------
         RuntimeError
-            If one has no address, or Compute Engine does not answer, or does not let this process know.
+            An instance has no address, or Compute Engine does not answer or denies access.
         """
         groups, instances = self._service.instanceGroups(), self._service.instances()
         addresses = []
@@ -121,12 +121,12 @@ class GCEClusterResolver(ClusterResolver):
         return ClusterSpec({self._job: sorted(addresses)})
 
     def is_to_end(self) -> bool:
-        """Ask the metadata server whether this machine is about to be stopped for maintenance.
+        """Return True if the metadata server says that this machine will be stopped for maintenance.
 
         Raises
         ------
         OSError
-            If it does not answer.
+            The metadata server does not answer.
         """
         import urllib.request
 
@@ -141,7 +141,7 @@ def _answer(request: Any) -> Any:
         return request.execute()
     except RuntimeError:
         raise
-    except Exception as error:  # the client's own, whichever client it is
+    except Exception as error:  # clients raise classes of their own
         raise RuntimeError(f"Compute Engine cannot be asked: {error}") from error
 
 
@@ -150,7 +150,7 @@ def _metadata_server() -> str:
 
 
 def _on_an_instance() -> bool:
-    """Whether this machine is one of Compute Engine's."""
+    """Return True if this machine is an instance of Compute Engine."""
     if os.environ.get(METADATA):
         return True
     try:
@@ -160,7 +160,7 @@ def _on_an_instance() -> bool:
 
 
 class _Request:
-    """Something to ask for, when `execute` is called."""
+    """A request that `execute` sends."""
 
     def __init__(
         self,
@@ -172,17 +172,17 @@ class _Request:
 
 
 class _OnInstance:
-    """Asks Compute Engine as an instance's service account; as much of the client as is needed."""
+    """The used part of Google's client, with the access rights of the instance's service account."""
 
     def __init__(self) -> None:
         self._token, self._until = "", 0.0
 
     def instanceGroups(self) -> _OnInstance:
-        """Return what has `listInstances`."""
+        """Return the object with `listInstances`."""
         return self
 
     def instances(self) -> _OnInstance:
-        """Return what has `get`."""
+        """Return the object with `get`."""
         return self
 
     def listInstances(
@@ -194,7 +194,7 @@ class _OnInstance:
         orderBy: str,
         pageToken: str = "",
     ) -> _Request:
-        """Ask for a page of a group's instances."""
+        """Return a request for a page of a group's instances."""
         path = self._path(project, zone, "instanceGroups", instanceGroup) + "/listInstances?"
         query = {"orderBy": orderBy, **({"pageToken": pageToken} if pageToken else {})}
 
@@ -206,12 +206,12 @@ class _OnInstance:
     def listInstances_next(
         self, previous_request: Any, previous_response: Mapping[str, Any]
     ) -> Any:
-        """Ask for the page after another; None behind the last."""
+        """Return a request for the page after another, or None after the last page."""
         token = previous_response.get("nextPageToken")
         return previous_request.following(token) if token else None
 
     def get(self, project: str, zone: str, instance: str) -> _Request:
-        """Ask for an instance."""
+        """Return a request for an instance."""
         path = self._path(project, zone, "instances", instance)
         return _Request(lambda: self._asked(path))
 
@@ -246,7 +246,7 @@ def _installed_service(credentials: Any) -> Any:
             "googleapiclient must be installed before using the GCE cluster resolver: run `pip "
             "install google-api-python-client`."
         ) from None
-    # Without credentials the client finds the application's own.
+    # With None the client looks for the application's credentials itself.
     return discovery.build(
         "compute", "v1", credentials=None if credentials == "default" else credentials
     )

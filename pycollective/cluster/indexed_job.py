@@ -19,41 +19,42 @@ JOBS = "PYCOLLECTIVE_JOBS"
 LOCAL_RANK = "PYCOLLECTIVE_LOCAL_RANK"
 LOCAL_SIZE = "PYCOLLECTIVE_LOCAL_SIZE"
 _MOST_PODS = 100_000
-"""A number above this one is a mistake, and a list of so many names would fill the memory."""
+"""Most pods; a larger number is taken for a mistake, before the list of names fills the memory."""
 
 
 class KubernetesJobClusterResolver(ClusterResolver):
-    """The pods of an indexed job, or of all jobs of a JobSet, by their host names.
+    """A cluster of the pods of an indexed job, or of all jobs of a JobSet, by their host names.
 
-    Kubernetes sets ``JOB_COMPLETION_INDEX``, which says which pod of its job this is, and the host's
-    name: ``<job>-<index>``. How many there are, the author of the job says: ``PYCOLLECTIVE_SIZE`` is
-    the number of all workers. In a JobSet of several jobs ``PYCOLLECTIVE_JOBS`` names its replicated
-    jobs, in the order in which their workers are numbered, with how many jobs of how many pods they
-    are: ``leader:1x1,workers:2x4``. Workers are numbered by that order, the job's index, and the pod's.
-    Pods of jobs that are not named do not take part.
+    Kubernetes sets ``JOB_COMPLETION_INDEX``, the number of this pod in its job, and the host's name,
+    ``<job>-<index>``. The author of the job sets ``PYCOLLECTIVE_SIZE``, the number of all workers.
 
-    Where a pod has several processes, ``PYCOLLECTIVE_LOCAL_SIZE`` says how many, and
-    ``PYCOLLECTIVE_LOCAL_RANK`` in each which one it is; each listens at a port of its own.
+    For a JobSet of several jobs, the author describes the jobs in ``PYCOLLECTIVE_JOBS``. The text
+    ``leader:1x1,workers:2x4`` means 1 job ``leader`` with 1 pod, and 2 jobs ``workers`` with 4 pods
+    each. Workers are numbered in this order, then by the job's index, then by the pod's. Pods of other
+    jobs do not take part.
 
-    Other pods are found by name, for which the job needs a headless service and its name as
-    ``subdomain`` (a JobSet makes it).
+    If a pod has several processes, ``PYCOLLECTIVE_LOCAL_SIZE`` is their number, and
+    ``PYCOLLECTIVE_LOCAL_RANK`` the number of this one. Each process listens at a port of its own.
+
+    The job needs a headless service, with the service's name as ``subdomain``, so that pods find each
+    other by name (a JobSet makes the service).
 
     Parameters
     ----------
     num_tasks : int, optional
-        Instead of ``PYCOLLECTIVE_SIZE``.
+        Number of all workers, instead of ``PYCOLLECTIVE_SIZE``.
     port : int
-        The port of every pod's first process; the following ones of the others.
+        The port of every pod's first process; the other processes use the ports after it.
     rpc_layer : str, optional
         The protocol in addresses.
     environ : mapping, optional
-        Instead of ``os.environ``.
+        The environment, instead of ``os.environ``.
 
     Raises
     ------
     ValueError
-        When it is asked: if a variable is missing or no number, or they contradict each other or the
-        host's name.
+        At the first use: a variable is missing or no number, or the variables contradict each other or
+        the host's name.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
 
     @staticmethod
     def applies(environ: Mapping[str, str]) -> bool:
-        """Whether this is a pod of such a job, and its author says how many there are."""
+        """Return True in a pod of such a job, if its author set the number of workers."""
         return INDEX in environ and (SIZE in environ or JOBS in environ)
 
     @property
@@ -94,7 +95,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
         )
 
     def _numbered(self) -> tuple[int, list[str]]:
-        """Return this process's number, and the hosts by the numbers of their pods."""
+        """Return this process's number, and the host names in the order of their pods."""
         env = self._environ
         index = number(env, INDEX, 0)
         local, processes = self._local()
@@ -103,8 +104,8 @@ class KubernetesJobClusterResolver(ClusterResolver):
             size = number(env, SIZE, 1, _MOST_PODS)
         if size is not None and size % processes:
             raise ValueError(
-                f"{SIZE}={size} is the number of all workers, and no multiple of the {processes} in "
-                f"each pod ({LOCAL_SIZE})"
+                f"{SIZE}={size} is the number of all workers: it must be a multiple of the {processes} "
+                f"processes of each pod ({LOCAL_SIZE})"
             )
         host, dot, domain = socket.getfqdn(env.get("HOSTNAME", "")).partition(".")
         match = re.fullmatch(r"(.*)-([0-9]{1,9})", host)
@@ -120,7 +121,8 @@ class KubernetesJobClusterResolver(ClusterResolver):
             pods = [f"{match[1]}-{i}" for i in range(size // processes)]
         if size is not None and size != len(pods) * processes:
             raise ValueError(
-                f"{SIZE}={size}, and {JOBS}={env[JOBS]!r} is {len(pods)} pods of {processes}"
+                f"{SIZE}={size}, but {JOBS}={env[JOBS]!r} has {len(pods)} pods with {processes} "
+                "processes each"
             )
         if host not in pods:
             named = f"{JOBS}={env[JOBS]!r}" if JOBS in env else f"{SIZE}={size}"
@@ -140,7 +142,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
 
 
 def _pods_of_jobs(job: str, text: str) -> list[str]:
-    """Return the names of a JobSet's pods in their order; ``job`` is this one's job."""
+    """Return the names of a JobSet's pods in their order; ``job`` is the name of this pod's job."""
     jobs = [
         re.fullmatch(r"\s*([a-z0-9-]+):(\d{1,6})x(\d{1,6})\s*", part) for part in text.split(",")
     ]
@@ -152,9 +154,11 @@ def _pods_of_jobs(job: str, text: str) -> list[str]:
     named = [(m[1], int(m[2]), int(m[3])) for m in jobs if m]
     count = sum(jobs * pods for _, jobs, pods in named)
     if count > _MOST_PODS:
-        raise ValueError(f"{JOBS}={text!r} is {count} pods, and {_MOST_PODS} are the most")
+        raise ValueError(f"{JOBS}={text!r} has {count} pods; the limit is {_MOST_PODS}")
     # A job of a JobSet is called <jobset>-<replicated job>-<index>.
-    for name, _, _ in sorted(named, key=lambda job: -len(job[0])):  # one may end with another
+    for name, _, _ in sorted(
+        named, key=lambda job: -len(job[0])
+    ):  # a name may end with another one
         found = re.fullmatch(rf"(.+)-{re.escape(name)}-\d+", job)
         if found:
             return [

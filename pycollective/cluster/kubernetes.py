@@ -27,44 +27,43 @@ _GONE, _FORBIDDEN = 410, 403
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where this program runs; says which credentials are loaded."""
+    """The place where this program runs, which determines the credentials."""
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """The pods with certain labels; asks Kubernetes each time.
+    """A cluster of the pods with certain labels; it asks Kubernetes each time.
 
-    Which task this process is cannot be found out: set `task_type` and `task_id`. A pod's address is
-    that of its host where it has the port there (``hostNetwork``, or ``hostPort``), and its own where
-    not, at which TensorFlow's resolver has the host's too, where nobody listens.
+    The resolver cannot determine this process's task: set `task_type` and `task_id`. A pod's address is
+    its host's if the pod has the port there (``hostNetwork`` or ``hostPort``), else its own.
+    TensorFlow's resolver always takes the host's address, even if no process listens there.
 
-    Without the client of Kubernetes, in a pod, the API is asked by this resolver itself, as the pod's
-    service account, which needs the right to list pods: of all namespaces, or of its own, which are
-    then the only ones that are seen.
+    If the Kubernetes client is not installed, a resolver in a pod asks the API itself, as the pod's
+    service account. The account needs the right to list pods of all namespaces. With the right for its
+    own namespace only, the resolver sees only the pods of this namespace.
 
     Parameters
     ----------
     job_to_label_mapping : dict, optional
-        From jobs to the label selectors of their pods; by default
-        ``{"worker": ["job-name=tensorflow"]}``.
+        The label selectors of each job's pods; by default ``{"worker": ["job-name=tensorflow"]}``.
     tf_server_port : int
         The port of every task.
     rpc_layer : str
         The protocol in addresses.
     override_client : optional
-        A ``kubernetes.client.CoreV1Api``, or what has its ``list_pod_for_all_namespaces``; by default
-        the installed client's, if there is one.
+        A ``kubernetes.client.CoreV1Api``, or an object with its ``list_pod_for_all_namespaces``; by
+        default made with the installed client.
     executable_location : KubernetesExecutableLocation
-        Which configuration the installed client loads.
+        The configuration that the installed client loads.
 
     Raises
     ------
     ImportError
-        Without a client, given or installed, outside of a pod.
+        No client is given, none is installed, and this process does not run in a pod.
     ValueError
-        For an unknown ``executable_location``.
+        ``executable_location`` is unknown.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class KubernetesClusterResolver(ClusterResolver):
         self._port = tf_server_port
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster: the pods of each selector, sorted by name.
+        """Return the cluster with the pods of each selector, sorted by name.
 
         Raises
         ------
         RuntimeError
-            If a pod does not run or has no address, no pod has the labels, or Kubernetes does not
-            answer, or does not let this process know.
+            A pod does not run or has no address, no pod has the labels, or Kubernetes does not
+            answer or denies access.
         """
         return ClusterSpec(
             {
@@ -103,7 +102,7 @@ class KubernetesClusterResolver(ClusterResolver):
             pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
         except RuntimeError:
             raise
-        except Exception as error:  # the client's own, whichever client it is
+        except Exception as error:  # clients raise classes of their own
             raise RuntimeError(
                 f"Kubernetes cannot be asked for the pods with {selector!r}: {error}"
             ) from error
@@ -125,7 +124,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def _has_host_port(pod: Any, port: int) -> bool:
-    """Whether a pod has a port of its host."""
+    """Return True if a pod occupies this port of its host."""
     spec = getattr(pod, "spec", None)
     if spec is None or getattr(spec, "host_network", None):
         return True
@@ -134,7 +133,7 @@ def _has_host_port(pod: Any, port: int) -> bool:
 
 
 class _InPod:
-    """Asks the API server as a pod's service account; as much of ``CoreV1Api`` as is needed."""
+    """The used part of ``CoreV1Api``, with the access rights of the pod's service account."""
 
     def list_pod_for_all_namespaces(self, label_selector: str) -> Any:
         """Return the pods with these labels."""
@@ -150,7 +149,7 @@ class _InPod:
         return SimpleNamespace(items=[_pod(pod) for pod in pods])
 
     def _listed(self, path: str, selector: str) -> list[dict[str, Any]]:
-        """Return all pages; where the list has changed too much meanwhile, from the beginning."""
+        """Return the pods of all pages; begin again if Kubernetes no longer has the next page."""
         pods: list[dict[str, Any]] = []
         query = {"labelSelector": selector, "limit": str(_PAGE)}
         while True:
@@ -159,7 +158,7 @@ class _InPod:
             except rest.Refusal as error:
                 if error.status != _GONE or "continue" not in query:
                     raise
-                pods, query = [], {"labelSelector": selector}  # all at once
+                pods, query = [], {"labelSelector": selector}  # without pages
                 continue
             items = page.get("items")
             pods += items if isinstance(items, list) else []
@@ -181,7 +180,7 @@ class _InPod:
             ) from None
         host = f"[{host}]" if ":" in host else host
         url = f"https://{host}:{port}{path}"
-        # It is read each time: tokens expire, and the file is written anew.
+        # Read the token each time: Kubernetes replaces the file before the token expires.
         token = self._of_account("token")
         return rest.ask("Kubernetes", url, token=token, tls=tls, direct=True)
 
@@ -198,7 +197,7 @@ class _InPod:
 
 
 def _pod(found: dict[str, Any]) -> Any:
-    """Return a pod of an answer as the client has it."""
+    """Return a pod of the API's answer with the attributes of the client's pods."""
     metadata, spec, status = (found.get(name) or {} for name in ("metadata", "spec", "status"))
     containers = [
         SimpleNamespace(

@@ -1,6 +1,6 @@
-"""Where worker 0 is, and a secret, handed out by MPI itself: for ``mpirun`` on several hosts.
+"""Distribute worker 0's address and a secret through MPI, for ``mpirun`` on several hosts.
 
-Needs mpi4py; what is said goes as plain bytes, over MPI's own network.
+Needs mpi4py. The address and the secret travel as plain bytes over MPI's own network.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 __all__ = ["worker_0"]
 
 _SECRETS = ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE")
-_BYTES = 256  # of a name, of an address and a secret
+_BYTES = 256  # of a host's name; of an address with a secret
 
 
 @functools.cache
 def worker_0(size: int) -> str:
-    """Return worker 0's address, which all processes ask for together, once.
+    """Return worker 0's address; a collective call of all processes, made once.
 
-    Where worker 0 has no secret, it makes one for all; it becomes ``PYCOLLECTIVE_SECRET``.
+    If worker 0 has no secret, it makes one for all, which becomes ``PYCOLLECTIVE_SECRET``.
 
     Raises
     ------
     LookupError
-        If MPI cannot be asked; it says why.
+        MPI cannot be used; the text gives the reason.
     """
     try:
         mpi = importlib.import_module("mpi4py.MPI")
@@ -41,7 +41,7 @@ def worker_0(size: int) -> str:
     world = mpi.COMM_WORLD
     if world.size != size:
         raise LookupError(
-            f"mpi4py sees {world.size} of the processes: its MPI library is another than mpirun's"
+            f"mpi4py sees {world.size} of the processes: it uses another MPI library than mpirun"
         )
     names = np.zeros((size, _BYTES), np.uint8)
     world.Allgather(_padded(mpi.Get_processor_name()), names)
@@ -60,11 +60,11 @@ def worker_0(size: int) -> str:
 
 
 def _own_address(hosts: list[str]) -> str:
-    """Return the address under which this process, the first one, is reached from other hosts."""
+    """Return the address of this process, the first one, as seen from other hosts."""
     for other in hosts:
         if other != hosts[0]:
             with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as sock:
-                sock.connect((other, 9))  # sends nothing; finds the way there
+                sock.connect((other, 9))  # sends nothing, but determines the local address
                 return str(sock.getsockname()[0])
     return socket.gethostbyname(hosts[0])
 

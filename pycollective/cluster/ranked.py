@@ -1,7 +1,7 @@
-"""Resolvers of launchers that number their processes, and tell them at most where the first one is.
+"""Resolvers of launchers that number their processes and give at most the first one's address.
 
-torchrun, Kubeflow's trainer, Open MPI, and MPICH and others that speak PMI. The cluster that they
-describe has only worker 0's address; the workers meet there, and tell each other the rest.
+There are resolvers for torchrun, Kubeflow's trainer, Open MPI, and MPICH and others with PMI. The
+cluster has worker 0's address only: the workers connect there and exchange the other addresses.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _ADDRESS = "PYCOLLECTIVE_ADDRESS"
 
 
 class RankedClusterResolver(ClusterResolver):
-    """Reads the environment each time it is asked; all processes are workers.
+    """A cluster whose processes are all workers; it reads the environment each time.
 
     Parameters
     ----------
     environ : mapping, optional
-        Instead of ``os.environ``.
+        The environment, instead of ``os.environ``.
     rpc_layer : str, optional
         The protocol in `master`'s addresses.
 
     Raises
     ------
     ValueError
-        When it is asked: if a variable is missing or no number, or nothing says where worker 0 is.
+        At the first use: a variable is missing or no number, or worker 0's address is unknown.
     """
 
-    #: The variables without which this is not the launcher.
+    #: Variables that the launcher always sets: the process's number, the number of processes, ...
     needs: tuple[str, ...]
-    #: Who sets them.
+    #: Name of the launcher.
     launcher: str
-    #: Those that may say where worker 0 is, the first that are set.
+    #: Groups of variables that may hold worker 0's address; the first group that is set counts.
     address_keys: tuple[tuple[str, ...], ...] = (
         (_ADDRESS,),
         ("MASTER_ADDR", "MASTER_PORT"),
@@ -62,7 +62,7 @@ class RankedClusterResolver(ClusterResolver):
 
     @classmethod
     def applies(cls, environ: Mapping[str, str]) -> bool:
-        """Whether a process with these variables was started by this launcher."""
+        """Return True if this launcher started a process with these variables."""
         return all(name in environ for name in cls.needs)
 
     @property
@@ -77,7 +77,7 @@ class RankedClusterResolver(ClusterResolver):
 
     @property
     def num_tasks(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self._number(self.needs[1], 1)
 
     @abstractmethod
@@ -85,14 +85,14 @@ class RankedClusterResolver(ClusterResolver):
         """Return worker 0's address."""
 
     def address_key(self) -> str:
-        """Return which variables say it."""
+        """Return the names of the variables that hold worker 0's address."""
         for names in self.address_keys:
             if all(name in self._environ for name in names):
                 return ", ".join(names)
         return "worker 0's address"
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster, in which only worker 0 has an address."""
+        """Return the cluster, with worker 0's address only."""
         return ClusterSpec({"worker": {0: self.address()}})
 
     def _number(self, name: str, least: int) -> int:
@@ -101,7 +101,7 @@ class RankedClusterResolver(ClusterResolver):
         return number(self._environ, name, least)
 
     def _master(self) -> str | None:
-        """Return the address that a user, or the launcher's surroundings, have set."""
+        """Return the address in the general variables, or None if they are not set."""
         if _ADDRESS in self._environ:
             return self._environ[_ADDRESS]
         if "MASTER_ADDR" in self._environ and "MASTER_PORT" in self._environ:
@@ -112,7 +112,7 @@ class RankedClusterResolver(ClusterResolver):
 class TorchrunClusterResolver(RankedClusterResolver):
     """``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as torchrun sets them.
 
-    Where torchrun's own store listens on that port, the workers meet on the one after it.
+    If torchrun's own store listens on that port, the workers use the port after it.
     """
 
     address_keys = (("MASTER_ADDR", "MASTER_PORT"),)
@@ -135,7 +135,7 @@ class TorchrunClusterResolver(RankedClusterResolver):
 class KubeflowClusterResolver(RankedClusterResolver):
     """``PET_NODE_RANK``, ``PET_NNODES``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT`` of Kubeflow's trainer.
 
-    A pod is a worker; its replicas are its devices. ``PET_RDZV_ENDPOINT`` stands for the last two.
+    A pod is a worker; its replicas are its devices. ``PET_RDZV_ENDPOINT`` may replace the last two.
     """
 
     address_keys = (("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("PET_RDZV_ENDPOINT",))
@@ -144,7 +144,7 @@ class KubeflowClusterResolver(RankedClusterResolver):
 
     @property
     def num_tasks(self) -> int:
-        """How many pods there are; ``2:2`` is 2."""
+        """The number of pods; ``2:2`` is 2."""
         text = self._environ.get("PET_NNODES", "")
         least, _, most = text.partition(":")
         if not is_number(least) or int(least) < 1 or most not in ("", least):
@@ -164,15 +164,15 @@ class KubeflowClusterResolver(RankedClusterResolver):
 
 
 class _MPIClusterResolver(RankedClusterResolver):
-    #: The number of processes on this host, if it is known; and what names the job.
+    #: Variables with the number of processes on this host, and variables that name the job.
     local_sizes: tuple[str, ...]
     jobs: tuple[str, ...]
 
     def address(self) -> str:
-        """Return worker 0's address: as it was set; where all are on one host, its loopback address.
+        """Return worker 0's address from the variables, or the loopback address if all are on one host.
 
-        The port is then made of the job's name, or of the process that started the job's. On several
-        hosts MPI itself is asked, by all processes, if mpi4py is there.
+        The loopback port is computed from the job's name, or from the id of the process that started the
+        job. On several hosts all processes ask MPI, which needs mpi4py.
         """
         given = self._master()
         if given is not None:
@@ -186,9 +186,9 @@ class _MPIClusterResolver(RankedClusterResolver):
                 return over_mpi.worker_0(size)
             except LookupError as error:
                 raise ValueError(
-                    f"{self.launcher} does not say where worker 0 of {size} is, and they are not all "
-                    f"on this host; {error}: set {_ADDRESS}=host:port of it, as in mpirun -x "
-                    f"{_ADDRESS}=node1:8476"
+                    f"{self.launcher} does not tell the address of worker 0, and its {size} processes "
+                    f"are not all on this host; {error}: set {_ADDRESS}=host:port of worker 0, as in "
+                    f"mpirun -x {_ADDRESS}=node1:8476"
                 ) from None
         job = [self._environ[name] for name in self.jobs if name in self._environ]
         name = " ".join(job or map(str, _starter()))
@@ -196,11 +196,11 @@ class _MPIClusterResolver(RankedClusterResolver):
 
 
 _STARTERS = ("hydra", "mpiexec", "mpirun", "orte", "prte", "pmi", "pals", "slurmstepd")
-"""The names of programs that start the processes of an MPI job on a host begin so."""
+"""Beginnings of the names of programs that start the processes of an MPI job on a host."""
 
 
 def _starter() -> tuple[int, ...]:
-    """Return the process that started this MPI job here, which its other processes have in common."""
+    """Return the id of the process that started all processes of this MPI job on this host."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError):
         while pid > 1:
@@ -214,8 +214,8 @@ def _starter() -> tuple[int, ...]:
 class OpenMPIClusterResolver(_MPIClusterResolver):
     """``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` of Open MPI's ``mpirun``.
 
-    Worker 0's address is ``PYCOLLECTIVE_ADDRESS``, or ``MASTER_ADDR`` and ``MASTER_PORT``; on one
-    host, and where mpi4py is installed, it need not be set.
+    Worker 0's address is ``PYCOLLECTIVE_ADDRESS``, or ``MASTER_ADDR`` and ``MASTER_PORT``. On one host,
+    or if mpi4py is installed, these need not be set.
     """
 
     needs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -225,7 +225,7 @@ class OpenMPIClusterResolver(_MPIClusterResolver):
 
 
 class PMIClusterResolver(_MPIClusterResolver):
-    """``PMI_RANK`` and ``PMI_SIZE`` of MPICH, Intel MPI and others; as `OpenMPIClusterResolver`."""
+    """``PMI_RANK`` and ``PMI_SIZE`` of MPICH, Intel MPI and others; see `OpenMPIClusterResolver`."""
 
     needs = ("PMI_RANK", "PMI_SIZE")
     launcher = "PMI"

@@ -1,4 +1,4 @@
-"""`ClusterResolver`: the common interface; one that is told everything, and one made of others."""
+"""`ClusterResolver`, the common interface; a resolver with fixed values, and a union of resolvers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["ClusterResolver", "SimpleClusterResolver", "UnionResolver", "master_
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """Return an address with the protocol before it, if there is one."""
+    """Return an address with the protocol, if there is one, in front."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
 class ClusterResolver(ABC):
-    """Finds out who is in the cluster, and which task this process is.
+    """A source of the cluster's description and of this process's task.
 
-    One of your own overrides `cluster_spec`, and what else differs.
+    A subclass overrides `cluster_spec`, and other methods where it differs.
 
     Attributes
     ----------
     task_type, task_id
-        This process's job and its number there; None where that is not known. They can be set.
+        This process's job and its number in the job; None if unknown. Both can be set.
     rpc_layer : str or None
         The protocol in `master`'s addresses.
     """
@@ -41,7 +41,7 @@ class ClusterResolver(ABC):
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster, as it is now."""
+        """Return the present cluster."""
 
     def master(
         self,
@@ -49,9 +49,9 @@ class ClusterResolver(ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default this one; ``""`` where none is known.
+        """Return the address of a task, by default this process's; ``""`` if the task is unknown.
 
-        Raises ValueError if there is no such task.
+        Raises ValueError if the cluster has no such task.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -63,34 +63,34 @@ class ClusterResolver(ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """Return how many devices of each kind but CPU this machine has."""
+        """Return the number of this machine's devices of each kind other than CPU."""
         count = len(config.list_logical_devices("GPU"))
         return {"GPU": count} if count else {}
 
     @property
     def environment(self) -> str:
-        """Where this runs; ``""`` is anywhere."""
+        """The kind of system on which this process runs; ``""`` is any."""
         return ""
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Says what it was told.
+    """A resolver that returns the values it was given.
 
     Parameters
     ----------
     cluster_spec : ClusterSpec
         The cluster.
     master : str
-        What `master` returns when it is asked for no task.
+        The result of `master` without a task.
     task_type, task_id, environment, rpc_layer
         As the attributes of `ClusterResolver`.
     num_accelerators : dict, optional
-        From kinds of devices to how many of them each task has.
+        The number of each task's devices by kind.
 
     Raises
     ------
     TypeError
-        If ``cluster_spec`` is no `ClusterSpec`, or ``master`` no str.
+        ``cluster_spec`` is not a `ClusterSpec`, or ``master`` is not a str.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of the task that is named, or the one given as ``master``."""
+        """Return the address of the given task, or without a task ``master``."""
         address = self._master
         if task_type is not None and task_id is not None:
             address = self._cluster_spec.task_address(task_type, task_id)
@@ -132,31 +132,31 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """Return the devices that were given."""
+        """Return the given devices."""
         return dict(self._num_accelerators)
 
     @property
     def environment(self) -> str:
-        """Where this runs, as it was given."""
+        """The given kind of system."""
         return self._environment
 
 
 class UnionResolver(ClusterResolver):
-    """The clusters of several resolvers as one; everything else is the first one's.
+    """The union of several resolvers' clusters; all other values are the first resolver's.
 
     Parameters
     ----------
     *resolvers : ClusterResolver
-        One or more.
+        One or more resolvers.
     rpc_layer, task_type, task_id : optional
-        Instead of the first resolver's. A ``task_id`` of 0 counts, which TensorFlow overlooks.
+        Values instead of the first resolver's. A ``task_id`` of 0 counts; TensorFlow ignores it.
 
     Raises
     ------
     ValueError
-        Without a resolver, or for an unknown keyword.
+        There is no resolver, or a keyword is unknown.
     TypeError
-        If something else than a resolver is given.
+        An argument is not a resolver.
     """
 
     def __init__(self, *resolvers: ClusterResolver, **kwargs: Any) -> None:
@@ -208,19 +208,19 @@ class UnionResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """Where the first resolver runs."""
+        """The first resolver's kind of system."""
         return self._resolvers[0].environment
 
     def cluster_spec(self) -> ClusterSpec:
         """Return all clusters as one.
 
-        The tasks of a job that are lists everywhere are joined; if any are a dict, all are merged by
+        If all tasks of a job are lists, the lists are joined. If one is a dict, tasks are merged by
         number.
 
         Raises
         ------
         KeyError
-            If a number in dicts that are merged is there twice.
+            Two merged dicts have the same number.
         """
         jobs: dict[str, list[Any]] = {}
         for resolver in self._resolvers:
@@ -234,7 +234,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of the task that is named, or the first resolver's master."""
+        """Return the address of the given task, or the first resolver's master."""
         if task_type is not None and task_id is not None:
             return super().master(task_type, task_id, rpc_layer)
         return self._resolvers[0].master(rpc_layer=rpc_layer)

@@ -1,7 +1,7 @@
-"""Questions to an API over HTTP, answered in JSON: as much of it as resolvers need.
+"""Requests to an HTTP API with JSON answers, for the resolvers that need one.
 
-Every rank imports this module and few ask: the modules of HTTP, a sixth of the time that a rank takes
-to start, are imported at the first question.
+Every rank imports this module, but few send requests. The modules of HTTP are therefore imported at the
+first request; their import would take a sixth of a rank's time to start.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SHOWN = 300
 
 
 class Refusal(RuntimeError):
-    """The API answers, with an error.
+    """An error that the API answered.
 
     Attributes
     ----------
     status : int
-        Of HTTP.
+        The HTTP status.
     """
 
     def __init__(self, what: str, status: int, text: str) -> None:
@@ -44,31 +44,31 @@ def ask(
     tls: ssl.SSLContext | None = None,
     direct: bool = False,
 ) -> dict[str, Any]:
-    """Return the answer.
+    """Send a request and return the JSON object of the answer.
 
     Parameters
     ----------
     what : str
-        What is asked, for messages.
+        Name of the API in error messages.
     url : str
-        Where.
+        The address.
     token : str
-        Sent along as bearer's token.
+        Bearer token.
     body : mapping, optional
-        Sent as JSON, with POST.
+        Body, sent as JSON with POST.
     headers : mapping, optional
-        Others.
+        More headers.
     tls : SSLContext, optional
-        Says who may vouch for the server.
+        Context that verifies the server.
     direct : bool
-        Whether no proxy is used.
+        True: use no proxy.
 
     Raises
     ------
     Refusal
-        If the answer is an error.
+        The answer is an error.
     RuntimeError
-        If there is no answer, or none in JSON.
+        There is no answer, or the answer is not a JSON object.
     """
     import http.client
     import urllib.error
@@ -76,7 +76,7 @@ def ask(
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):
-        """Refuse redirects: another server would get the token."""
+        """A handler that refuses redirects, because another server would get the token."""
 
         def redirect_request(self, *args: Any, **kwargs: Any) -> None:
             return None
@@ -113,7 +113,7 @@ def ask(
 
 
 def _message(text: bytes, reason: str) -> str:
-    """Return what an error says of itself: Kubernetes and Google each have a place for it."""
+    """Return the text in an error's body; Kubernetes and Google have different keys for it."""
     try:
         found = json.loads(text)
         said = found.get("message") or found["error"]["message"]

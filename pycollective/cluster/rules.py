@@ -1,4 +1,4 @@
-"""What holds in a cluster: which tasks it may have, who is chief, who counts as a worker."""
+"""Rules of a cluster: the tasks it may have, its chief, and its workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = ("chief", "worker", "evaluator", "ps", None)
 
 
 def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
-    """Return a `ClusterSpec` for itself or a dict; raises ValueError for anything else."""
+    """Return the `ClusterSpec` of a `ClusterSpec` or a dict; raise ValueError for anything else."""
     if isinstance(cluster_spec, ClusterSpec):
         return cluster_spec
     if isinstance(cluster_spec, Mapping):
@@ -32,19 +32,19 @@ def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
 
 
 def task_count(cluster_spec: ClusterSpec, task_type: str) -> int:
-    """Return how many tasks of a type there are."""
+    """Return the number of tasks of a type."""
     return cluster_spec.num_tasks(task_type) if task_type in cluster_spec.jobs else 0
 
 
 def validate(cluster_spec: Any, task_type: str | None, task_id: int | None) -> ClusterSpec:
-    """Return the cluster if it keeps all rules, and this task is in it.
+    """Return the cluster if it keeps all rules and has this task.
 
-    The evaluator need not be in the cluster that it belongs to.
+    An evaluator need not be in the cluster that it belongs to.
 
     Raises
     ------
     ValueError
-        If a rule is broken.
+        A rule is broken.
     """
     cluster = normalize_cluster_spec(cluster_spec)
     for problem in broken(cluster, task_type, task_id):
@@ -53,7 +53,7 @@ def validate(cluster_spec: Any, task_type: str | None, task_id: int | None) -> C
 
 
 def broken(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> list[str]:
-    """Return what is wrong, a sentence for each rule that is broken."""
+    """Return a sentence for each broken rule."""
     found = []
     if any(job not in _TYPES for job in cluster.jobs):
         found.append(
@@ -85,9 +85,9 @@ def _short(value: Any) -> str:
 
 
 def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:
-    """Whether a task leads: the chief, the evaluator (of itself), or worker 0 without a chief.
+    """Return True if a task is the chief, an evaluator, or worker 0 of a cluster without a chief.
 
-    Raises ValueError if the cluster breaks a rule, or the task is not in it.
+    Raises ValueError if the cluster breaks a rule or does not have the task.
     """
     cluster = validate(cluster_spec, task_type, task_id)
     first_worker = task_type == "worker" and task_id == 0
@@ -95,14 +95,14 @@ def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | Non
 
 
 def worker_count(cluster_spec: Any, task_type: str) -> int:
-    """Return with how many tasks one of this type trains, itself included.
+    """Return the number of tasks that train together with a task of this type, itself included.
 
-    The chief is a worker too; an evaluator has only itself.
+    The chief is a worker too. An evaluator works alone.
 
     Raises
     ------
     ValueError
-        For a ps, or if the cluster breaks a rule.
+        The type is ps, or the cluster breaks a rule.
     """
     cluster = validate(cluster_spec, task_type, 0)
     if task_type not in ("chief", "worker", "evaluator"):
@@ -113,12 +113,12 @@ def worker_count(cluster_spec: Any, task_type: str) -> int:
 
 
 def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
-    """Return a task's number among those of `worker_count`: the chief is 0, workers follow.
+    """Return a task's number among those that `worker_count` counts: the chief is 0, workers follow.
 
     Raises
     ------
     ValueError
-        For a ps, or if the cluster breaks a rule or the task is not in it.
+        The type is ps, the cluster breaks a rule, or it does not have the task.
     """
     cluster = validate(cluster_spec, task_type, task_id)
     if task_type == "chief":
@@ -131,9 +131,9 @@ def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
 
 
 def collective_leader(cluster_spec: Any, task_type: str | None, task_id: int | None) -> str:
-    """Return the task that leads collectives: the chief, else worker 0.
+    """Return the name of the task that leads collectives: the chief, else worker 0.
 
-    Empty for a local cluster and for the evaluator. Raises ValueError if a rule is broken.
+    Return ``""`` for a local cluster and for the evaluator. Raise ValueError if a rule is broken.
     """
     cluster = normalize_cluster_spec(cluster_spec)
     if not cluster:
@@ -143,9 +143,9 @@ def collective_leader(cluster_spec: Any, task_type: str | None, task_id: int | N
 
 
 def coordination_leader(cluster_spec: Any) -> str:
-    """Return the task that leads the coordination service: ps 0, else the chief, else worker 0.
+    """Return the name of the task that leads the coordination service: ps 0, the chief or worker 0.
 
-    Empty for a local cluster.
+    Return ``""`` for a local cluster.
     """
     cluster = normalize_cluster_spec(cluster_spec)
     return _first(cluster, "ps", "chief", "worker") if cluster else ""

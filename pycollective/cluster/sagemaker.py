@@ -14,7 +14,9 @@ __all__ = ["SageMakerClusterResolver"]
 
 
 class SageMakerClusterResolver(ClusterResolver):
-    """Reads ``SM_HOSTS`` and ``SM_CURRENT_HOST`` each time it is asked; all hosts are workers, sorted.
+    """A cluster from ``SM_HOSTS`` and ``SM_CURRENT_HOST``, whose hosts are workers in sorted order.
+
+    The variables are read each time.
 
     Parameters
     ----------
@@ -23,12 +25,12 @@ class SageMakerClusterResolver(ClusterResolver):
     rpc_layer : str
         The protocol in addresses.
     environ : mapping, optional
-        Instead of ``os.environ``.
+        The environment, instead of ``os.environ``.
 
     Raises
     ------
     ValueError
-        When it is asked: if a variable is missing or holds something else.
+        At the first use: a variable is missing or not valid.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class SageMakerClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """This host's number among all."""
+        """The number of this host among all hosts."""
         hosts, here = self._hosts(), self._environ.get("SM_CURRENT_HOST")
         if here not in hosts:
             raise ValueError(f"SM_CURRENT_HOST={shown(here)} is not among SM_HOSTS: {shown(hosts)}")

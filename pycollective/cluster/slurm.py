@@ -18,44 +18,43 @@ __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 100_000
-"""A list of more hosts is a mistake, and would fill the memory."""
+"""Most hosts of a list; a longer list is a mistake that would fill the memory."""
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """Deals the tasks of a Slurm step out to jobs: in the order of the jobs' names, by rank.
+    """A cluster of the tasks of a Slurm step; jobs get tasks in the order of their names, by rank.
 
-    Task j on a host listens at ``port_base + j``. Ranks are dealt out to hosts as Slurm does it: hosts
-    in the order of its list (TensorFlow sorts them by name, which puts n10 before n2), ranks by its
-    distribution.
+    Task j of a host listens at ``port_base + j``. Hosts and ranks have Slurm's order: that of its host
+    list and its distribution. (TensorFlow sorts hosts by name, which puts n10 before n2.)
 
     Parameters
     ----------
     jobs : dict, optional
-        From the names of jobs to how many tasks each has; by default all tasks are workers.
+        The number of tasks of each job; by default all tasks are workers.
     port_base : int
         The first port on each host.
     gpus_per_node : int, optional
-        By default those of ``CUDA_VISIBLE_DEVICES`` (as it was before a resolver narrowed it), or that
-        ``nvidia-smi`` lists.
+        By default the number of GPUs in ``CUDA_VISIBLE_DEVICES`` (before a resolver narrowed it), or
+        in the list of ``nvidia-smi``.
     gpus_per_task : int, optional
-        By default an equal part of ``gpus_per_node``. Where Slurm lets each task see none but its own
-        (``--gpus-per-task``, ``--gpu-bind``), those.
+        By default an equal share of ``gpus_per_node``. If Slurm shows each task only its own GPUs
+        (``--gpus-per-task``, ``--gpu-bind``), these.
     tasks_per_node : int or dict, optional
-        The same on each host, or by host name; by default as Slurm says.
+        One number for all hosts, or numbers by host name; by default Slurm's.
     auto_set_gpu : bool
-        Whether `cluster_spec` sets ``CUDA_VISIBLE_DEVICES`` to this task's GPUs. It must be asked before
+        Let `cluster_spec` set ``CUDA_VISIBLE_DEVICES`` to this task's GPUs. Call `cluster_spec` before
         CUDA is used.
     rpc_layer : str
         The protocol in addresses.
     environ : mapping, optional
-        Instead of ``os.environ``, in which ``auto_set_gpu`` then sets nothing.
+        The environment, instead of ``os.environ``; ``auto_set_gpu`` then sets nothing.
 
     Raises
     ------
     RuntimeError
-        Outside a Slurm step, or if there are not enough GPUs or tasks.
+        This process is not in a Slurm step, or there are not enough GPUs or tasks.
     ValueError
-        If a list or a number of Slurm's cannot be understood.
+        A list or a number of Slurm is not valid.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class SlurmClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster.
 
-        Sets `task_type` and `task_id`, and with ``auto_set_gpu`` ``CUDA_VISIBLE_DEVICES``.
+        Sets `task_type` and `task_id`, and with ``auto_set_gpu`` also ``CUDA_VISIBLE_DEVICES``.
         """
         addresses, gpus = [], []
         for host, j in self._places:
@@ -132,7 +131,7 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(cluster)
 
     def _check_place(self) -> None:
-        """Raise where Slurm says that this task is somewhere else than it would be looked for."""
+        """Raise RuntimeError if Slurm placed this task elsewhere than this resolver computed."""
         host, j = self._places[self._rank]
         env = self._environ
         said, name = env.get("SLURM_LOCALID"), env.get("SLURMD_NODENAME")
@@ -145,27 +144,27 @@ class SlurmClusterResolver(ClusterResolver):
         )
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Return `task_type` and `task_id`: None before the first `cluster_spec`."""
+        """Return `task_type` and `task_id`, which are None before the first `cluster_spec`."""
         return self.task_type, self.task_id
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """Return how many GPUs each task has."""
+        """Return the number of GPUs that each task has."""
         return {"GPU": self._gpus_per_task}
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Return the hosts of a list of Slurm's: ``"n[1-2,07-08],m5"`` is n1, n2, n07, n08, m5.
+    """Return the hosts of Slurm's list: ``"n[1-2,07-08],m5"`` is n1, n2, n07, n08, m5.
 
-    There may be several brackets: ``"r[1-2]n[1-2]"`` is r1n1, r1n2, r2n1, r2n2. Raises ValueError if
-    it cannot be understood.
+    A name may have several brackets: ``"r[1-2]n[1-2]"`` is r1n1, r1n2, r2n1, r2n2. Raises ValueError
+    if the list is not valid.
     """
     hosts: list[str] = []
     for part in re.split(r",(?![^\[]*\])", hostlist):  # commas in brackets separate ranges
         if not part or re.fullmatch(r"(?:[^\[\],]|\[[\d,-]+\])*", part) is None:
             raise _invalid("hostlist", hostlist, part)
-        pieces = re.split(r"\[([\d,-]+)\]", part)  # every other one was in brackets
+        pieces = re.split(r"\[([\d,-]+)\]", part)  # odd pieces were in brackets
         for i in range(1, len(pieces), 2):
             if not pieces[i - 1]:
                 raise _invalid("hostlist", hostlist, part)
@@ -190,9 +189,9 @@ def _numbers(hostlist: str, ranges: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """Return the numbers of a list of Slurm's: ``"3(x2),1"`` is 3, 3, 1.
+    """Return the numbers of Slurm's list: ``"3(x2),1"`` is 3, 3, 1.
 
-    Raises ValueError if it cannot be understood.
+    Raises ValueError if the list is not valid.
     """
     numbers: list[int] = []
     for part in tasks_per_node.split(","):
@@ -228,9 +227,10 @@ def _tasks_of_hosts(
 
 
 def _dealt(env: Mapping[str, str], tasks_of_host: dict[str, int]) -> list[tuple[str, int]]:
-    """Return the host of each rank, and its number there, as srun's --distribution has it.
+    """Return the host of each rank and its number there, in the order of srun's --distribution.
 
-    block fills one host after the other; cyclic goes round all of them, and plane=n so by n at a time.
+    "block" fills one host after the other, "cyclic" gives each host one task in turn, and "plane=n" n
+    tasks in turn.
     """
     how = env.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0].lower()
     if how.startswith("plane"):
@@ -263,7 +263,7 @@ def _slurm(env: Mapping[str, str], name: str) -> str:
 
 
 _narrowed: tuple[str | None, str] | None = None
-"""What ``CUDA_VISIBLE_DEVICES`` was, and what a resolver made of it, which the next must not divide."""
+"""``CUDA_VISIBLE_DEVICES`` before and after a resolver narrowed it, so that the next uses the first."""
 
 
 def _before_narrowing() -> str | None:
@@ -278,13 +278,13 @@ def _narrow(gpus: str) -> None:
 
 
 def _visible_gpus(env: Mapping[str, str]) -> list[str] | None:
-    """Return the GPUs that the environment names; None where it names none."""
+    """Return the GPUs in ``CUDA_VISIBLE_DEVICES``, or None if it is not set."""
     visible = _before_narrowing() if env is os.environ else env.get(_VISIBLE)
     return None if visible is None else [g.strip() for g in visible.split(",") if g.strip()]
 
 
 def _are_own(env: Mapping[str, str], visible: list[str] | None, tasks: int) -> bool:
-    """Whether each task of a host sees other GPUs: fewer than tasks, or as many as Slurm gave each."""
+    """Return True if each task of a host sees only its own GPUs: fewer than tasks, or Slurm's number."""
     if not visible or tasks == 1:
         return False
     of_each = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]

@@ -1,21 +1,21 @@
-"""The launchers that may have started this process: one table, `SOURCES`.
+"""Launchers that may have started this process: one table, `SOURCES`.
 
-The table decides for `pycollective.init`, for `MultiWorkerMirroredStrategy` and for
-``pycollective doctor``. The first source whose variables are set is taken:
+The table is used by `pycollective.init`, `MultiWorkerMirroredStrategy` and ``pycollective doctor``.
+The first source in this list whose variables are set counts::
 
-1. ``TF_CONFIG`` with a cluster in it
-2. ``PYCOLLECTIVE_RANK``, ``PYCOLLECTIVE_SIZE``: ``pycollective run``, or set by hand
-3. ``SM_HOSTS``, ``SM_CURRENT_HOST``: SageMaker
-4. ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``: torchrun
-5. ``PET_NODE_RANK``, ``PET_NNODES``: Kubeflow
-6. ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``: Open MPI
-7. ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``: a Slurm step, unless ``PMI_RANK`` and ``PMI_SIZE`` say
-   otherwise (then ``mpirun`` of MPICH runs in it)
-8. ``PMI_RANK``, ``PMI_SIZE``: MPICH, Intel MPI
-9. ``JOB_COMPLETION_INDEX``, ``PYCOLLECTIVE_SIZE``: an indexed job of Kubernetes
+    TF_CONFIG : with a cluster in it
+    PYCOLLECTIVE_RANK, PYCOLLECTIVE_SIZE : pycollective run, or set by hand
+    SM_HOSTS, SM_CURRENT_HOST : SageMaker
+    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT : torchrun
+    PET_NODE_RANK, PET_NNODES : Kubeflow
+    OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE : Open MPI
+    SLURM_PROCID, SLURM_STEP_NUM_TASKS : a Slurm step, unless PMI_RANK and PMI_SIZE have other values
+        (then mpirun of MPICH runs in the step)
+    PMI_RANK, PMI_SIZE : MPICH, Intel MPI
+    JOB_COMPLETION_INDEX, PYCOLLECTIVE_SIZE : an indexed job of Kubernetes
 
-Without any of them the process is alone. It is an error if a variable speaks of several processes all
-the same (`unheeded`).
+Without any of them the process is alone. If a variable nevertheless means several processes, this is an
+error (`unheeded`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = [
 class LaunchedClusterResolver(ranked.RankedClusterResolver):
     """``PYCOLLECTIVE_RANK`` and ``PYCOLLECTIVE_SIZE``, as ``pycollective run`` sets them.
 
-    With ``PYCOLLECTIVE_MEMORY_FD`` the processes have been given memory that they share, and need no
-    address. Neither does a group of one.
+    With ``PYCOLLECTIVE_MEMORY_FD`` the processes have inherited shared memory, and need no address. A
+    group of one needs no address either.
     """
 
     address_keys = (("PYCOLLECTIVE_ADDRESS",),)
@@ -55,7 +55,7 @@ class LaunchedClusterResolver(ranked.RankedClusterResolver):
     launcher = "pycollective run"
 
     def address(self) -> str:
-        """Return worker 0's address; ``""`` where none is needed."""
+        """Return worker 0's address, or ``""`` if none is needed."""
         if "PYCOLLECTIVE_ADDRESS" in self._environ:
             return self._environ["PYCOLLECTIVE_ADDRESS"]
         if "PYCOLLECTIVE_MEMORY_FD" not in self._environ and self.num_tasks > 1:
@@ -68,20 +68,20 @@ class LaunchedClusterResolver(ranked.RankedClusterResolver):
 
 @dataclass(frozen=True)
 class Source:
-    """A way in which the environment may describe a cluster.
+    """A launcher, or another source of a cluster's description in the environment.
 
     Attributes
     ----------
     name : str
-        What log lines call it.
+        Its name in log lines.
     variables : tuple of str
-        Those by which it is known.
+        The variables that identify it.
     applies : callable
-        Whether an environment has it.
+        A function that returns True for an environment of this source.
     resolver : callable
-        Makes the resolver for an environment.
+        A function that makes the resolver for an environment.
     sizes : tuple of str
-        The variables that say how many processes there are, or how many jobs and pods.
+        The variables with the number of processes, or of jobs and pods.
     """
 
     name: str
@@ -99,7 +99,7 @@ def _launcher(kind: type[ranked.RankedClusterResolver]) -> Source:
 
 
 def _in_a_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process: not mpirun of MPICH, inside of a step."""
+    """Return True if srun started this process, and not MPICH's mpirun within a step."""
     pmi = (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
     slurm = (environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS"))
     return None not in slurm and (None in pmi or pmi == slurm)
@@ -140,7 +140,7 @@ SOURCES = (
         ("PYCOLLECTIVE_JOBS",),
     ),
 )
-"""In the order of precedence: `docs/multi_worker.md` has the same table."""
+"""The sources in order of precedence; `docs/multi_worker.md` has the same table."""
 
 _OTHER_SIZES = {
     "FLUX_JOB_SIZE": "Flux",
@@ -148,24 +148,24 @@ _OTHER_SIZES = {
     "JSM_NAMESPACE_SIZE": "jsrun",
     "MV2_COMM_WORLD_SIZE": "MVAPICH2",
 }
-"""The variables of launchers that are not in the table."""
+"""Variables of launchers that are not in the table."""
 _COMMANDS = {"Open MPI": "mpirun", "PMI": "mpiexec", "Slurm": "srun", "torchrun": "torchrun"}
 _ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZE=1"
 
 
 def sources_of_environment(environ: Mapping[str, str] | None = None) -> list[Source]:
-    """Return all that describe a cluster: the first one counts."""
+    """Return all sources that describe a cluster; the first one counts."""
     env = os.environ if environ is None else environ
     return [source for source in SOURCES if source.applies(env)]
 
 
 def resolver_of_environment(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
-    """Return the resolver that the environment asks for, or None where nothing names a cluster.
+    """Return the resolver for the environment, or None if no variable describes a cluster.
 
     Raises
     ------
     RuntimeError, ValueError
-        If Slurm's variables cannot be understood.
+        Slurm's variables are not valid.
     """
     env = os.environ if environ is None else environ
     for source in sources_of_environment(env):
@@ -174,16 +174,16 @@ def resolver_of_environment(environ: Mapping[str, str] | None = None) -> Cluster
 
 
 def unheeded(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that speak of several processes, for a process that would be alone.
+    """Return the variables that mean several processes, for a process that would be alone.
 
-    ``PYCOLLECTIVE_RANK=0`` and ``PYCOLLECTIVE_SIZE=1`` say that it is meant to be alone.
+    ``PYCOLLECTIVE_RANK=0`` and ``PYCOLLECTIVE_SIZE=1`` mean that the process is alone on purpose.
     """
     if LaunchedClusterResolver.applies(environ) and environ["PYCOLLECTIVE_SIZE"].strip() == "1":
         return []
     complete = sources_of_environment(environ)
     if complete:
         return [
-            f"{_several(environ, name)}, and {complete[0]}, which comes first, describes one: remove "
+            f"{_several(environ, name)}, but {complete[0]}, which has precedence, describes one: remove "
             f"one of the two descriptions; {_ALONE}"
             for source in complete[1:]
             for name in source.sizes[:1]
@@ -206,7 +206,7 @@ def unheeded(environ: Mapping[str, str]) -> list[str]:
                 command = _COMMANDS.get(source.name)
                 found.append(
                     f"{_several(environ, name)}, but {enumerated(missing)} not set: "
-                    + (f"start the program with {command}" if command else "set what is missing")
+                    + (f"start the program with {command}" if command else "set the missing ones")
                     + f"; {_ALONE}"
                 )
                 break
@@ -216,7 +216,7 @@ def unheeded(environ: Mapping[str, str]) -> list[str]:
             f"is not: set it to the number of all workers; {_ALONE}"
         )
     return found or [
-        f"{_several(environ, name)}, but {launcher} does not say where they meet: set "
+        f"{_several(environ, name)}, but {launcher} gives no address of rank 0: set "
         f"PYCOLLECTIVE_RANK, PYCOLLECTIVE_SIZE and PYCOLLECTIVE_ADDRESS; {_ALONE}"
         for name, launcher in _OTHER_SIZES.items()
         if _count(environ, name) > 1
@@ -225,11 +225,11 @@ def unheeded(environ: Mapping[str, str]) -> list[str]:
 
 def _several(environ: Mapping[str, str], name: str) -> str:
     text = environ[name]
-    return f"{name}={text if len(text) <= 60 else f'{text[:60]}…'} speaks of several processes"
+    return f"{name}={text if len(text) <= 60 else f'{text[:60]}…'} means several processes"
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:
-    """Return the number in a variable, the largest one of several; for a JSON list its length."""
+    """Return the largest number in a variable, or the length if it is a JSON list."""
     text = environ.get(name, "")
     if text.startswith("["):
         return text.count(",") + 1

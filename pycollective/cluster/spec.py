@@ -14,15 +14,15 @@ class ClusterSpec:
     Parameters
     ----------
     cluster : dict or ClusterSpec
-        From the names of jobs to the addresses of their tasks: a list of ``"host:port"``, or a dict
-        from task numbers to addresses where not all tasks are known.
+        The addresses of each job's tasks: a list of ``"host:port"``, or a dict from task numbers to
+        addresses if only some tasks are known.
 
     Raises
     ------
     TypeError
-        If it is something else.
+        ``cluster`` has another type.
     ValueError
-        If a task's number is none, or negative.
+        A task's number is negative or not a number.
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -43,30 +43,30 @@ class ClusterSpec:
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Return the number of tasks of a job; raises ValueError if there is no such job."""
+        """Return the number of tasks of a job; raise ValueError if there is no such job."""
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Return the numbers of a job's tasks, sorted; raises ValueError if there is no such job."""
+        """Return the numbers of a job's tasks, sorted; raise ValueError if there is no such job."""
         return sorted(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Return the address of a task; raises ValueError if there is no such job or task."""
+        """Return the address of a task; raise ValueError if there is no such job or task."""
         try:
             return self._job(job_name)[task_index]
         except KeyError:
             raise ValueError(f"No task with index {task_index!r} in job {job_name!r}") from None
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Return the addresses of a job's tasks by number, None where one is not known.
+        """Return the addresses of a job's tasks by number, None for an unknown address.
 
-        Raises ValueError if there is no such job.
+        Raise ValueError if there is no such job.
         """
         tasks = self._job(job_name)
         return [tasks.get(number) for number in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return jobs and their addresses: a list where all numbers are there, else a dict."""
+        """Return the addresses by job: a list if the numbers have no gap, else a dict."""
         return {
             job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
             for job, tasks in self._jobs.items()
@@ -95,7 +95,7 @@ class ClusterSpec:
 
 
 def _tasks(job: Any, tasks: Any) -> dict[int, str]:
-    """Return a job's addresses by number, in order."""
+    """Return a job's addresses by number, in ascending order."""
     if isinstance(tasks, Mapping):
         numbered = {int(number): address for number, address in tasks.items()}
     elif isinstance(tasks, (list, tuple)):

@@ -17,25 +17,25 @@ __all__ = ["TFConfigClusterResolver"]
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads ``TF_CONFIG`` each time it is asked.
+    """The cluster in ``TF_CONFIG``, which is read each time.
 
-    The variable holds JSON: ``{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker",
-    "index": 0}, "rpc_layer": "grpc"}``, every part of which may be missing.
+    The variable holds JSON, in which every part is optional: ``{"cluster": {"worker": ["host:port",
+    ...]}, "task": {"type": "worker", "index": 0}, "rpc_layer": "grpc"}``.
 
     Parameters
     ----------
     task_type, task_id, rpc_layer, environment : optional
-        Instead of what the variable says.
+        Values instead of the variable's.
     environ : mapping, optional
-        Instead of ``os.environ``.
+        The environment, instead of ``os.environ``.
 
     Raises
     ------
     ValueError
-        When it is asked: if the variable holds no JSON (``json.JSONDecodeError``), or no object; or
-        if the task's type, its number, or the protocol is of another kind.
+        At the first use: the variable holds no JSON (``json.JSONDecodeError``) or no object, or
+        the task's type, its number or the protocol has the wrong type.
     TypeError
-        When it is asked for the cluster, as `ClusterSpec`.
+        From `cluster_spec`: see `ClusterSpec`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TFConfigClusterResolver(ClusterResolver):
             return None if value is None else int(value)
         except (TypeError, ValueError):
             raise ValueError(
-                f"TF_CONFIG's task['index'] is {shown(value)}, which is no number of a task"
+                f"TF_CONFIG's task['index'] is {shown(value)}, which is not a task's number"
             ) from None
 
     @task_id.setter
@@ -90,16 +90,16 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """Where this runs, as it was given."""
+        """The given kind of system."""
         return self._environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster of the variable; an empty one where it names none."""
+        """Return the cluster of the variable, empty if the variable has none."""
         return ClusterSpec(self._config().get("cluster", {}))
 
     @staticmethod
     def applies(environ: Mapping[str, str]) -> bool:
-        """Whether the variable describes a cluster, or cannot be understood."""
+        """Return True if the variable describes a cluster, or is not valid."""
         try:
             config = _loaded(environ)
         except ValueError:
@@ -107,14 +107,14 @@ class TFConfigClusterResolver(ClusterResolver):
         return not isinstance(config, dict) or config.get("cluster", {}) != {}
 
     def examined(self) -> Examined:
-        """Return what can be made of the variable, and all that is wrong with it."""
+        """Return the valid part of the variable, and all its problems."""
         problems: list[str] = []
 
         def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
             if len(found) < len(pairs):
                 twice = sorted(key for key, n in Counter(k for k, _ in pairs).items() if n > 1)
-                problems.append(f"{', '.join(map(repr, twice))} stands twice in one JSON object")
+                problems.append(f"{', '.join(map(repr, twice))} occurs twice in one JSON object")
             return found
 
         try:
@@ -156,8 +156,8 @@ class TFConfigClusterResolver(ClusterResolver):
     ) -> str:
         """Return the address of a task, by default this one.
 
-        The variable's ``session_master`` comes before everything; a cluster of one task, or of none,
-        needs no address.
+        The variable's ``session_master`` has precedence. A cluster with fewer than two tasks needs no
+        address.
         """
         session_master = self._text("session_master")
         if session_master is not None:
@@ -181,7 +181,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def _loaded(environ: Mapping[str, str], hook: Any = None) -> Any:
-    """Return the variable's JSON, parsed; raises ValueError if it is no JSON, or too deep."""
+    """Return the variable's parsed JSON; raise ValueError if it is no JSON, or nested too deeply."""
     try:
         return json.loads(environ.get("TF_CONFIG") or "{}", object_pairs_hook=hook)
     except RecursionError:
@@ -195,9 +195,9 @@ def _is_index(value: Any) -> bool:
 
 
 def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, bool]:
-    """Return what can be understood, and whether that is every task.
+    """Return the valid part of a cluster, and True if that has every task.
 
-    A `NoAddress` stands where an address is none.
+    An invalid address is replaced by a `NoAddress`.
     """
     whole = True
     if not isinstance(cluster, dict):

@@ -1,4 +1,4 @@
-"""An iterator that runs ahead in a thread of its own."""
+"""Iterators that make elements ahead in a thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Failed:
 
 
 class _Shared:
-    """What a producer and its consumer share: places to fill, and what is ready."""
+    """State that a producer and its consumer share: free slots, and elements that are ready."""
 
     def __init__(self, size: int) -> None:
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -33,16 +33,16 @@ class _Shared:
 
     def stop(self) -> None:
         self.stopped = True
-        self.places.put(None)  # wakes a producer that waits for room
+        self.places.put(None)  # wakes a producer that waits for a slot
 
 
 def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Generator) -> None:
-    """Fill places with the elements of ``source`` until it ends or nobody wants them."""
+    """Fill slots with the elements of ``source`` until it ends or the consumer stops."""
     item: Any = None
     try:
         with random.generator_scope(generator):
             while item is not _END:
-                item = None  # hold no element while waiting for room
+                item = None  # do not keep an element alive while waiting
                 shared.places.get()
                 if shared.stopped:
                     return
@@ -57,12 +57,12 @@ def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Genera
 
 
 class Prefetcher:
-    """Elements of the iterator that ``make()`` returns, ``size`` of them made ahead of time in a thread.
+    """An iterator that makes up to ``size`` elements of ``make()`` ahead of time in a thread.
 
-    The thread ends when the elements are exhausted, when the iterator raises (the error arrives in
-    the consumer), when `close` is called, or when this object is dropped. What is random in it draws
-    from a generator of its own, which follows from the default one: so neither its numbers nor the
-    consumer's depend on which thread is faster, or on whether there is one.
+    The thread ends after the last element, at an error of the iterator, at `close`, or when this
+    object is deleted. The consumer gets the error. Random operations in the thread use
+    their own generator, which is derived from the default one. Neither side's random numbers therefore
+    depend on timing, or on the use of a thread.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], size: int) -> None:

@@ -1,4 +1,4 @@
-"""Batches: elements joined, rows cut anew, and taken apart again."""
+"""Batches: join elements, cut rows into other batches, and split batches into rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pycollective.data.transformed import Transformed, at_least
 from pycollective.dtypes import string
 from pycollective.errors import DataLossError, InvalidArgumentError
 
-# Taking so many bytes of rows out of memory takes some 50 µs, as handing a batch over does.
+# Copying this many bytes of rows takes about 50 µs, as long as handing a batch over from a thread.
 _AT_HAND_BYTES = 512 << 10
 
 
 @kind
 class Batch(Transformed):
-    """Several elements joined along a new first axis."""
+    """Batches of elements joined along a new first axis."""
 
     def __init__(self, source: Dataset, batch_size: int, drop_remainder: bool) -> None:
         super().__init__(source)
@@ -77,7 +77,7 @@ def _number_of_batches(elements: int, size: int, drop_remainder: bool) -> int:
 
 
 def _lists(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[list[Any]]:
-    """Yield the elements in lists of ``size``."""
+    """Yield lists of ``size`` elements."""
     while batch := list(itertools.islice(elements, size)):
         if len(batch) < size and drop_remainder:
             return
@@ -93,7 +93,7 @@ def _stack(name: str, *arrays: Any) -> Any:
                 f"cannot batch elements of different shapes: {name} has shape {first.shape} and "
                 f"{other.shape}. Cannot batch tensors with different shapes in component {name}. First "
                 f"element had shape {[*first.shape]} and element {number} had shape {[*other.shape]}; "
-                "padded_batch() fills them up"
+                "padded_batch() pads them"
             )
     return np.stack(arrays)
 
@@ -113,7 +113,7 @@ def _check_alike(name: str, one: Any, other: Any) -> None:
 
 @kind
 class PaddedBatch(Transformed):
-    """Several elements, filled up to one shape, joined along a new first axis."""
+    """Batches of elements padded to one shape and joined along a new first axis."""
 
     def __init__(
         self, source: Dataset, batch_size: int, shapes: Any, values: Any, drop_remainder: bool
@@ -126,7 +126,7 @@ class PaddedBatch(Transformed):
         self._check(source.element_spec)
 
     def _check(self, spec: Any) -> None:
-        """Find what does not fit before an element is there, where the elements are known."""
+        """Raise errors about shapes and values early, if the elements' spec is known."""
         if spec == UNKNOWN_SPEC:
             return
         for name, leaf, shape, value in self._components(spec):
@@ -136,7 +136,7 @@ class PaddedBatch(Transformed):
                 _padding_value(name, value, leaf.dtype)
 
     def _components(self, like: Any) -> list[tuple[str, Any, Any, Any]]:
-        """Return each component's name, itself, the shape it is given, and its padding value."""
+        """Return each component's name, the component, its padded shape, and its padding value."""
         leaves = nest.flatten(like)
         shapes = [None] * len(leaves) if self._shapes is None else _spread(like, self._shapes)
         whole = self._values is None or np.ndim(self._values) == 0
@@ -174,7 +174,7 @@ class PaddedBatch(Transformed):
                 return TensorSpec(None, leaf.dtype)
             ranks = [leaf.shape] if leaf.shape is not None else []
             lengths = _padded_shape(name, ranks, shape)
-            if shape is None:  # what is known of the elements is known of the longest
+            if shape is None:  # padded to the longest, of which the elements' spec is known
                 lengths = list(leaf.shape or ())
             return TensorSpec((self._size if self._drop else None, *lengths), leaf.dtype)
 
@@ -185,7 +185,7 @@ class PaddedBatch(Transformed):
 
 
 def _spread(like: Any, values: Any) -> list[Any]:
-    """Return what ``values``, of the structure of ``like``, has for each leaf of it."""
+    """Return the part of ``values`` for each leaf of ``like``; both have the same structure."""
     if not nest.is_nested(like):
         return [values]
     keys = list(like) if isinstance(like, dict) else range(len(like))
@@ -200,10 +200,10 @@ def _spread(like: Any, values: Any) -> list[Any]:
 def _padded_shape(
     name: str, found: Sequence[tuple[int | None, ...]], shape: Any
 ) -> list[int | None]:
-    """Return the lengths to fill up to; None: as long as the longest."""
+    """Return the padded lengths; None means as long as the longest element."""
     if shape is None:
         shape = [None] * len(found[0])
-    elif np.ndim(shape) == 0:  # of one axis
+    elif np.ndim(shape) == 0:  # one axis
         shape = [shape]
     lengths = [None if n is None or int(n) == -1 else int(n) for n in shape]
     for one in found:
@@ -239,7 +239,7 @@ def _padding_value(name: str, value: Any, dtype: Any) -> Any:
 
 @kind
 class Rebatch(Transformed):
-    """The rows of batches in batches of other sizes, which take turns."""
+    """The rows of batches in batches of other sizes, which are used in turn."""
 
     def __init__(self, source: Dataset, sizes: Any, drop_remainder: bool) -> None:
         super().__init__(source)
@@ -285,7 +285,7 @@ class Rebatch(Transformed):
 
 
 class RebatchByBatch(Transformed):
-    """Each batch cut into equal parts, the last ones shorter or empty; each component by itself."""
+    """Each batch cut into equal parts, the last ones shorter or empty, each component by itself."""
 
     def __init__(self, source: Dataset, parts: int) -> None:
         super().__init__(source)
@@ -335,7 +335,7 @@ class RebatchByBatch(Transformed):
 
 @kind
 class Unbatch(Transformed):
-    """The rows of every element."""
+    """The rows of all elements."""
 
     def __init__(self, source: Dataset) -> None:
         super().__init__(source)

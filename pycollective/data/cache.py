@@ -1,4 +1,4 @@
-"""Elements that are made once: kept in memory, or in a file."""
+"""Caches, which keep elements in memory or in a file after they are made once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("pycollective")
 
 @kind
 class Cache(Transformed):
-    """Elements that are kept in memory."""
+    """Elements kept in memory."""
 
     def __init__(self, source: Dataset) -> None:
         super().__init__(source)
@@ -42,7 +42,7 @@ class Cache(Transformed):
         return Rows(rows.columns, lambda: self._once(source))
 
     def _iter(self) -> Iterator[Any]:
-        # Rows and elements are kept in one place, so that both come in the order of the first pass.
+        # Rows and elements share one cache, so that both have the order of the first pass.
         rows = self._rows()
         return self._once(self._source._iter) if rows is None else rows.elements()
 
@@ -52,7 +52,7 @@ class Cache(Transformed):
             for item in start():
                 made.append(item)
                 yield item
-            if self._kept is None:  # of passes side by side the first that ends decides
+            if self._kept is None:  # of concurrent passes, the first to end fills the cache
                 self._kept = made
             return
         yield from self._kept
@@ -60,11 +60,11 @@ class Cache(Transformed):
 
 @kind
 class FileCache(Transformed):
-    """Elements that are kept in a file, which outlives the program.
+    """Elements kept in a file, which a later program can read.
 
-    It is a zip archive of arrays in NumPy's format, ``element/leaf/dtype`` by name; strings are their
-    lengths, and their bytes in an entry of their own. What it says of itself comes last, so that a
-    file without it is none.
+    The file is a zip archive of arrays in NumPy's format, named ``element/leaf/dtype``. Strings are
+    stored as their lengths, with their bytes in another entry. The index is written last, so that a
+    file without an index is recognized as incomplete.
     """
 
     _INDEX = "cache.json"
@@ -74,7 +74,7 @@ class FileCache(Transformed):
         self._filename = os.fspath(filename)
 
     def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
-        # A worker's share of the elements is another dataset, which must not meet the others' file.
+        # A worker's share is another dataset, which must not use the file of the whole dataset.
         _log.warning("cache(%r): this worker's share is kept in memory instead", self._filename)
         return Cache(inputs[0])
 
@@ -83,7 +83,7 @@ class FileCache(Transformed):
 
     def _made(self) -> Iterator[Any]:
         count = 0
-        # Of a pass that was not finished nothing stays.
+        # A pass that does not reach the end leaves no file.
         with replacing(self._filename) as file, zipfile.ZipFile(file, "w") as archive:
             for element in self._source._iter():
                 for k, leaf in enumerate(nest.flatten(element)):
@@ -107,14 +107,14 @@ class FileCache(Transformed):
                     yield nest.pack_as(spec, leaves)
                 if next(arrays, None) is not None:
                     raise InvalidArgumentError(
-                        f"{self._filename} has elements of another structure than this dataset's, "
+                        f"the elements in {self._filename} have another structure than this dataset's, "
                         f"{spec}; delete it, or choose another name"
                     )
         except (InvalidArgumentError, FileNotFoundError, PermissionError):
             raise
-        except Exception as error:  # zipfile and NumPy have no class for all that can be wrong
+        except Exception as error:  # zipfile and NumPy raise many classes for a damaged file
             raise DataLossError(
-                f"{self._filename} is no complete cache of this dataset ({error}); delete it, and it "
+                f"{self._filename} is not a complete cache of this dataset ({error}); delete it, and it "
                 "is made again"
             ) from None
 
@@ -130,7 +130,7 @@ def _write(archive: zipfile.ZipFile, place: str, array: Any) -> None:
         name = "string"
     else:
         name = array.dtype.name
-        if array.dtype.kind == "V":  # not NumPy's own, as bfloat16
+        if array.dtype.kind == "V":  # a dtype that NumPy does not define, such as bfloat16
             array = array.view(f"u{array.itemsize}")
     with archive.open(f"{place}/{name}", "w", force_zip64=True) as file:
         np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)

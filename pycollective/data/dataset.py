@@ -1,4 +1,4 @@
-"""`Dataset`: elements one after the other, and the transformations of them, as ``tf.data``."""
+"""`Dataset`: a sequence of elements, and its transformations, as in ``tf.data``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pycollective.tensor import Tensor, TensorShape, as_tensor
 
 
 def as_element(value: Any, own: bool = False) -> Any:
-    """Return a nest of values as a nest of arrays; lists are values, tuples and dicts structure.
+    """Return a nest of values as a nest of arrays; tuples and dicts are structure, lists are values.
 
-    With ``own``, arrays are copied: whoever made them may fill them anew for the next element.
+    With ``own``, arrays are copied, because the caller may reuse their memory for the next element.
     """
     if isinstance(value, (tuple, dict)) and not isinstance(value, TensorShape):
         children = value.values() if isinstance(value, dict) else value
@@ -40,7 +40,7 @@ def as_element(value: Any, own: bool = False) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a string, or a list or an array of strings."""
+    """Return True for a string, and for a list or an array of strings."""
     while isinstance(value, list) and value:
         value = value[0]
     return isinstance(value, (str, bytes)) or (
@@ -49,14 +49,14 @@ def _is_text(value: Any) -> bool:
 
 
 def _as_text(value: Any) -> Any:
-    """Return strings as an array of dtype `string`: Python's bytes, as TensorFlow has them."""
+    """Return strings as an array of dtype `string`, which holds Python's bytes as in TensorFlow."""
     array = np.asarray(value, string)
     items = [v.encode() if isinstance(v, str) else v for v in array.ravel().tolist()]
     for item in items:
         if not isinstance(item, bytes):
             raise TypeError(
-                f"a {type(item).__name__} cannot become a tensor of strings: {item!r}; an array that "
-                "is to be a tensor holds numbers or strings"
+                f"a {type(item).__name__} cannot become a tensor of strings: {item!r}; use an array of "
+                "numbers or of strings"
             )
     text = np.empty(len(items), string)
     text[:] = items
@@ -64,18 +64,18 @@ def _as_text(value: Any) -> Any:
 
 
 def as_tensors(element: Any) -> Any:
-    """Return a nest of arrays as a nest of tensors; the datasets that are windows stay."""
+    """Return a nest of arrays as a nest of tensors; windows, which are datasets, are kept."""
     return nest.map_structure(lambda a: a if isinstance(a, Dataset) else Tensor(a), element)
 
 
-#: The kinds of datasets by name. The methods of `Dataset` find them here: its subclasses are
-#: defined in modules that import this one.
+#: The kinds of datasets by name, for the methods of `Dataset`. This module cannot import the subclasses,
+#: because their modules import it.
 _kinds: dict[str, Callable[..., Dataset]] = {}
 _Kind = TypeVar("_Kind", bound=Callable[..., Any])
 
 
 def kind(maker: _Kind) -> _Kind:
-    """Let the methods of `Dataset` find a subclass, or a function that returns a dataset."""
+    """Register a subclass, or a function that returns a dataset, for the methods of `Dataset`."""
     _kinds[maker.__name__] = maker
     return maker
 
@@ -85,7 +85,7 @@ def _made(name: str, *args: Any) -> Dataset:
 
 
 class DatasetIterator(NextElements):
-    """One pass over a dataset; `close`, or dropping it, ends the threads that work for it."""
+    """One pass over a dataset; `close`, or deleting it, ends the threads that work for it."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -107,47 +107,45 @@ class DatasetIterator(NextElements):
 
 
 class Dataset:
-    """A sequence of elements: nests (tuples, dicts) of tensors.
+    """A sequence of elements, which are nests (tuples, dicts) of tensors.
 
-    Iterating starts from the beginning each time. Make one with `from_tensor_slices`,
-    `from_tensors`, `from_generator` or `range`; every transformation returns a new dataset and
-    leaves this one as it was.
-
-    A new transformation is a subclass of `Transformed` with two methods.
+    Each iteration starts from the beginning. Make a dataset with `from_tensor_slices`, `from_tensors`,
+    `from_generator` or `range`. Every transformation returns a new dataset and leaves this one
+    unchanged. A new transformation is a subclass of `Transformed` with two methods.
     """
 
-    # What a kind of dataset writes --------------------------------------------------------------
+    # Methods that a subclass defines ------------------------------------------------------------
 
     def _iter(self) -> Iterator[Any]:
         """Yield the elements as nests of arrays."""
         raise NotImplementedError
 
     def cardinality(self) -> int:
-        """Return the number of elements; -1: infinite, -2: unknown."""
+        """Return the number of elements, -1 if infinite, -2 if unknown."""
         return UNKNOWN_CARDINALITY
 
     def _is_at_hand(self) -> bool:
-        """Whether an element costs less than handing it over from a thread that makes it ahead."""
+        """Return True if making an element is cheaper than handing it over from a thread."""
         return False
 
     def _rows(self) -> Rows | None:
-        """Return the elements as rows of arrays that are in memory, if that is what they are."""
+        """Return the elements as rows of arrays in memory, or None if they are not such rows."""
         return None
 
     def _make_spec(self) -> Any:
-        """Return the spec of the elements, without making any: a pass has effects."""
+        """Return the elements' spec, without making elements, because a pass has side effects."""
         raise NotImplementedError
 
     def _batch_size(self) -> int | None:
-        """Return the number of rows of each element but perhaps the last, if it is known."""
+        """Return the number of rows of each element (the last may have fewer), or None if unknown."""
         return None
 
     def _inputs(self) -> tuple[Dataset, ...]:
-        """Return the datasets that this one is made from."""
+        """Return the datasets from which this one is made."""
         return ()
 
     def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
-        """Return the same as this, made from other datasets."""
+        """Return this dataset made from other datasets."""
         raise NotImplementedError
 
     def _copy(self, **changed: Any) -> Dataset:
@@ -156,27 +154,27 @@ class Dataset:
         vars(other).update(changed)
         return other
 
-    # For everyone -------------------------------------------------------------------------------
+    # Public methods -----------------------------------------------------------------------------
 
     def __iter__(self) -> DatasetIterator:
         return DatasetIterator(self)
 
     def options(self) -> Options:
-        """Return the options of this dataset, and of those that it is made from."""
+        """Return the merged options of this dataset and its inputs."""
         merged = Options()
         for dataset in self._inputs():
             merged = merged.merge(dataset.options())
         return merged
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Return ``reduce_func(state, element)`` of all elements, one after the other.
+        """Fold the elements: replace the state by ``reduce_func(state, element)`` for each one.
 
         Raises
         ------
         InvalidArgumentError
-            If the function returns another number of tensors than the state has.
+            The function returns another number of tensors than the state has.
         TypeError
-            If it changes the dtype of the state.
+            The function changes the dtype of the state.
         """
         state = nest.map_structure(as_tensor, initial_state)
         for element in self:
@@ -192,13 +190,13 @@ class Dataset:
             ):
                 if before.dtype != after.dtype:
                     raise TypeError(
-                        f"reduce: {name} was {before.dtype}, and reduce_func made it {after.dtype}"
+                        f"reduce: {name} was {before.dtype}, but reduce_func returned {after.dtype}"
                     )
             state = new
         return state
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """Return what a function makes of this dataset."""
+        """Return the result of a function of this dataset."""
         made = transformation_func(self)
         if not isinstance(made, Dataset):
             raise TypeError(
@@ -212,7 +210,7 @@ class Dataset:
             if any(isinstance(leaf, Dataset) for leaf in nest.flatten(element)):
                 raise TypeError(
                     "as_numpy_iterator() is not supported for datasets whose elements are datasets; "
-                    "call it for each of these"
+                    "call it for each of these datasets"
                 )
             yield nest.map_structure(lambda a: Tensor(a).numpy(), element)
 
@@ -220,8 +218,9 @@ class Dataset:
     def element_spec(self) -> Any:
         """Shape and dtype of each tensor of an element, in the elements' structure.
 
-        One `TensorSpec` of unknown shape and dtype where not even the structure is known: after
-        `from_generator` without a signature, and after `map` with a function that fails on zeros.
+        If the structure is unknown, the result is a single `TensorSpec` of unknown shape and dtype.
+        Examples are `from_generator` without a signature, and `map` with a function that fails for
+        zeros.
         """
         if not hasattr(self, "_spec"):
             self._spec = self._make_spec()
@@ -247,7 +246,7 @@ class Dataset:
     def from_tensor_slices(tensors: Any) -> Dataset:
         """Return a dataset whose elements are the rows of arrays, along their first axis.
 
-        The arrays are shared, not copied: do not write to them as long as the dataset is in use.
+        The arrays are shared, not copied: do not write to them while the dataset is in use.
         """
         return _made("TensorSlices", tensors)
 
@@ -264,12 +263,12 @@ class Dataset:
         args: tuple[Any, ...] | None = None,
         output_signature: Any = None,
     ) -> Dataset:
-        """Return a dataset of what ``generator(*args)`` yields, called anew for each iteration.
+        """Return a dataset of the elements that ``generator(*args)`` yields; each pass calls it again.
 
-        With ``output_signature``, a nest of `TensorSpec`, Python's numbers and arrays are converted
-        where that loses nothing, and elements that do not fit raise a TypeError. Older programs give
-        ``output_types`` and ``output_shapes`` instead. Without any of them elements are taken as they
-        come. Arrays are copied; tensors among ``args`` are handed over as NumPy arrays.
+        With ``output_signature``, a nest of `TensorSpec`, numbers and arrays are converted if that
+        loses nothing, and other elements raise a TypeError. Older programs give ``output_types`` and
+        ``output_shapes`` instead. Without a signature, elements keep their dtypes and shapes. Arrays are
+        copied; the generator gets tensors among ``args`` as NumPy arrays.
         """
         signature = signature_of(output_types, output_shapes, output_signature)
         return _made("Generated", generator, signature, args or ())
@@ -288,12 +287,12 @@ class Dataset:
         Parameters
         ----------
         file_pattern : str or list of str
-            As `glob` takes them.
+            Patterns of `glob`.
         shuffle : bool, optional
-            Give the names in a random order, another one for each iteration, unless this is False;
-            then they are sorted.
+            False: the names are sorted. By default they are in a random order, a new one for each
+            iteration.
         seed : int, optional
-            As in `shuffle`. Workers that are to agree on the order need one.
+            As in `shuffle`. Workers need a seed to have the same order.
         """
         names = _made("matching_files", file_pattern)
         return names if shuffle is False else names.shuffle(len(names), seed)
@@ -302,7 +301,7 @@ class Dataset:
     def zip(*args: Any, datasets: Any = None) -> Dataset:
         """Return a dataset of tuples of elements; it ends with the shortest of the datasets.
 
-        Takes the datasets one by one, or a tuple or dict of them: then elements have its structure.
+        The arguments are datasets, or one tuple or dict of datasets, whose structure elements then have.
         """
         if args and datasets is not None:
             raise TypeError("Both `*args` and `datasets` cannot be set.")
@@ -320,8 +319,8 @@ class Dataset:
     ) -> Dataset:
         """Return the elements in a random order.
 
-        Each is drawn from a buffer of the next ``buffer_size`` elements; a buffer as large as the
-        dataset gives every order the same chance. Every iteration has another order unless
+        Each element is drawn from a buffer of the next ``buffer_size`` elements. With a buffer as large
+        as the dataset all orders are equally likely. Every iteration has a new order unless
         ``reshuffle_each_iteration`` is False; equal seeds give equal orders.
         """
         again = reshuffle_each_iteration is None or reshuffle_each_iteration
@@ -344,43 +343,43 @@ class Dataset:
         padding_values: Any = None,
         drop_remainder: bool = False,
     ) -> Dataset:
-        """Join elements of different shapes, filled up to the longest of each batch.
+        """Join elements of different shapes, padded to the longest of each batch.
 
         Parameters
         ----------
         batch_size : int
-            How many elements are joined.
+            Number of elements of a batch.
         padded_shapes : nest of shapes, optional
-            The shapes to fill up to; None or -1 in them: to the longest of the batch, as without.
+            The padded shapes; None or -1, the default, means the longest of the batch.
         padding_values : number or nest of numbers, optional
-            What to fill up with; zero unless given.
+            The padding, by default zero.
         drop_remainder : bool
-            Leave out a last batch of fewer elements.
+            Leave out a last batch with fewer elements.
 
         Raises
         ------
         DataLossError
-            If an element is larger than its padded shape.
+            An element is larger than its padded shape.
         ValueError
-            If a padded shape has another number of axes than the elements.
+            A padded shape has another number of axes than the elements.
         TypeError
-            If a padding value cannot be of the elements' dtype.
+            A padding value cannot be converted to the elements' dtype.
         """
         return _made("PaddedBatch", self, batch_size, padded_shapes, padding_values, drop_remainder)
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False) -> Dataset:
-        """Cut the rows of batches anew, into batches of another number of rows.
+        """Cut the rows of batches into batches of another number of rows.
 
         ``batch_size`` may be a list of numbers, which are used in turn; 0 gives an empty batch.
         """
         return _made("Rebatch", self, batch_size, drop_remainder)
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Return the dataset ``count`` times over; None or -1: for ever."""
+        """Repeat the dataset ``count`` times; None or -1: for ever."""
         return _made("Repeat", self, count)
 
     def prefetch(self, buffer_size: int) -> Dataset:
-        """Make elements ahead in a thread, ``buffer_size`` of them (-1: two)."""
+        """Make up to ``buffer_size`` elements ahead in a thread (-1: two)."""
         return _made("Prefetch", self, buffer_size)
 
     def map(
@@ -391,14 +390,14 @@ class Dataset:
     ) -> Dataset:
         """Apply a function to every element; tuples become its arguments.
 
-        With ``num_parallel_calls`` (-1: one for each core) it runs in threads; the order stays.
-        A list that the function returns is a tuple of components, as in TensorFlow. Arrays that the
-        function returns are copied. `element_spec` calls it with zeros.
+        With ``num_parallel_calls`` (-1: one for each core) it runs in threads, and the order stays the
+        same. A list that the function returns is a tuple of components, as in TensorFlow. Returned
+        arrays are copied. `element_spec` calls the function with zeros.
         """
         return _made("Map", self, map_func, num_parallel_calls)
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
-        """Return the elements of the dataset that a function makes of each element."""
+        """Return the elements of the datasets that a function makes from each element."""
         return _made("Interleave", self, map_func, 1, 1, None)
 
     def interleave(
@@ -409,44 +408,44 @@ class Dataset:
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Make a dataset of each element, and take elements of several of these in turn.
+        """Make a dataset from each element, and take elements of several of these in turn.
 
         Parameters
         ----------
         map_func : callable
-            Returns a dataset; say, the lines of the file whose name it is given.
+            A function that returns a dataset, such as the lines of the file with the given name.
         cycle_length : int, optional
-            How many datasets take turns; by default (and -1) one for each core.
+            Number of datasets that take turns; by default (and for -1) one for each core.
         block_length : int
-            How many elements each gives before the next one's turn.
+            Number of elements that each dataset gives in its turn.
         num_parallel_calls : int, optional
-            Let the datasets be read ahead, each in a thread of its own. The order stays.
+            Read the datasets ahead, each in a thread of its own. The order stays the same.
         deterministic : bool, optional
-            Accepted for TensorFlow's sake: the order never depends on timing.
+            Ignored, for TensorFlow's programs: the order never depends on timing.
         """
         return _made("Interleave", self, map_func, cycle_length, block_length, num_parallel_calls)
 
     def with_options(self, options: Options) -> Dataset:
-        """Return the same elements with options, which are put over those there are."""
+        """Return the same elements with these options merged over the present ones."""
         return _made("WithOptions", self, options)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Keep the elements for which ``predicate`` is true."""
+        """Keep the elements for which ``predicate`` returns True."""
         return _made("Filter", self, predicate)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
-        """Keep the elements when they have been made once.
+        """Keep the elements after the first pass.
 
         Parameters
         ----------
         filename
-            A file to keep them in, which a later program reads instead of making them anew; by default
-            they are kept in memory. It is written by the first pass that comes to its end.
+            A file for the elements, which a later program reads instead of making them again; by default
+            they are kept in memory. The first pass that reaches the end writes the file.
 
         Raises
         ------
         DataLossError, InvalidArgumentError
-            When the elements are read: if the file is not whole, or is another dataset's.
+            While elements are read: the file is incomplete, or belongs to another dataset.
         """
         return _made("FileCache", self, filename) if filename else _made("Cache", self)
 
@@ -455,18 +454,18 @@ class Dataset:
         return _made("Take", self, count)
 
     def skip(self, count: int) -> Dataset:
-        """Return all but the first ``count`` elements; -1: none."""
+        """Return all elements after the first ``count``; -1: none."""
         return _made("Skip", self, count)
 
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Return every ``num_shards``-th element, beginning with number ``index``.
 
-        ``shard(SHARD_HINT, SHARD_HINT)`` is filled in by a strategy, under `AutoShardPolicy.HINT`.
+        A strategy with `AutoShardPolicy.HINT` replaces the values of ``shard(SHARD_HINT, SHARD_HINT)``.
         """
         return _made("Shard", self, num_shards, index)
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """Return this dataset's elements, then another's."""
+        """Return this dataset's elements, followed by another dataset's."""
         return _made("Concatenate", self, dataset)
 
     def enumerate(self, start: int = 0) -> Dataset:
@@ -481,16 +480,16 @@ class Dataset:
         Parameters
         ----------
         size : int
-            How many elements a window has; the last ones may have fewer.
+            Number of elements of a window; the last windows may have fewer.
         shift : int, optional
-            How many elements further the next window begins; by default ``size``.
+            Distance between the first elements of two windows; by default ``size``.
         stride : int
-            How many elements further the next element of a window is.
+            Distance between the elements of a window.
         drop_remainder : bool
-            Leave out windows of fewer elements.
+            Leave out windows with fewer elements.
         """
         return _made("Window", self, size, shift, stride, drop_remainder)
 
     def unbatch(self) -> Dataset:
-        """Return the rows of every element."""
+        """Return the rows of all elements."""
         return _made("Unbatch", self)

@@ -1,4 +1,4 @@
-"""The names of ``tf.data.experimental`` that programs use."""
+"""Names of ``tf.data.experimental`` that programs use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
 
 
 def cardinality(dataset: Dataset) -> int:
-    """Return the number of elements of ``dataset``; -1: infinite, -2: unknown."""
+    """Return the number of elements of ``dataset``, -1 if infinite, -2 if unknown."""
     return dataset.cardinality()
 
 
 def assert_cardinality(expected_cardinality: int) -> Callable[[Dataset], Dataset]:
-    """Return a function for `Dataset.apply` that gives a dataset a number of elements.
+    """Return a function for `Dataset.apply` that asserts the number of a dataset's elements.
 
-    Iterating raises a FailedPreconditionError if there are more or fewer.
+    Iterating raises a FailedPreconditionError if the number is different.
     """
     return lambda dataset: AssertCardinality(dataset, expected_cardinality)
 

@@ -1,4 +1,4 @@
-"""Files as sources: their names, and the lines of text files."""
+"""Files as sources: names of files, and lines of text files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pycollective.tensor import Tensor
 
 @kind
 def matching_files(patterns: Any) -> TensorSlices:
-    """Return a dataset of the names of all files that match, sorted."""
+    """Return a dataset of the sorted names of all files that match the patterns."""
     one = isinstance(patterns, (str, bytes, os.PathLike))
     wanted = [os.fspath(p) for p in ([patterns] if one else patterns)]
     names = sorted({os.fsencode(name) for pattern in wanted for name in glob.glob(pattern)})
@@ -30,7 +30,7 @@ def matching_files(patterns: Any) -> TensorSlices:
 
 
 class TextLineDataset(Dataset):
-    """The lines of text files, as bytes without the ends of the lines.
+    """The lines of text files, as bytes without line ends.
 
     Parameters
     ----------

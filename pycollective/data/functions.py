@@ -1,4 +1,4 @@
-"""Transformations by functions of the program: `Map`, `Filter` and `Interleave`."""
+"""Transformations that call a function of the program: `Map`, `Filter` and `Interleave`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["Filter", "Interleave", "Map"]
 
 @kind
 class Map(Transformed):
-    """A function of every element."""
+    """The results of a function for each element."""
 
     def __init__(
         self, source: Dataset, function: Callable[..., Any], num_parallel_calls: int | None
@@ -49,16 +49,18 @@ class Map(Transformed):
     def _call(self, element: Any) -> Any:
         made = called(self._function, element)
         if isinstance(made, list):
-            made = tuple(made)  # components, as in TensorFlow; `stack` makes one tensor of them
+            made = tuple(
+                made
+            )  # as in TensorFlow, a list's items are components; stack() joins them
         try:
             return as_element(made, own=True)
         except (TypeError, ValueError) as error:
             name = getattr(self._function, "__name__", repr(self._function))
-            raise TypeError(f"map: what {name} returned is no element: {error}") from error
+            raise TypeError(f"map: {name} returned no valid element: {error}") from error
 
     def _iter(self) -> Iterator[Any]:
         if self._parallel == 1:
-            # Not map(): a StopIteration from the function would end it without a word.
+            # map() would end silently if the function raised StopIteration.
             return (self._call(element) for element in self._source._iter())
         return self._iter_in_threads()
 
@@ -72,7 +74,7 @@ class Map(Transformed):
                 while failure is None and len(waiting) <= self._parallel:
                     try:
                         waiting.append(pool.submit(self._call, next(source)))
-                    except Exception as error:  # its turn comes after the elements before it
+                    except Exception as error:  # raised after the elements before it
                         failure = error
                 if waiting:
                     yield waiting.popleft().result()
@@ -92,10 +94,11 @@ class Map(Transformed):
 
 
 def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
-    """Return the spec of what a function makes of zeros, by ``result``, which returns a spec.
+    """Return the spec of a function's result; ``result`` calls the function and returns the spec.
 
-    Unknown lengths are tried with two values: those of the result that differ are unknown. One of the
-    two is 1, since no part of a tensor is shorter; where axes of that length are dropped, it is 2.
+    The function is called with zeros. Unknown lengths are tried with 3 and 1: lengths of the result that
+    differ are unknown. If the results have different numbers of axes, which happens if the function
+    drops axes of length 1, 2 replaces 1.
     """
     if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
         return UNKNOWN_SPEC
@@ -113,13 +116,13 @@ def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
             spec = common_spec(made_of(1), large)
             whole = all(s.shape is not None for s in nest.flatten(spec))
             return spec if whole else common_spec(made_of(2), large)
-    except Exception:  # it may well do with its elements, if not with zeros
+    except Exception:  # the function may fail for zeros only
         return UNKNOWN_SPEC
 
 
 @kind
 class Filter(Transformed):
-    """The elements for which a function is true."""
+    """The elements for which a function returns True."""
 
     def __init__(self, source: Dataset, predicate: Callable[..., Any]) -> None:
         super().__init__(source)
@@ -140,7 +143,7 @@ class Filter(Transformed):
 
 @kind
 class Interleave(Transformed):
-    """Elements of several datasets in turn, each made of an element."""
+    """Elements of several datasets in turn, each dataset made from an element."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`Optional`: an element, or that there is none."""
+"""`Optional`: an element, or nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTHING = object()
 
 
 class Optional:
-    """What `get_next_as_optional` returns; also `from_value` and `empty` make one."""
+    """The result of `get_next_as_optional`; `from_value` and `empty` make one too."""
 
     def __init__(self, spec: Any, value: Any = _NOTHING) -> None:
         self._spec = spec
@@ -31,16 +31,16 @@ class Optional:
 
     @staticmethod
     def empty(element_spec: Any) -> Optional:
-        """Return an optional that holds nothing, though it could hold what the spec says."""
+        """Return an optional without a value; the spec describes the missing value."""
         return Optional(element_spec)
 
     @property
     def element_spec(self) -> Any:
-        """What the value looks like, or would look like."""
+        """The spec of the value, or of the missing value."""
         return self._spec
 
     def has_value(self) -> Tensor:
-        """Whether there is a value, as a bool tensor."""
+        """Return a bool tensor: True if there is a value."""
         return Tensor(np.asarray(self._value is not _NOTHING))
 
     def get_value(self) -> Any:
@@ -49,7 +49,7 @@ class Optional:
         Raises
         ------
         InvalidArgumentError
-            If there is none.
+            There is no value.
         """
         if self._value is _NOTHING:
             raise InvalidArgumentError("The given optional does not have a value.")
@@ -62,25 +62,25 @@ class Optional:
 
 
 class NextElements:
-    """The other ways to take the next element of an iterator that knows its ``element_spec``."""
+    """Methods that get the next element of an iterator with an ``element_spec``."""
 
     @property
     def element_spec(self) -> Any:
-        """What the elements look like."""
+        """The spec of the elements."""
         raise NotImplementedError
 
     def __next__(self) -> Any:
         raise NotImplementedError
 
     def get_next(self) -> Any:
-        """Return the next element; at the end raises OutOfRangeError, which is a StopIteration."""
+        """Return the next element; raise OutOfRangeError, a StopIteration, at the end."""
         try:
             return next(self)
         except StopIteration:
             raise OutOfRangeError("End of sequence") from None
 
     def get_next_as_optional(self) -> Optional:
-        """Return an `Optional` of the next element; at the end one without a value."""
+        """Return an `Optional` of the next element, without a value at the end."""
         try:
             return Optional(self.element_spec, next(self))
         except StopIteration:

@@ -1,20 +1,20 @@
-"""Options of a dataset, and how its elements are shared out among workers."""
+"""Options of a dataset, including the way in which workers share its elements."""
 
 from __future__ import annotations
 
 import enum
 from typing import Any, ClassVar
 
-#: As number of shards and as index in `Dataset.shard`: to be filled in under `AutoShardPolicy.HINT`.
+#: The arguments of `Dataset.shard` that a strategy replaces under `AutoShardPolicy.HINT`.
 SHARD_HINT = -1
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How the workers of a strategy share one dataset.
+    """The way in which a strategy's workers share a dataset.
 
-    OFF: every worker reads everything. FILE: every worker reads files of its own. DATA: every worker
-    reads everything, and keeps batches of its own. AUTO: FILE where there are files, else DATA. HINT:
-    ``shard(SHARD_HINT, SHARD_HINT)`` says where.
+    OFF: every worker reads all elements. FILE: every worker reads its own files. DATA: every worker
+    reads all elements and keeps its own rows. AUTO: FILE if the dataset reads files, else
+    DATA. HINT: workers share the dataset at ``shard(SHARD_HINT, SHARD_HINT)``.
     """
 
     OFF = -1
@@ -25,7 +25,7 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 class _Settings:
-    """Named settings of one type each; those that are None were not set."""
+    """Named settings, each of one type; None means not set."""
 
     _types: ClassVar[dict[str, type]]
     _defaults: ClassVar[dict[str, Any]] = {}
@@ -34,7 +34,7 @@ class _Settings:
         object.__setattr__(self, "_values", {})
 
     def __getattr__(self, name: str) -> Any:
-        # Reached for what is no attribute: a setting, or a name that there is not.
+        # Python calls this method only for settings and for unknown names.
         if name.startswith("_") or name not in self._types:
             raise AttributeError(f"{type(self).__name__} has no property {name}.")
         return self._values.get(name, self._defaults.get(name))
@@ -60,14 +60,14 @@ class _Settings:
 
 
 class DistributeOptions(_Settings):
-    """What concerns the distribution of a dataset.
+    """Options for the distribution of a dataset.
 
     Attributes
     ----------
     auto_shard_policy : AutoShardPolicy
-        How workers share the dataset; AUTO unless set.
+        The way in which workers share the dataset, by default AUTO.
     num_devices : int or None
-        Accepted for TensorFlow's sake.
+        Ignored, for TensorFlow's programs.
     """
 
     _types: ClassVar = {"auto_shard_policy": AutoShardPolicy, "num_devices": int}
@@ -80,9 +80,9 @@ class Options(_Settings):
     Attributes
     ----------
     experimental_distribute : DistributeOptions
-        How workers share the dataset.
+        Options for the distribution.
     deterministic, experimental_deterministic : bool or None
-        Accepted for TensorFlow's sake: the order of elements never depends on timing here.
+        Ignored, for TensorFlow's programs: the order of elements never depends on timing.
     """
 
     _types: ClassVar = {
@@ -96,7 +96,7 @@ class Options(_Settings):
         self.experimental_distribute = DistributeOptions()
 
     def merge(self, other: Options) -> Options:
-        """Return options that have what ``other`` sets, and what these set besides."""
+        """Return these options, replaced by those that ``other`` sets."""
         merged = Options()
         for options in (self, other):
             for name, value in options._values.items():

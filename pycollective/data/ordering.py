@@ -1,4 +1,4 @@
-"""Transformations that choose and order elements."""
+"""Transformations that select and order elements."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pycollective.tensor import random
 
 
 class Ordered(Transformed):
-    """Base of those that only choose and order elements: rows in memory are then numbers."""
+    """Base class of transformations that only select and order elements: they work on row numbers."""
 
     def _blocks(self, source: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Yield blocks of row numbers, from those of the source."""
+        """Yield blocks of row numbers, made from the source's blocks."""
         raise NotImplementedError
 
     def _rows(self) -> Rows | None:
@@ -59,7 +59,7 @@ class Shuffle(Ordered):
 
 @kind
 class Repeat(Ordered):
-    """The elements several times over."""
+    """The elements repeated several times."""
 
     def __init__(self, source: Dataset, count: int | None) -> None:
         super().__init__(source)
@@ -80,7 +80,7 @@ class Repeat(Ordered):
             for item in source():
                 empty = False
                 yield item
-            if empty:  # nothing, for ever, would never end
+            if empty:  # an empty source repeated for ever would never end
                 return
 
     def cardinality(self) -> int:
@@ -101,7 +101,7 @@ class Take(Ordered):
         self._count = at_least(count, -1, "count")
 
     def _takes_all(self) -> bool:
-        """Return True if no element is left out; then the end is looked for, as caches need it."""
+        """Return True if no element is left out; a pass then reaches the end, as caches need."""
         return self._count < 0 or 0 <= self._source.cardinality() <= self._count
 
     def _rows(self) -> Rows | None:
@@ -110,7 +110,7 @@ class Take(Ordered):
     def _blocks(self, source: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         left = self._count
         order = source()
-        while left > 0:  # asking for one block more could begin another turn of a repetition
+        while left > 0:  # asking for one more block could begin another pass of a repetition
             block = next(order, None)
             if block is None:
                 return
@@ -161,7 +161,7 @@ class Skip(Ordered):
 
 @kind
 class Shard(Ordered):
-    """Every so many-th element."""
+    """Every n-th element, for n shards."""
 
     def __init__(self, source: Dataset, num_shards: int, index: int) -> None:
         super().__init__(source)

@@ -1,7 +1,7 @@
-"""Rows of arrays in memory: what lets shuffling and batching work on indices alone.
+"""Rows of arrays in memory, which shuffling and batching handle by index.
 
-As long as a dataset only orders rows of arrays that are in memory, its elements are numbers of
-rows, and a batch is one ``np.take`` for each array instead of a Python loop over elements.
+While a dataset only orders rows of arrays in memory, its elements are row numbers. A batch is then one
+``np.take`` for each array instead of a Python loop over elements.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _DRAWS = 4096  # random numbers drawn at a time
 
 
 class Rows(NamedTuple):
-    """Arrays ``columns`` of one length, and the order in which their rows are elements.
+    """Arrays ``columns`` of one length, and the order of their rows.
 
-    ``blocks()`` returns an iterator over arrays of row numbers: one after the other they are the order.
+    ``blocks()`` returns an iterator of arrays of row numbers, which joined give the order.
     """
 
     columns: Any
     blocks: Callable[[], Iterator[Indices]]
 
     def take(self, indices: Indices) -> Any:
-        """Return the rows of these numbers as a nest of arrays."""
+        """Return the rows with these numbers as a nest of arrays."""
 
         def pick(column: Any) -> Any:
             return column.take(array_module(column).asarray(indices), axis=0)
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
 
 def regroup(blocks: Iterator[Indices], size: int, drop_remainder: bool) -> Iterator[Indices]:
-    """Cut a sequence of blocks anew, into blocks of ``size`` (the last one may be shorter)."""
+    """Cut a sequence of blocks into blocks of ``size``; the last one may be shorter."""
     kept: list[Indices] = []
     count = 0
     for block in blocks:
@@ -64,7 +64,7 @@ def regroup(blocks: Iterator[Indices], size: int, drop_remainder: bool) -> Itera
 
 
 def shuffled(items: Iterable[Any], buffer_size: int, random: np.random.Generator) -> Iterator[Any]:
-    """Yield items in a random order, each drawn from the next ``buffer_size`` of them."""
+    """Yield items in a random order, each drawn from a buffer of the next ``buffer_size`` items."""
     source = iter(items)
     buffer: list[Any] = []
     for item in source:
@@ -85,7 +85,7 @@ def shuffled(items: Iterable[Any], buffer_size: int, random: np.random.Generator
 def shuffled_blocks(
     blocks: Iterator[Indices], buffer_size: int, random: np.random.Generator
 ) -> Iterator[Indices]:
-    """Return the order of `shuffled` for row numbers, in blocks."""
+    """Yield row numbers in the order of `shuffled`, in blocks."""
     first: list[Indices] = []
     held = 0
     for block in blocks:
@@ -94,7 +94,7 @@ def shuffled_blocks(
         if held > buffer_size:
             break
     else:
-        if first:  # everything fits: the same numbers as shuffled() gives
+        if first:  # all rows fit into the buffer: shuffled() gives this same order
             together = np.concatenate(first)
             yield together[random.permutation(len(together))]
         return
@@ -116,7 +116,7 @@ def shuffled_blocks(
 
 
 def number_of_rows(batch: Any) -> int:
-    """Return the number of rows of a batch, which all its arrays must have."""
+    """Return the number of rows of a batch; raise an error if its arrays differ in it."""
     leaves = nest.flatten(batch)
     if leaves[0].ndim and all(leaf.shape[:1] == leaves[0].shape[:1] for leaf in leaves):
         return len(leaves[0])
@@ -135,11 +135,11 @@ def number_of_rows(batch: Any) -> int:
 
 
 def cut_anew(batches: Iterator[Any], sizes: Iterable[int], drop_remainder: bool) -> Iterator[Any]:
-    """Yield batches of the given numbers of rows, from batches of any numbers of rows.
+    """Yield batches of the given numbers of rows, made from batches of any numbers of rows.
 
-    Arrays are only copied where a new batch reaches over the end of an old one.
+    Arrays are only copied if a new batch spans two old ones.
     """
-    kept: list[Any] = []  # what is left of old batches
+    kept: list[Any] = []  # remaining rows of old batches
     have = 0
     for size in sizes:
         while have < size or not kept:
@@ -161,7 +161,7 @@ def cut_anew(batches: Iterator[Any], sizes: Iterable[int], drop_remainder: bool)
             parts.append(first if take == rows else _rows_of(first, 0, take))
             wanted -= take
             have -= take
-            # The last one stays, even without rows: it shows what a batch of no rows looks like.
+            # Keep the last batch even without rows: it is the pattern of an empty batch.
             kept[0] = _rows_of(first, take, rows) if take else first
             if not wanted:
                 break
@@ -183,7 +183,5 @@ def _join_rows(name: str, *arrays: Any) -> Any:
     kinds = {(a.shape[1:], a.dtype) for a in arrays}
     if len(kinds) > 1:
         found = " and ".join(sorted(f"{shape} of {dtype}" for shape, dtype in kinds))
-        raise InvalidArgumentError(
-            f"cannot join rows of different kinds: those of {name} are {found}"
-        )
+        raise InvalidArgumentError(f"cannot join rows of different kinds: {name} has {found}")
     return np.concatenate(arrays)

@@ -1,13 +1,13 @@
-"""Who reads what: the part of a dataset that each worker of a strategy gets.
+"""Sharding: the part of a dataset that each worker of a strategy reads.
 
-Words: there are ``num_workers`` input pipelines, each of which feeds as many replicas. A *global
-batch* is an element of the user's dataset, the rows of one step of all replicas; it is cut into
-*mini-batches*, one for each replica.
+There are ``num_workers`` input pipelines, each of which feeds the same number of replicas. A *global
+batch* is an element of the user's dataset: the rows of one step of all replicas. A *mini-batch* is one
+replica's part of a global batch.
 
-Two rules cut. *By batch*: each global batch of b rows becomes N mini-batches of ceil(b/N) rows, the
-last ones shorter or empty. *As a stream*: the rows are taken one after the other, whatever batch they
-came in, in the sizes of `batch_sizes_for_worker`. Which one is used follows from how the workers
-share the dataset: see `share_of_worker`.
+There are two rules for the cut. Under the batch rule, each global batch of b rows becomes N mini-batches
+of ceil(b/N) rows, the last ones shorter or empty. Under the stream rule, the rows of all batches are
+taken one after the other, in the sizes of `batch_sizes_for_worker`. The docstring of `share_of_worker`
+says when each rule applies.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def batch_sizes_for_worker(
 ) -> list[int]:
     """Return the sizes of a worker's mini-batches, which it uses in turn.
 
-    All workers' sizes of one step add up to the global batch; the rows that cannot be divided go round
-    among the workers.
+    All workers' sizes of one step add up to the global batch. The workers take turns in getting the rows
+    that remain after the division.
     """
     replicas = num_workers * num_replicas_per_worker
     least, extra = divmod(global_batch_size, replicas)
@@ -65,7 +65,7 @@ def batch_sizes_for_worker(
 
 
 def batch_size_of(dataset: Dataset) -> int | None:
-    """Return the number of rows of a dataset's elements, or None if it is not known beforehand."""
+    """Return the number of rows of a dataset's elements, or None if it is not known in advance."""
     lengths = [
         s.shape[0] if s.shape is not None and len(s.shape) else None
         for s in nest.flatten(dataset.element_spec)
@@ -76,10 +76,10 @@ def batch_size_of(dataset: Dataset) -> int | None:
 
 
 class ShardOfFiles(Shard):
-    """A worker's files; that there are too few is the same error on every worker."""
+    """A worker's files; if there are too few, every worker raises the same error."""
 
     def _rows(self) -> Rows | None:
-        return None  # every way to the elements leads through _iter
+        return None  # so that all elements come from _iter
 
     def _iter(self) -> Iterator[Any]:
         names = self._source._iter()
@@ -96,11 +96,11 @@ class ShardOfFiles(Shard):
 
 
 def shard_by_file(dataset: Dataset, num_workers: int, worker_index: int) -> Dataset:
-    """Return the same dataset, reading only a worker's files; raise NotFoundError if it reads others.
+    """Return the dataset limited to a worker's files; raise NotFoundError if it reads no files.
 
-    Files are names that go into `TextLineDataset`, or into the function of `Dataset.interleave` or
-    `Dataset.flat_map`: a function of a string is taken for one that reads a file. What shuffles the
-    names does so among the worker's own, so that workers need not agree on the order.
+    Files are names that go into `TextLineDataset`, or strings that go into the function of
+    `Dataset.interleave` or `Dataset.flat_map`. A shuffle of the names is
+    moved after the selection, so that workers need not agree on the order.
     """
     if isinstance(dataset, AssertCardinality):
         if num_workers > 1:
@@ -146,7 +146,7 @@ def _without_shuffles(dataset: Dataset, found: list[Shuffle]) -> Dataset:
 
 
 def fill_in_hints(dataset: Dataset, num_workers: int, worker_index: int) -> Dataset:
-    """Return the same dataset with every ``shard(SHARD_HINT, SHARD_HINT)`` filled in."""
+    """Return the dataset with the values of every ``shard(SHARD_HINT, SHARD_HINT)`` filled in."""
     inputs = [fill_in_hints(i, num_workers, worker_index) for i in dataset._inputs()]
     if isinstance(dataset, Shard) and dataset._is_hint:
         return Shard(inputs[0], num_workers, worker_index)
@@ -157,10 +157,10 @@ def fill_in_hints(dataset: Dataset, num_workers: int, worker_index: int) -> Data
 class Share:
     """The part of a dataset that one worker reads.
 
-    ``dataset`` yields the worker's mini-batches, one for each of its replicas and step. ``policy`` is
-    never AUTO. ``sizes`` are the rows of the mini-batches under the stream rule, used in turn, else
-    None. ``batch_size`` are the rows of a global batch, if known, ``cardinality`` is the number of
-    steps.
+    The dataset yields the worker's mini-batches, one for each of its replicas and steps. The policy is
+    never AUTO. Under the stream rule, ``sizes`` are the rows of the mini-batches, used in turn; else
+    None. The batch size is the number of rows of a global batch, if known, and the cardinality the
+    number of steps.
     """
 
     dataset: Dataset
@@ -175,18 +175,20 @@ def share_of_worker(
 ) -> Share:
     """Return the part of a dataset of global batches that worker ``worker_index`` (w) of W reads.
 
-    The dataset's `AutoShardPolicy` decides, as in TensorFlow: OFF, everything. FILE, its own files.
-    HINT, what ``shard(SHARD_HINT, SHARD_HINT)`` in the dataset leaves. DATA, of all the mini-batches
-    number w, w + W, w + 2 W and so on. AUTO is FILE where the dataset reads files, else DATA.
-    Under DATA, also with one worker, and where the size of the batches is not known beforehand, each
-    batch is cut by itself; else rows are cut as a stream.
+    The dataset's `AutoShardPolicy` determines the part, as in TensorFlow. OFF: everything. FILE: the
+    worker's own files. HINT: the part that ``shard(SHARD_HINT, SHARD_HINT)`` selects. DATA: the
+    mini-batches with the numbers w, w + W, w + 2 W and so on. AUTO: FILE if the dataset reads files,
+    else DATA.
+
+    Rows are cut by batch under DATA (also with one worker) and if the batch size is not known in
+    advance, else as a stream.
 
     Raises
     ------
     ValueError
-        If the workers' replicas cannot be equally many, or elements have no rows.
+        The workers cannot have equally many replicas, or elements have no rows.
     NotFoundError
-        Under FILE, if the dataset does not read files.
+        The policy is FILE, and the dataset does not read files.
     """
     if num_replicas_in_sync % num_workers:
         raise ValueError(
@@ -210,14 +212,14 @@ def share_of_worker(
         if policy is AutoShardPolicy.DATA and num_workers > 1:
             own = Shard(own, num_workers, worker_index)
         elif steps != INFINITE_CARDINALITY and (sizes is not None or num_workers > 1):
-            # The number of rows decides, and of the files' rows.
+            # The number of steps depends on the number of rows, which is unknown for files.
             rows = _total_rows(dataset) if num_workers == 1 else UNKNOWN_CARDINALITY
             steps = rows if rows < 0 else -(-rows // (size or 1))
     return Share(own, policy, sizes, size, steps)
 
 
 def _shared(dataset: Dataset, num_workers: int, worker: int) -> tuple[AutoShardPolicy, Dataset]:
-    """Return the policy that is used, and what it leaves of a dataset before it is cut."""
+    """Return the policy that applies, and the part of the dataset that it selects before the cut."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy is AutoShardPolicy.HINT:
         return policy, fill_in_hints(dataset, num_workers, worker)
@@ -233,7 +235,7 @@ def _shared(dataset: Dataset, num_workers: int, worker: int) -> tuple[AutoShardP
 
 
 def _total_rows(batches: Dataset) -> int:
-    """Return the number of rows of all batches; -1 infinite, -2 unknown."""
+    """Return the number of rows of all batches, -1 if infinite, -2 if unknown."""
     while isinstance(batches, (Cache, FileCache, Prefetch, Shuffle, WithOptions)):
         batches = batches._source
     return Unbatch(batches).cardinality()
@@ -250,7 +252,7 @@ def _check_batched(spec: Any, replicas: int) -> None:
 
 
 def starving(share: Share, num_workers: int, worker_index: int, replicas: int) -> str:
-    """Say why a worker gets nothing but empty batches, or return nothing."""
+    """Return a text about a worker that gets empty batches only, or an empty string."""
     size = share.batch_size
     if share.policy is not AutoShardPolicy.DATA or num_workers == 1 or not size:
         return ""
@@ -259,14 +261,14 @@ def starving(share: Share, num_workers: int, worker_index: int, replicas: int) -
     if worker_index < parts:
         return ""
     return (
-        f"worker {worker_index} of {num_workers} gets nothing but empty batches: each global batch of "
-        f"{size} rows is cut into mini-batches of {rows} row(s), and these {parts} are dealt to workers "
+        f"worker {worker_index} of {num_workers} gets empty batches only: each global batch of "
+        f"{size} rows is cut into mini-batches of {rows} row(s), and these {parts} go to workers "
         f"0 to {parts - 1}. Use batches of {replicas} rows or a multiple of it."
     )
 
 
 def describe(dataset: Dataset, num_workers: int, num_replicas_in_sync: int) -> str:
-    """Return a table of which replica reads what."""
+    """Return a table of the rows and files that each replica reads."""
     shares = [
         share_of_worker(dataset, num_workers, w, num_replicas_in_sync) for w in range(num_workers)
     ]
@@ -303,7 +305,7 @@ def _source(share: Share, num_workers: int, worker: int) -> str:
 
 
 def _files_of(dataset: Dataset) -> list[list[str]]:
-    """Return the names of a worker's files, one list for each place where files are shared out."""
+    """Return the names of a worker's files, one list for each place where files are shared."""
     if isinstance(dataset, ShardOfFiles):
         return [[os.path.basename(os.fsdecode(name.item())) for name in dataset._iter()]]
     return [files for i in dataset._inputs() for files in _files_of(i)]

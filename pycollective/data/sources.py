@@ -1,4 +1,4 @@
-"""Where elements come from."""
+"""Sources of elements: arrays, generators and ranges."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TensorSlices(Dataset):
                     f"{leaf.shape})"
                 )
         self._length = len(leaves[0])
-        # Of an array in another order, NumPy would copy all rows in order to pick some.
+        # Without this copy, NumPy would copy all rows of an array in another order for each take.
         self._columns = nest.map_structure(lambda a: array_module(a).ascontiguousarray(a), columns)
 
     def _rows(self) -> Rows:
@@ -71,15 +71,15 @@ class SingleElement(Dataset):
 
 @kind
 class Generated(Dataset):
-    """What a function yields."""
+    """The elements that a function yields."""
 
     def __init__(
         self, generator: Callable[..., Any], signature: Any, args: tuple[Any, ...]
     ) -> None:
         if not callable(generator):
             raise TypeError(
-                "from_generator needs a function that returns an iterator, so that it can begin "
-                f"anew; got {type(generator).__name__}"
+                "from_generator needs a function that returns an iterator, so that each pass can "
+                f"start again; got {type(generator).__name__}"
             )
         for spec in [] if signature is None else nest.flatten(signature):
             if not isinstance(spec, TensorSpec):

@@ -1,4 +1,4 @@
-"""What the elements of a dataset look like."""
+"""Specs: shape and dtype of a dataset's elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pycollective import nest
 from pycollective.dtypes import as_dtype, float32, string
 from pycollective.tensor import TensorShape
 
-#: In place of a number: choose one.
+#: A value for numeric arguments: the library chooses the number.
 AUTOTUNE = -1
 
 INFINITE_CARDINALITY = -1
@@ -25,9 +25,9 @@ class TensorSpec:
     Attributes
     ----------
     shape : TensorShape, or None
-        None in the tuple: a length that varies. None for the whole: unknown rank.
+        A length is None if it varies; the shape is None if the rank is unknown.
     dtype : numpy.dtype or None
-        The type of the elements; None: unknown.
+        The dtype of the tensor, None if unknown.
     name : str, optional
         A name.
     """
@@ -61,7 +61,7 @@ class TensorSpec:
         return cls(tensor.shape, tensor.dtype, name)
 
     def is_compatible_with(self, spec_or_value: Any) -> bool:
-        """Return True if a tensor, or one of another spec, may be one of this spec."""
+        """Return True if a tensor, or tensors of another spec, can have this spec."""
         shape = TensorShape(spec_or_value.shape)
         return spec_or_value.dtype == self.dtype and shape.is_compatible_with(self.shape)
 
@@ -69,7 +69,7 @@ class TensorSpec:
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}, name={self.name!r})"
 
     def accepts(self, array: Any) -> bool:
-        """Whether an array has this dtype and a shape that fits."""
+        """Return True if an array has this dtype and a matching shape."""
         if self.dtype is not None and array.dtype != self.dtype:
             return False
         if self.shape is None:
@@ -79,12 +79,12 @@ class TensorSpec:
         )
 
 
-#: Stands for elements of which not even the structure is known.
+#: The spec of elements whose structure is unknown.
 UNKNOWN_SPEC = TensorSpec(None, None)
 
 
 def common_spec(one: Any, other: Any) -> Any:
-    """Return what two specs have in common: lengths and dtypes that differ are unknown."""
+    """Return the common part of two specs, in which different lengths and dtypes are unknown."""
 
     def common(a: TensorSpec, b: Any) -> TensorSpec:
         if not isinstance(b, TensorSpec):
@@ -104,7 +104,7 @@ def spec_of(element: Any) -> Any:
 
 
 def component_names(structure: Any, name: str = "element") -> Any:
-    """Return a name for each leaf of a structure, in the structure: ``element['x'][0]`` and so on."""
+    """Return names for the leaves of a structure, such as ``element['x'][0]``, in that structure."""
     if not nest.is_nested(structure):
         return name
     keys = structure.keys() if isinstance(structure, Mapping) else range(len(structure))
@@ -114,7 +114,7 @@ def component_names(structure: Any, name: str = "element") -> Any:
 
 
 def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
-    """Return the signature that `Dataset.from_generator` was given, in whichever spelling."""
+    """Return the signature from the arguments of `Dataset.from_generator`, old or new ones."""
     if types is None and shapes is None:
         return signature
     if signature is not None:

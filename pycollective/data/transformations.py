@@ -1,4 +1,4 @@
-"""Transformations that join datasets, or that give the same elements in another way."""
+"""Transformations that join datasets, or that keep the elements as they are."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class WithOptions(Transformed):
         super().__init__(source)
         if not isinstance(options, Options):
             raise TypeError(f"with_options needs tf.data.Options, not {type(options).__name__}")
-        self._own = Options().merge(options)  # a copy: theirs may be changed later
+        self._own = Options().merge(options)  # a copy, because the caller may change its own
 
     def _rows(self) -> Rows | None:
         return self._source._rows()
@@ -126,7 +126,7 @@ class WithOptions(Transformed):
 
 
 class AssertCardinality(Transformed):
-    """The same elements, of which there must be so many."""
+    """The same elements, with an error if their number is not the expected one."""
 
     def __init__(self, source: Dataset, expected: int) -> None:
         super().__init__(source)
@@ -196,9 +196,9 @@ class Zip(Dataset):
             if len(elements) < len(turns):
                 break
             yield nest.pack_as(self._structure, elements)
-        # All are asked equally often, as in TensorFlow: a cache is complete when its end was seen.
+        # As in TensorFlow, all inputs are read equally often; a cache needs a read past its end.
         for turn in turns[len(elements) + 1 :]:
-            with contextlib.suppress(Exception):  # of an element that nobody gets
+            with contextlib.suppress(Exception):  # the element is dropped, so its error is too
                 next(turn, None)
 
     def cardinality(self) -> int:

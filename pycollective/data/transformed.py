@@ -1,7 +1,7 @@
-"""`Transformed`: the base of datasets that are made from another one.
+"""`Transformed`: the base class of datasets that are made from another one.
 
-A new kind writes `_iter` (its elements from those of ``self._source``) and, where they change,
-`cardinality` and `_make_spec`. One that only orders rows is an `Ordered`: it is then done on indices.
+A subclass defines `_iter`, which makes its elements from those of ``self._source``. If they change, it
+also defines `cardinality` and `_make_spec`. A subclass that only orders rows derives from `Ordered`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def at_least(value: Any, least: int, name: str) -> int:
     Raises
     ------
     TypeError
-        If the argument is something else.
+        The argument is something else.
     InvalidArgumentError
-        If the number is below ``least``.
+        The number is below ``least``.
     """
     try:
         if isinstance(value, bool):
@@ -38,26 +38,26 @@ def at_least(value: Any, least: int, name: str) -> int:
 
 
 def number_or_auto(value: Any, name: str) -> int:
-    """Return a number of at least 1; for AUTOTUNE the number of cores."""
+    """Return a number of at least 1; AUTOTUNE becomes the number of cores."""
     number = at_least(value, AUTOTUNE, name)
     return _core.usable_cores() if number == AUTOTUNE else at_least(number, 1, name)
 
 
 def checked_function(name: str, function: Any) -> Any:
-    """Return the function that a transformation was given; raise TypeError if it is none."""
+    """Return the function of a transformation; raise TypeError if it is not callable."""
     if not callable(function):
         raise TypeError(f"{name} needs a function, not {type(function).__name__}")
     return function
 
 
 def called(function: Callable[..., Any], element: Any) -> Any:
-    """Return what a function makes of an element; tuples are its arguments."""
+    """Return the result of a function for an element; a tuple's items are its arguments."""
     value = as_tensors(element)
     return function(*value) if type(value) is tuple else function(value)
 
 
 class Transformed(Dataset):
-    """A dataset made from one other; elements look like that one's unless said otherwise."""
+    """A dataset made from another one, with the other one's spec and cardinality by default."""
 
     def __init__(self, source: Dataset) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""`Window`: elements in groups, each of which is a dataset."""
+"""`Window`: groups of elements, each of which is a dataset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pycollective.data.transformed import Transformed, at_least
 
 
 class _Kept(Dataset):
-    """One component of the elements of a window."""
+    """One component of a window's elements."""
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         self._arrays = arrays
@@ -33,7 +33,7 @@ class _Kept(Dataset):
 
 @kind
 class Window(Transformed):
-    """Datasets of several elements each; one for each component of the elements."""
+    """Windows of several elements; each component of a window is a dataset."""
 
     def __init__(
         self, source: Dataset, size: int, shift: int | None, stride: int, drop_remainder: bool
@@ -43,7 +43,7 @@ class Window(Transformed):
         self._shift = self._size if shift is None else at_least(shift, 1, "shift")
         self._stride = at_least(stride, 1, "stride")
         self._drop = drop_remainder
-        #: How many elements lie from the first one of a window to the last one.
+        #: Number of source elements from the first to the last element of a window.
         self._span = (self._size - 1) * self._stride + 1
 
     def _iter(self) -> Iterator[Any]:
@@ -57,7 +57,7 @@ class Window(Transformed):
             yield nest.map_structure(lambda *arrays: _Kept(arrays), *window)
             missing = self._shift - len(kept)
             del kept[: self._shift]
-            if missing > 0:  # the next window begins beyond what was read
+            if missing > 0:  # the next window begins after the elements read so far
                 next(itertools.islice(elements, missing, missing), None)
 
     def cardinality(self) -> int:

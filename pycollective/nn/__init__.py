@@ -96,11 +96,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # TensorFlow has the loss scaling here. It needs the strategy in force: it stands above this
-    # package, which is loaded without it.
+    # TensorFlow has loss scaling in this module. Here it belongs to pycollective.distribute, because it
+    # needs the current strategy; that package imports this one.
     if name in ("compute_average_loss", "scale_regularization_loss"):
         loss_scaling = importlib.import_module("pycollective.distribute.loss_scaling")
-        # From now on it is found without this function, which every step would call.
+        # Store the function, so that later uses do not call `__getattr__`.
         globals()[name] = getattr(loss_scaling, name)
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,7 +43,7 @@ __all__ = [
 
 
 def stable_sigmoid(x: Array) -> Array:
-    """Return ``1 / (1 + exp(-x))`` without overflow: by tanh, of any floating-point array."""
+    """Return ``1 / (1 + exp(-x))`` of a floating-point array without overflow, by tanh."""
     half: Array = (np.tanh(x / 2) + 1) / 2
     return half
 
@@ -82,7 +82,7 @@ relu = unary(
 
 @differentiable
 def add_relu(x: Any, y: Any) -> Tensor:
-    """Return ``max(x + y, 0)``, in one pass over memory where shapes are equal.
+    """Return ``max(x + y, 0)``, in one pass over memory if the shapes are equal.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ relu6 = unary(
     "relu6",
     lambda x: np.clip(x, 0, 6),
     lambda g, x, y: g * ((x > 0) & (x < 6)),
-    "Return ``x`` cut off below 0 and above 6; the gradient at both ends is 0.",
+    "Return ``x`` clipped to [0, 6]; the gradient at both ends is 0.",
 )
 softsign = unary(
     "softsign",
@@ -130,7 +130,7 @@ softsign = unary(
 
 
 def _inside(x: Array) -> Array:
-    """Return where the hard sigmoid rises."""
+    """Return the mask of the values at which the hard sigmoid rises."""
     inside: Array = (x > -3) & (x < 3)
     return inside
 
@@ -139,7 +139,7 @@ hard_sigmoid = unary(
     "hard_sigmoid",
     lambda x: np.clip(x / 6 + x.dtype.type(0.5), 0, 1),
     lambda g, x, y: g * _inside(x) / 6,
-    "Return ``x / 6 + 1 / 2`` cut off below 0 and above 1.",
+    "Return ``x / 6 + 1 / 2`` clipped to [0, 1].",
 )
 hard_silu = unary(
     "hard_silu",
@@ -180,19 +180,19 @@ def _elu(name: str, x: Tensor, alpha: float, scale: float) -> Tensor:
 
 @differentiable
 def elu(features: Any, alpha: float = 1.0) -> Tensor:
-    """Return ``x`` where it is positive, else ``alpha * (exp(x) - 1)``."""
+    """Return ``x`` if it is positive, else ``alpha * (exp(x) - 1)``, for each element."""
     return _elu("elu", as_tensor(features), alpha, 1.0)
 
 
 @differentiable
 def selu(features: Any) -> Tensor:
-    """Return `elu` scaled so that mean 0 and variance 1 stay (Klambauer et al., 2017)."""
+    """Return `elu` scaled to keep mean 0 and variance 1 (Klambauer et al., 2017)."""
     return _elu("selu", as_tensor(features), 1.6732632423543772, 1.0507009873554805)
 
 
 @differentiable
 def leaky_relu(features: Any, alpha: float = 0.2) -> Tensor:
-    """Return ``x`` where it is positive, else ``alpha * x``."""
+    """Return ``x`` if it is positive, else ``alpha * x``, for each element."""
     x = as_tensor(features)
     a = x.array
     slope = np.where(a > 0, a.dtype.type(1), a.dtype.type(alpha))
@@ -200,7 +200,7 @@ def leaky_relu(features: Any, alpha: float = 0.2) -> Tensor:
 
 
 def _gelu_parts(x: Array) -> tuple[Array, Array]:
-    """Return the tanh in the function below, and the derivative of what it is taken of."""
+    """Return the tanh of the approximate gelu, and the derivative of the tanh's argument."""
     scale = x.dtype.type(np.sqrt(2 / np.pi))
     cubic = x.dtype.type(0.044715)
     return np.tanh(scale * (x + cubic * x * x * x)), scale * (1 + 3 * cubic * x * x)
@@ -232,7 +232,7 @@ _gelu = unary(
 def gelu(features: Any, approximate: bool = False) -> Tensor:
     """Return ``x`` times the probability of a normal number below it (Hendrycks and Gimpel, 2016).
 
-    With ``approximate`` by the form with tanh of the same paper.
+    With ``approximate``, use the approximation with tanh from the same paper.
     """
     return _gelu_by_tanh(features) if approximate else _gelu(features)
 
@@ -270,7 +270,7 @@ def softmax(logits: Any, axis: int = -1) -> Tensor:
 
 @differentiable
 def log_softmax(logits: Any, axis: int = -1) -> Tensor:
-    """Return the logarithms of `softmax`, also where that is too small to be a number."""
+    """Return the logarithm of `softmax`, accurate also if the softmax underflows."""
     x, place = _classes("log_softmax", logits, axis)
     result = log_softmax_of(x.array, place)
 
@@ -282,7 +282,7 @@ def log_softmax(logits: Any, axis: int = -1) -> Tensor:
 
 @differentiable
 def bias_add(value: Any, bias: Any) -> Tensor:
-    """Return ``value + bias``, where ``bias`` has one number for each place of the last axis."""
+    """Return ``value + bias``; ``bias`` has one number for each index of the last axis."""
     x, b = operands(value, bias)
     check_dtypes("bias_add", x, b)
     if b.ndim != 1 or not x.ndim or x.shape[-1] != b.shape[0]:
@@ -302,21 +302,21 @@ def bias_add(value: Any, bias: Any) -> Tensor:
 
 @differentiable
 def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = None) -> Tensor:
-    """Return ``x`` with a share ``rate`` of its elements, chosen by chance, set to 0.
+    """Set randomly chosen elements of ``x`` to 0 and divide the others by ``1 - rate``.
 
-    The others are divided by ``1 - rate``, so that sums stay the same on average.
+    The division keeps sums the same on average.
 
     Parameters
     ----------
     x
         A floating-point tensor.
     rate
-        The share.
+        The share of elements that are set to 0, from 0 to below 1.
     noise_shape
-        The shape in which is drawn: along axes of length 1 elements are dropped together. None, or
-        None for an axis: as ``x``.
+        Shape of the random mask; elements along an axis of length 1 are dropped together. None for the
+        shape or for an axis means that of ``x``.
     seed
-        Each seed has its own generator.
+        Seed of the mask; each seed has its own generator.
     """
     tensor = as_tensor(x)
     a = tensor.array

@@ -1,4 +1,4 @@
-"""Convolutions block by block of output rows, in which BLAS multiplies patches with filters."""
+"""Convolution by blocks of output rows, in which BLAS multiplies patches with filters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..array_backend import Array
 from ..workspace import workspace
 from .window import Window
 
-# Patches of one block take about so many bytes: with its product and the filters they stay in the
+# Patches of one block take about this many bytes, so that they, the product and the filters stay in the
 # second-level cache.
 _BLOCK_BYTES = 1 << 20
 
 
 class Blocks:
-    """How a convolution is cut into blocks of output rows; a row is one of ``n * out_h``."""
+    """The division of a convolution into blocks of output rows, of which there are ``n * out_h``."""
 
     def __init__(self, x: Array, w: Array, window: Window, unit: int = 1) -> None:
         self.x = x
@@ -26,7 +26,7 @@ class Blocks:
         self.patch = w.size // w.shape[3]
         self.matrix = w.reshape(self.patch, self.filters)
         self.rows = x.shape[0] * self.out_h
-        # A 1 x 1 kernel at every pixel: the image's own rows are the patches.
+        # With a 1 x 1 kernel at every pixel, the image's own rows are the patches.
         self.pointwise = (
             self.patch == x.shape[3]
             and (window.stride_h, window.stride_w) == (1, 1)
@@ -34,19 +34,19 @@ class Blocks:
         )
         row_bytes = self.out_w * max(self.patch, self.filters) * x.itemsize
         step = max(_BLOCK_BYTES // row_bytes, 1)
-        # Whole images where they fit, else whole units (a unit: the rows of one pooling window).
+        # Whole images if they fit, else whole units: the rows of one pooling window.
         self.step = step // self.out_h * self.out_h or max(step // unit, 1) * unit
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return first row and last + 1 of each block."""
+        """Return the first and the last row + 1 of each block."""
         return [(r, min(r + self.step, self.rows)) for r in range(0, self.rows, self.step)]
 
     def pixels(self, matrix: Array, first: int, last: int) -> Array:
-        """Return a block of a matrix that has a row for each output pixel."""
+        """Return a block's rows of a matrix with one row for each output pixel."""
         return matrix[first * self.out_w : last * self.out_w]
 
     def columns(self, rows: int) -> Array:
-        """Return scratch memory for the patches of so many rows."""
+        """Return scratch memory for the patches of ``rows`` output rows."""
         return workspace.scratch("columns", (rows * self.out_w, self.patch), self.x.dtype)
 
     def patches(self, first: int, last: int) -> Array:
@@ -59,7 +59,7 @@ class Blocks:
 
 
 class Gradients:
-    """Sums the gradients of filters and images block by block."""
+    """Sums of the gradients of filters and images over blocks."""
 
     def __init__(self, blocks: Blocks, w: Array, need_x: bool, need_w: bool) -> None:
         self.blocks = blocks
@@ -72,7 +72,7 @@ class Gradients:
         self.cleared = 0
 
     def add(self, dz: Array, first: int, last: int) -> None:
-        """Take in the gradient of a block of the product, ``[pixels, filters]``."""
+        """Add the gradient of a block of the product, ``[pixels, filters]``."""
         blocks = self.blocks
         if self.dw is not None:
             np.matmul(blocks.patches(first, last).T, dz, out=self.part)
@@ -84,7 +84,7 @@ class Gradients:
             out = blocks.pixels(self.dx.reshape(-1, blocks.patch), first, last)
             np.matmul(dz, blocks.matrix.T, out=out)
             return
-        # Images are cleared when their turn comes, to be in cache when the patches are added.
+        # Clear an image only when its block comes, so that it is in cache for the sum.
         images = -(-last // blocks.out_h)
         self.dx[self.cleared : images] = 0
         self.cleared = images

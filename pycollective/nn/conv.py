@@ -1,13 +1,14 @@
 """Two-dimensional convolution, alone or with bias, relu and max pooling in one pass.
 
 Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, channels, filters]``.
-NumPy arrays of float32 and float64 go through compiled kernels, one call each way. Shapes decide
-which: Winograd's for 3 x 3 filters at every pixel, kernels that read patches in place for few
-channels, and else the patches of a block of output rows are copied side by side ("im2col"),
-multiplied, and finished while they are in cache. Gradients through max pooling are sums over the few
-places that it let through. In float64 the products are left to BLAS.
-Arrays of a GPU go to cuDNN where it is to be had (`cudnn`). Everything else (other dtypes, CuPy without
-cuDNN) is copied side by side and multiplied with the functions of its array module.
+NumPy arrays of float32 and float64 use compiled kernels, one call in each direction. The shapes select
+the kernel. Winograd's algorithm is for 3 x 3 filters at every pixel, and kernels that read patches in
+place are for few channels. Else the patches of a block of output rows are copied side by side
+("im2col"), multiplied, and finished while they are in cache.
+
+Gradients through max pooling are sums over the few pixels that it selected. In float64, BLAS computes
+the products. GPU arrays use cuDNN if it is available (`cudnn`). All other arrays (other dtypes, CuPy
+without cuDNN) use im2col with the functions of their array module.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from .window import (
     windows,
 )
 
-# Where the kernel without patches beats im2col and BLAS (measured): with few numbers in a patch
-# and, given the widest registers, as long as the filters stay in the first-level cache.
+# Limits within which the kernel without patches is faster than im2col and BLAS. Patches must be small.
+# With the widest registers it is enough that filters stay in the first-level cache.
 _DIRECT_PATCH = 32
 _DIRECT_WEIGHTS = 9216 if kernels.vector_bytes() == 64 else 0
 _DIRECT_FILTERS = 4
-# Fewer channels or filters do not fill the products of the Winograd kernels.
+# With fewer channels or filters, the products of the Winograd kernels are too narrow.
 _WINOGRAD_CHANNELS = 8
-# Sums over single places work on vectors of channels.
+# Sums over single pixels use vectors of channels.
 _SPARSE_CHANNELS = 8
 
 
@@ -105,7 +106,7 @@ def _window_of_shapes(
 
 
 def _direct(w: Array) -> bool:
-    """Whether the kernel without patches is the faster one."""
+    """Return True if the kernel without patches is the faster one."""
     filters = w.shape[3]
     patch = w.size // filters
     few = patch <= _DIRECT_PATCH or w.size <= _DIRECT_WEIGHTS
@@ -113,7 +114,7 @@ def _direct(w: Array) -> bool:
 
 
 def _winograd(w: Array, window: Window) -> bool:
-    """Whether these are 3 x 3 filters at every pixel, enough of them for Winograd's kernels."""
+    """Return True for 3 x 3 filters at every pixel, if they are enough for Winograd's kernels."""
     return _winograd_kind(w.shape, w.dtype, window)
 
 
@@ -199,7 +200,7 @@ def _pool_pair(size: Pair) -> tuple[int, int]:
 class _Pooled:
     """The geometry of convolution, relu and disjoint max pooling in one pass.
 
-    Only the part of the convolution that pooling looks at is computed: ``window`` is cropped to it.
+    Only the pixels that pooling uses are computed: ``window`` is cropped to them.
     """
 
     def __init__(self, window: Window, filters: int, size: tuple[int, int]) -> None:
@@ -209,7 +210,7 @@ class _Pooled:
         self.window = window.cropped(self.out_h * size[0], self.out_w * size[1])
         area = (self.window.out_h, self.window.out_w, filters)
         self.pool = make_window(area, size, size, (1, 1), False)
-        # One row of pooling windows, for blocks that hold a whole number of them.
+        # One row of pooling windows, for blocks with a whole number of such rows.
         self.strip = make_window((size[0], *area[1:]), size, size, (1, 1), False)
 
 
@@ -220,7 +221,7 @@ def _pooled(window: Window, filters: int, size: tuple[int, int]) -> _Pooled:
 
 @functools.lru_cache(maxsize=256)
 def _pooled_kernel(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return the kernel for the way forward with filters of this kind; None: BLAS."""
+    """Return the forward kernel for filters of this shape and dtype; None means BLAS."""
     w = np.empty(shape, dtype)
     if plan.size == (2, 2) and _winograd(w, plan.window):
         return kernels.winograd_forward
@@ -251,7 +252,7 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
 
 
 def _sparse(w: Array, plan: _Pooled) -> bool:
-    """Whether summing over the places of the maxima beats products of matrices."""
+    """Return True if sums over the pixels of the maxima are faster than products of matrices."""
     return _sparse_kind(plan, w.shape, w.dtype, kernels.vector_bytes())
 
 
@@ -261,7 +262,7 @@ def _sparse_kind(plan: _Pooled, shape: tuple[int, ...], dtype: Any, vector_bytes
         return False
     if shape[2] >= _SPARSE_CHANNELS:
         return True
-    # For one channel there is a kernel of its own, where the widest registers are.
+    # A separate kernel for one channel needs the widest registers.
     return (
         shape[:3] == (3, 3, 1)
         and plan.size == (2, 2)
@@ -344,7 +345,7 @@ def _generic_backward(
 
 
 def conv2d_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
-    """Convolve arrays whose shapes have been checked: the route depends on their kind."""
+    """Convolve arrays of checked shapes; their kind selects the kernel."""
     if compiled(x, w, b):
         return _compiled_forward(
             native(x), native(w), None if b is None else native(b), window, relu
@@ -355,9 +356,9 @@ def conv2d_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bo
 def conv2d_backward(
     g: Array, x: Array, w: Array, y: Array | None, window: Window, need: Sequence[bool]
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Return the gradients of images, filters and bias where ``need`` asks for them.
+    """Return the gradients of images, filters and bias, None for those that ``need`` excludes.
 
-    ``y`` is the result after relu, or None without one.
+    ``y`` is the result after relu, or None without relu.
     """
     if compiled(g, x, w, y):
         return _compiled_backward(native(g), native(x), native(w), y, window, need)
@@ -405,7 +406,7 @@ def conv2d(
         ``"VALID"``: the window stays inside the image. ``"SAME"``: zeros around the image, so that
         the result has ``ceil(size / stride)`` rows and columns.
     activation
-        ``"relu"`` cuts off what is negative, in the same pass.
+        ``"relu"`` replaces negative results by 0 in the same pass.
 
     Returns
     -------
@@ -435,16 +436,16 @@ def conv2d_relu_max_pool(
     dilations: Pair = 1,
     pool_size: Pair = 2,
 ) -> Tensor:
-    """Convolution with relu, then max pooling with a stride of its window and without padding.
+    """Return convolution with relu, then max pooling with a stride of its window and no padding.
 
-    The same values and gradients as ``max_pool2d(conv2d(..., activation="relu"), pool_size)``, but
-    the convolution's result is pooled while it is in cache and never stored, and rows and columns
-    that pooling would drop are not computed.
+    Values and gradients are those of ``max_pool2d(conv2d(..., activation="relu"), pool_size)``. The
+    convolution's result is pooled while it is in cache, and never stored. Rows and columns that
+    pooling would drop are not computed.
 
     Parameters
     ----------
     x, w, bias, strides, padding, dilations
-        As for `conv2d`.
+        As in `conv2d`.
     pool_size
         Height and width of the pooling window, and its stride.
 

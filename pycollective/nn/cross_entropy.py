@@ -11,10 +11,10 @@ from .window import compiled, native
 
 
 def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array | None]:
-    """Return the loss of each row of logits ``[rows, classes]``, and its derivative if asked for.
+    """Return the loss of each row of logits ``[rows, classes]``, and with ``gradient`` its derivative.
 
-    The arrays are NumPy's, of float32 or float64; labels are integers in ``[0, classes)``. The
-    derivative is ``softmax(logits) - onehot(labels)``.
+    Logits are NumPy arrays of float32 or float64, labels are integers in ``[0, classes)``. The
+    derivative is ``softmax(logits) - onehot(labels)``, else None.
     """
     if not compiled(logits):
         raise ValueError(f"logits must be NumPy float32 or float64, got dtype {logits.dtype}")

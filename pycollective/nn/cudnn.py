@@ -1,11 +1,11 @@
-"""Convolution of GPU arrays by cuDNN, where its Python front end is installed.
+"""Convolution of GPU arrays by cuDNN, if the package ``nvidia-cudnn-frontend`` is installed.
 
-That is the package ``nvidia-cudnn-frontend``. A convolution, and each of its two gradients, is a graph
-of one operation; cuDNN's heuristics choose an engine for it when its shapes are first seen. What cuDNN
-has no engine for the caller computes by im2col and the library of matrix products.
+A convolution and each of its two gradients are graphs of one operation. Heuristics of cuDNN choose an
+engine at the first use of a graph's shapes. Without an engine, the caller uses im2col and matrix
+products.
 
-Images lie as they are, ``[n, height, width, channels]``, and cuDNN is told so by strides; its filters
-are ``[filters, kernel_h, kernel_w, channels]``, a copy of ours in another order.
+Images keep their layout ``[n, height, width, channels]``, which strides describe to cuDNN. cuDNN's
+filters are ``[filters, kernel_h, kernel_w, channels]``, a reordered copy of ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .window import Window, behind
 
 _log = logging.getLogger("pycollective")
 
-#: By the names of the arrays' types.
+#: cuDNN's types by the names of dtypes.
 _TYPES = {"float16": "HALF", "float32": "FLOAT", "float64": "DOUBLE"}
 
 
@@ -37,9 +37,9 @@ class _Plan(NamedTuple):
 
 
 class _Kept(threading.local):
-    """The handles (by device) and plans of one thread: a handle serves one thread at a time.
+    """The handles (by device) and plans of one thread, because a handle serves one thread at a time.
 
-    A plan is kept by operation, device, types, shapes and window; None where cuDNN has no engine.
+    The key of a plan is operation, device, dtype, shapes and window; None means no engine.
     """
 
     def __init__(self) -> None:
@@ -52,26 +52,26 @@ _kept = _Kept()
 
 @functools.cache
 def _library() -> Any:
-    """Return the front end, or None if it is not there or finds no cuDNN."""
+    """Return cuDNN's front end, or None if it is not installed or cannot load cuDNN."""
     if importlib.util.find_spec("cudnn") is None:
         return None
     try:
         library = importlib.import_module("cudnn")
         library.backend_version()
-    except Exception as error:  # whatever a library says that does not fit the machine
-        _log.warning("convolutions go without cuDNN, whose front end fails: %s", error)
+    except Exception as error:  # a library that does not fit the machine may raise anything
+        _log.warning("convolutions do not use cuDNN, because its front end fails: %s", error)
         return None
     return library
 
 
 def library_version() -> str:
-    """Return the number of cuDNN's version, or nothing if it cannot be used."""
+    """Return cuDNN's version number as text, or an empty string if it cannot be used."""
     library = _library()
     return "" if library is None else str(library.backend_version())
 
 
 def _channels_second(array: Array) -> Array:
-    """Return a view with the order of axes that cuDNN speaks of."""
+    """Return a view with cuDNN's order of axes."""
     view: Array = array.transpose(0, 3, 1, 2)
     return view
 
@@ -91,7 +91,7 @@ def _build(
     window: Window,
     ends: Sequence[int],
 ) -> _Plan | None:
-    """Return what computes an operation for arrays of these shapes, or None if there is no engine."""
+    """Return the plan of an operation for arrays of these shapes, or None if there is no engine."""
     kind = getattr(library.data_type, _TYPES[output.dtype.name])
     compute = library.data_type.DOUBLE if output.dtype == np.float64 else library.data_type.FLOAT
     graph = library.pygraph(
@@ -115,7 +115,7 @@ def _build(
         graph.build_operation_graph()
         graph.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
         if output.dtype == np.float32:
-            # Products of numbers cut to 10 bits are not what is asked for.
+            # Engines that round inputs to 10 bits would give less than float32's precision.
             note = library.numerical_note
             graph.deselect_numeric_notes([note.TENSOR_CORE, note.DOWN_CONVERT_INPUTS])
         graph.check_support()
@@ -134,7 +134,7 @@ def _computed(
     window: Window,
     image: tuple[int, ...],
 ) -> bool:
-    """Compute an operation into ``output``; return whether cuDNN can."""
+    """Compute an operation into ``output``; return False if cuDNN cannot."""
     library = _library()
     if library is None or output.dtype.name not in _TYPES or not image[0]:
         return False
@@ -181,9 +181,9 @@ def forward(x: Array, w: Array, window: Window) -> Array | None:
 def gradients(
     g: Array, x: Array, w: Array, window: Window, need_x: bool, need_w: bool
 ) -> tuple[Array | None, Array | None]:
-    """Return the gradients by images and filters; None for what is not needed or not to be had.
+    """Return the gradients of images and filters, each None if not needed or not supported.
 
-    ``g`` is the gradient by the result, ``[n, out_h, out_w, filters]``; the rest is as in `forward`.
+    ``g`` is the gradient of the result, ``[n, out_h, out_w, filters]``; the rest is as in `forward`.
     """
     if _library() is None:
         return None, None

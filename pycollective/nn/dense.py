@@ -1,4 +1,4 @@
-"""A product with a matrix, bias and relu as one operation: fewer steps for the tape and for Python."""
+"""Matrix product, bias and relu as one operation, which saves steps of the tape and of Python."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .activations import bias_add
 from .activations import relu as relu_of
 from .window import FLOAT32, compiled, native
 
-# Factors with more numbers do not stay in caches: BLAS, which cuts products into blocks both ways,
-# is faster there.
+# Larger factors do not stay in caches, and BLAS, which divides products into blocks in both directions,
+# is faster.
 _LARGEST = 1 << 20
 
 
 def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Tensor:
-    """Return ``x @ w + bias``, cut off at 0 with ``activation="relu"``.
+    """Return ``x @ w + bias``, with ``activation="relu"`` clipped below at 0.
 
     The shapes are ``[n, inputs]``, ``[inputs, units]`` and ``[units]``, all of one dtype.
     """
@@ -45,7 +45,7 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
 
 
 def _own(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
-    """Compute all with kernels of our own, in one call each way."""
+    """Compute everything with this package's kernels, in one call in each direction."""
     x, w, b = _arrays(inputs)
     y = workspace.empty((x.shape[0], w.shape[1]), x.dtype)
     kernels.dense_forward(x, w, b, y, relu)
@@ -61,7 +61,7 @@ def _own(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
 
 
 def _blas(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
-    """Leave the products to BLAS."""
+    """Compute the products with BLAS."""
     x, w, b = _arrays(inputs)
     y = workspace.empty((x.shape[0], w.shape[1]), x.dtype)
     np.matmul(x, w, out=y)

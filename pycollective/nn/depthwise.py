@@ -1,4 +1,4 @@
-"""Convolution of each channel with filters of its own, or of groups of channels."""
+"""Convolution of each channel with its own filters, or of groups of channels."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def depthwise_conv2d(
         Steps of the window and between its taps: an int, ``(height, width)`` or
         ``(1, height, width, 1)``.
     padding
-        ``"VALID"`` or ``"SAME"``, as for `conv2d`.
+        ``"VALID"`` or ``"SAME"``, as in `conv2d`.
 
     Returns
     -------
     Tensor
-        ``[n, out_h, out_w, channels * multiplier]``: the results of a channel stand side by side.
+        ``[n, out_h, out_w, channels * multiplier]``; the results of a channel are adjacent.
     """
     images, filters = as_tensor(input), as_tensor(filter)
     x, w = images.array, filters.array
@@ -106,11 +106,12 @@ def grouped_conv2d(
     x
         Images ``[n, height, width, channels]``.
     w
-        Filters ``[kernel_h, kernel_w, channels / groups, filters]``: those of the first group, then
-        those of the second one, and so on.
+        Filters ``[kernel_h, kernel_w, channels / groups, filters]``: the first group's filters, then the
+        second group's, and so on.
     groups
-        How many; both channels and filters must be divisible by it.
+        Number of groups; it must divide the numbers of channels and of filters.
     bias, strides, padding, dilations, activation
+        As in `conv2d`.
         As for `conv2d`.
 
     Returns
@@ -122,7 +123,7 @@ def grouped_conv2d(
     channels, count = images.shape[-1], filters.shape[-1]
     if channels % groups or count % groups:
         raise ValueError(
-            f"{groups} groups share neither {channels} channels nor {count} filters out equally"
+            f"{groups} groups must divide both the {channels} channels and the {count} filters"
         )
     if groups == 1:
         return conv2d(images, filters, bias, strides, padding, dilations, activation)

@@ -9,20 +9,20 @@ import numpy as np
 
 from ..array_backend import Array, asarray
 
-# Distance of the known values; beyond the last one erf is 1 in float64.
+# Known values per unit of x; beyond the last known value, at _END, erf is 1 in float64.
 _STEPS = 64
 _END = 6
-# The Taylor polynomial about the nearest known value: at most 1/128 away, its remainder is below
-# 1e-17.
+# Degree of the Taylor polynomial about the nearest known value, which is at most 1/128 away: the
+# remainder is below 1e-17.
 _DEGREE = 7
 
 
 @functools.lru_cache(maxsize=1)
 def _table() -> Array:
-    """Return the Taylor coefficients of erf about each known place, one row for each power."""
+    """Return the Taylor coefficients of erf about each known value, one row for each power."""
     places = np.arange(_END * _STEPS + 1) / _STEPS
     rows = [np.array([math.erf(x) for x in places])]
-    # The derivatives of exp(-x^2) are itself times (-1)^k H_k(x), with Hermite's polynomials.
+    # The derivatives of f(x) = exp(-x^2) are (-1)^k H_k(x) f(x), with Hermite's polynomials H_k.
     density = 2 / math.sqrt(math.pi) * np.exp(-(places**2))
     before, hermite = np.zeros_like(places), np.ones_like(places)
     for power in range(1, _DEGREE + 1):
@@ -34,12 +34,12 @@ def _table() -> Array:
 def erf(x: Array) -> Array:
     """Return ``2 / sqrt(pi)`` times the integral of ``exp(-t**2)`` from 0 to each number.
 
-    The error is below 1e-15; the result has the dtype of ``x``, a floating-point one.
+    The error is below 1e-15. ``x`` has a floating-point dtype, which the result has too.
     """
     wide = x.astype(np.float64)
     size = np.minimum(np.abs(wide), _END)
     table = asarray(_table(), like=x)
-    # NaN becomes any place; it comes back with the distance.
+    # NaN gets any index; the distance, which is NaN, makes the result NaN.
     nearest = np.nan_to_num(np.rint(size * _STEPS)).astype(np.int64)
     distance = size - nearest / _STEPS
     result = np.take(table[_DEGREE], nearest)

@@ -1,4 +1,4 @@
-"""Operations in half precision by way of float32, where the host has no fast form of their own."""
+"""Half-precision operations computed in float32, for operations without a kernel for halves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def in_float32(function: _Function) -> _Function:
-    """Let an operation on NumPy arrays of halves compute in float32, and round at the end."""
+    """Make an operation on NumPy arrays of halves compute in float32, and round its result."""
 
     @functools.wraps(function)
     def computed(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -27,7 +27,7 @@ def in_float32(function: _Function) -> _Function:
         named = {name: _as_given(value) for name, value in kwargs.items()}
         tensors = [v for v in (*given, *named.values()) if isinstance(v, Tensor)]
         if any(tensor.dtype != dtype for tensor in tensors):
-            # The operation says what does not fit.
+            # The operation raises the error about dtypes.
             return function(*given, **named)
         wide = {id(tensor): cast(tensor, np.float32) for tensor in tensors}
         found = function(
@@ -41,6 +41,6 @@ def in_float32(function: _Function) -> _Function:
 
 
 def _as_given(value: Any) -> Any:
-    """Return arrays and variables as tensors."""
+    """Return arrays and variables as tensors, and other values unchanged."""
     known = isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "_read")
     return as_tensor(value) if known else value

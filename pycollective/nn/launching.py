@@ -1,4 +1,4 @@
-"""Kernels for GPUs that CuPy compiles at their first use, and keeps in its cache; nvcc is not needed."""
+"""GPU kernels that CuPy compiles at their first use and keeps in its cache; nvcc is not needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..array_backend import Array, array_module, beside
 _THREADS = 256
 _BLOCKS = 1 << 16
 
-#: Of each thread's elements, for sources with an ``INDEX`` type.
+#: A loop over each thread's elements, for sources with an ``INDEX`` type.
 ELEMENTS = """
 #define EACH_ELEMENT(i, count)                                                       \\
   for (INDEX i = blockIdx.x * static_cast<INDEX>(blockDim.x) + threadIdx.x; i < count; \\
@@ -28,12 +28,12 @@ _DEFINES = {
 
 
 def defines(dtype: np.dtype[Any], index: str) -> str:
-    """Return the beginning of a source: its type of numbers, and one that counts them."""
+    """Return the first lines of a source: its type of numbers, and its type of indices."""
     return f"{_DEFINES[dtype]}\n#define INDEX {index}\n{ELEMENTS}"
 
 
 def index_type(arrays: Sequence[Array | None]) -> str:
-    """Return a type that counts the elements of arrays: divisions of 32 bits take less time."""
+    """Return the index type for the elements of arrays; 32-bit divisions are faster."""
     largest = max(array.size for array in arrays if array is not None)
     return "unsigned" if largest < 2**31 else "long long"
 
@@ -44,7 +44,7 @@ def _kernel(module: Any, source: str, name: str) -> Any:
 
 
 def launch(source: str, name: str, size: int, like: Array, arguments: Sequence[Any]) -> None:
-    """Launch a kernel over so many elements, on the device of an array; None is a null pointer."""
+    """Launch a kernel over ``size`` elements, on the device of ``like``; None is a null pointer."""
     if size:
         blocks = min(-(-size // _THREADS), _BLOCKS)
         with beside(like):

@@ -1,4 +1,4 @@
-"""Losses per example, from logits, and weights' norms."""
+"""Losses per example from logits, and sums of squares."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
     Raises
     ------
     ValueError
-        If a label is out of range, or the shapes do not fit.
+        A label is out of range, or the shapes do not match.
 
     Notes
     -----
-    On a device the labels are not looked at, which would mean to wait for it: the loss of a label that
-    is out of range is NaN there, and so is its gradient, as TensorFlow has it.
+    On a device the labels are not checked, because that would wait for the device. The loss of a label
+    out of range is NaN there, and so is its gradient, as in TensorFlow.
     """
     x, axis = _classes("sparse_softmax_cross_entropy_with_logits", logits, -1)
     a = x.array
@@ -89,7 +89,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
 
 
 def _by_kernel(label: Array, a: Array, x: Tensor) -> tuple[Array, tuple[Tensor], Any]:
-    """Compute losses, and while a tape records their slopes too, in one pass over the logits."""
+    """Compute the losses in one pass over the logits, with the derivatives while a tape records."""
     rows = a.reshape(-1, a.shape[-1])
     losses, slope = cross_entropy.forward(rows, label.reshape(-1), recording())
 
@@ -136,9 +136,9 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) 
 
 @differentiable
 def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor:
-    """Return the cross-entropy of probabilities and the logits of yes-or-no answers, by element.
+    """Return the cross-entropy of probabilities and the logits of binary decisions, by element.
 
-    ``labels`` and ``logits`` have one shape and floating-point dtype, which the result has too.
+    ``labels`` and ``logits`` have one shape and one floating-point dtype, which are the result's too.
     """
     y, x = operands(labels, logits)
     _same_shape("sigmoid_cross_entropy_with_logits", y, x)
@@ -164,12 +164,12 @@ def _same_shape(name: str, labels: Tensor, logits: Tensor) -> None:
 
 @differentiable
 def l2_loss(t: Any) -> Tensor:
-    """Return half the sum of the squares."""
+    """Return half the sum of the squares of a tensor."""
     return sum_of_squares(t, 0.5)
 
 
 def sum_of_squares(t: Any, factor: float) -> Tensor:
-    """Return the sum of the squares, multiplied with a factor, as one operation."""
+    """Return the sum of the squares times a factor, as one operation."""
     x = as_tensor(t)
     a = x.array
     number = a.dtype.type

@@ -1,4 +1,4 @@
-"""Means, variances, and what is divided by them: batch and layer normalization."""
+"""Means and variances, and normalization by them: batch and layer normalization."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .window import compiled, native
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
 
-# Blocks of rows take about so many bytes: what is read again soon is still in cache then.
+# Blocks of rows take about this many bytes, so that they are still in cache at their second use.
 _BLOCK_BYTES = 1 << 18
-# More rows than this are not summed in float32 in one go.
+# The most rows whose float32 sum is accurate enough.
 _BLOCK_ROWS = 4096
 
 
@@ -36,11 +36,11 @@ def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tup
     x
         A floating-point tensor.
     axes
-        An axis, or several; None: all.
+        An axis, several axes, or None for all.
     shift
-        Accepted for TensorFlow's sake; the mean itself is what is subtracted.
+        Ignored, for TensorFlow's programs; the mean itself is subtracted.
     keepdims
-        Whether the axes stay, with length 1.
+        Keep the axes, with length 1.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tup
     """
     values = as_tensor(x)
     mean = ops.reduce_mean(values, axes, keepdims=True)
-    # The distances from the mean have mean 0, so that no gradient comes through it.
+    # The sum of the distances from the mean is 0, so that no gradient flows through the mean.
     squares = ops.squared_difference(values, ops.stop_gradient(mean))
     variance = ops.reduce_mean(squares, axes, keepdims=keepdims)
     return (mean if keepdims else ops.reshape(mean, variance.shape)), variance
@@ -61,8 +61,8 @@ def batch_normalization(
 ) -> Tensor:
     """Return ``scale * (x - mean) / sqrt(variance + variance_epsilon) + offset``.
 
-    As ``tf.nn.batch_normalization``: the four broadcast against ``x``, ``offset`` and ``scale`` may
-    be None.
+    As ``tf.nn.batch_normalization``: the other arguments broadcast against ``x``, and ``offset`` and
+    ``scale`` may be None.
     """
     factor = ops.rsqrt(as_tensor(variance) + variance_epsilon)
     if scale is not None:
@@ -72,7 +72,7 @@ def batch_normalization(
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which statistics of a dtype are computed."""
+    """Return the dtype in which the statistics of a dtype are computed."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
@@ -83,7 +83,7 @@ def _empty(like: Array) -> Array:
 
 
 def _blocks(rows: Array) -> Iterator[slice]:
-    """Yield blocks of rows; on a device all of them are one."""
+    """Yield blocks of rows; on a device there is one block of all rows."""
     count = len(rows)
     step = max(count, 1)
     if rows.__class__ is np.ndarray:
@@ -94,7 +94,7 @@ def _blocks(rows: Array) -> Iterator[slice]:
 
 
 def _column_sums(blocks: Iterator[Array], like: Array) -> Array:
-    """Return the sums of the columns of blocks of rows; BLAS adds the rows of a block."""
+    """Return the sums of the columns over blocks of rows; BLAS adds the rows of a block."""
     xp = array_module(like)
     sums = (np.matmul(xp.ones(len(block), like.dtype), block) for block in blocks)
     if xp is not np:
@@ -107,7 +107,7 @@ def _column_sums(blocks: Iterator[Array], like: Array) -> Array:
 
 
 def _rows(values: Array, channels: int) -> Array:
-    """Return ``[..., channels]`` as rows, as the compiled kernels take them where they do."""
+    """Return ``[..., channels]`` as rows, in the layout of the kernels that can handle them."""
     rows: Array = values.reshape(values.size // max(channels, 1), channels)
     if rows.__class__ is np.ndarray:
         return native(rows) if compiled(rows) else rows
@@ -115,7 +115,7 @@ def _rows(values: Array, channels: int) -> Array:
 
 
 def _statistics(rows: Array) -> tuple[Array, Array]:
-    """Return mean and variance of the columns; 0 where there are no rows."""
+    """Return mean and variance of the columns, 0 if there are no rows."""
     if compiled(rows) and rows.shape[1]:
         mean, variance = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
         kernels.batch_moments(rows, mean, variance)
@@ -131,7 +131,7 @@ def _gradient_sums(
 ) -> tuple[Array, Array]:
     """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``.
 
-    With ``cut``, a factor and a shift for compiled kernels, of ``g`` only where
+    With ``cut``, a factor and a shift for kernels, the sums include ``g`` only where
     ``(rows - mean) * factor + shift`` is positive.
     """
     if compiled(g, rows, mean) and rows.shape[1]:
@@ -155,9 +155,9 @@ def _scaled(
     relu: bool = False,
     cut: Sequence[Array] = (),
 ) -> Array:
-    """Return ``(rows - mean) * factor + shift``, and ``more * by_more`` added to it.
+    """Return ``(rows - mean) * factor + shift``, plus ``more * by_more``.
 
-    ``relu``, and ``cut`` of ``more`` as for `_gradient_sums`, are for compiled kernels.
+    Only kernels support ``relu``, and ``cut``, which masks ``more`` as in `_gradient_sums`.
     """
     on_gpu = rows.__class__ is not np.ndarray and rows.shape[1]
     if on_gpu and normalization_on_gpu.fits(rows, mean, factor, shift, more, by_more):
@@ -185,7 +185,7 @@ def _scaled(
 
 
 def _optional(value: Any, dtype: np.dtype[Any]) -> tuple[tuple[Tensor, ...], Array | None]:
-    """Return a tensor that may be None as inputs of an operation, and as an array."""
+    """Return an optional tensor as inputs of an operation, and as an array or None."""
     if value is None:
         return (), None
     tensor = as_tensor(value)
@@ -204,7 +204,7 @@ def _parameters(
 
 
 def _like(gradients: Sequence[Array | None], inputs: Sequence[Tensor]) -> list[Array | None]:
-    """Return gradients in the shapes and dtypes of the inputs that they belong to."""
+    """Return gradients in the shapes and dtypes of their inputs."""
     return [
         None if g is None else g.astype(t.dtype, copy=False).reshape(t.shape)
         for g, t in zip(gradients, inputs, strict=True)
@@ -219,10 +219,10 @@ def normalize_batch(
     epsilon: float = 1e-3,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize each place of the last axis by its mean and variance over all others.
+    """Normalize each channel (index of the last axis) by its mean and variance over all other axes.
 
-    ``scale * (x - mean) / sqrt(variance + epsilon) + offset`` with gradients through mean and
-    variance, in few passes over memory (Ioffe and Szegedy, 2015).
+    The result is ``scale * (x - mean) / sqrt(variance + epsilon) + offset``. Gradients flow through mean
+    and variance, in few passes over memory (Ioffe and Szegedy, 2015).
 
     Parameters
     ----------
@@ -231,15 +231,15 @@ def normalize_batch(
     scale, offset
         ``[channels]`` or None.
     epsilon
-        What is added to the variance.
+        Added to the variance.
     activation
-        ``"relu"`` cuts off what is negative, in the same passes.
+        ``"relu"`` replaces negative results by 0 in the same passes.
 
     Returns
     -------
     tuple of Tensor
-        The result, in the shape and dtype of ``x``; mean and variance, ``[channels]``, as constants
-        in float32 or float64. Those of nothing are 0.
+        The result, in the shape and dtype of ``x``. Mean and variance, ``[channels]``, as constants in
+        float32 or float64; both are 0 if ``x`` is empty.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
@@ -262,7 +262,7 @@ def normalize_batch(
         inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
         slope = inverse if factor is None else inverse * factor
     relu = activation is not None
-    # Kernels see from their inputs what relu has cut off.
+    # From their inputs, the kernels compute the mask of relu again.
     by_kernel = on_gpu or (compiled(rows, slope) and channels > 0)
     cut = (slope, np.zeros_like(slope) if shift is None else shift) if relu and by_kernel else ()
     y = _scaled(rows, mean, slope, shift, relu=relu)
@@ -299,7 +299,7 @@ def normalize_batch(
 def layer_normalization(
     x: Any, scale: Any = None, offset: Any = None, axis: Any = -1, epsilon: float = 1e-3
 ) -> Tensor:
-    """Normalize each example by the mean and variance of its numbers along ``axis``.
+    """Normalize each example by the mean and variance of its elements along ``axis``.
 
     ``scale * (x - mean) / sqrt(variance + epsilon) + offset`` (Ba et al., 2016).
 
@@ -308,16 +308,16 @@ def layer_normalization(
     x
         Floating point. Halves are computed in float32.
     scale, offset
-        As many numbers as there are along ``axis``, or None.
+        As many numbers as elements along ``axis``, or None.
     axis
         An axis, or several.
     epsilon
-        What is added to the variance.
+        Added to the variance.
 
     Returns
     -------
     Tensor
-        The shape and dtype of ``x``.
+        A tensor in the shape and dtype of ``x``.
     """
     values = as_tensor(x)
     axes = sorted(axes_of(axis, values.ndim, "layer_normalization"))

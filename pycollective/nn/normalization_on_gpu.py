@@ -1,6 +1,6 @@
-"""Batch normalization on a GPU: what the host's kernels do, in as few launches.
+"""Batch normalization on a GPU, the counterpart of the host's kernels, in few launches.
 
-Arrays are ``[rows, channels]``, in C order, of float32 or float64. Columns are summed by `sums`.
+Arrays are ``[rows, channels]``, in C order, of float32 or float64. `sums` adds up columns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ extern "C" __global__ void scale(const REAL* x, const REAL* mean, const REAL* fa
   }
 }
 
-// Where relu has let something through; everywhere without it.
+// True where relu passes the value on; always true without relu.
 __device__ bool passes(const REAL* cut, const REAL* cut_shift, REAL away, INDEX c) {
   return cut == nullptr || away * cut[c] + cut_shift[c] > 0;
 }
@@ -94,12 +94,12 @@ extern "C" __global__ void gradient_factors(const REAL* sums, const REAL* produc
 
 @functools.cache
 def source(dtype: np.dtype[Any], index: str) -> str:
-    """Return the kernels' source, in CUDA C++, for a type of numbers and one that counts them."""
+    """Return the kernels' CUDA C++ source for a type of numbers and a type of indices."""
     return defines(dtype, index) + _SOURCE
 
 
 def fits(*arrays: Array | None) -> bool:
-    """Whether the kernels take these arrays."""
+    """Return True if the kernels support these arrays."""
     given = [array for array in arrays if array is not None]
     return all(
         not on_host(a) and a.dtype in _KINDS and a.dtype == given[0].dtype and a.flags.c_contiguous
@@ -122,9 +122,9 @@ def _like(array: Array) -> Array:
 
 
 def moments(rows: Array, factor: Array | None, epsilon: float) -> tuple[Array, Array, Array, Array]:
-    """Return mean and variance of the columns, ``1 / sqrt(variance + epsilon)``, and that by ``factor``.
+    """Return mean, variance, ``1 / sqrt(variance + epsilon)``, and the last times ``factor``.
 
-    Of no rows mean and variance are 0.
+    All are computed by column. Without rows, mean and variance are 0.
     """
     real = rows.dtype.type
     count = real(max(len(rows), 1))
@@ -138,7 +138,7 @@ def moments(rows: Array, factor: Array | None, epsilon: float) -> tuple[Array, A
 
 
 def scale(rows: Array, mean: Array, factor: Array, shift: Array | None, relu: bool) -> Array:
-    """Return ``(rows - mean) * factor + shift``, without what is negative if ``relu``."""
+    """Return ``(rows - mean) * factor + shift``, with ``relu`` clipped below at 0."""
     y = _like(rows)
     _launch("scale", y, rows, mean, factor, shift, y, np.int32(relu), _channels(rows))
     return y
@@ -147,8 +147,8 @@ def scale(rows: Array, mean: Array, factor: Array, shift: Array | None, relu: bo
 def gradient_sums(g: Array, rows: Array, mean: Array, cut: Sequence[Array]) -> tuple[Array, Array]:
     """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``.
 
-    With ``cut``, a factor and a shift, of ``g`` only where ``(rows - mean) * factor + shift`` is
-    positive.
+    With ``cut``, a factor and a shift, the sums include ``g`` only where
+    ``(rows - mean) * factor + shift`` is positive.
     """
     first, second = cut or (None, None)
     passed = _like(g) if cut else None
@@ -160,7 +160,7 @@ def gradient_sums(g: Array, rows: Array, mean: Array, cut: Sequence[Array]) -> t
 def gradient_factors(
     sums: Array, products: Array, inverse: Array, slope: Array, count: Any
 ) -> tuple[Array, Array, Array]:
-    """Return what ``rows - mean`` is multiplied by in the gradient, its constant, and that by factor."""
+    """Return the factor of ``rows - mean`` in the gradient, its constant, and ``factor``'s gradient."""
     by_x, constant, by_factor = (_like(sums) for _ in range(3))
     arguments = sums, products, inverse, slope, count, by_x, constant, by_factor
     _launch("gradient_factors", sums, *arguments)
@@ -176,7 +176,7 @@ def combine(
     shift: Array,
     cut: Sequence[Array],
 ) -> Array:
-    """Return ``(rows - mean) * factor + shift + g * by_g``, of ``g`` what ``cut`` lets through."""
+    """Return ``(rows - mean) * factor + shift + g * by_g``, with ``g`` masked by ``cut``."""
     y = _like(rows)
     first, second = cut or (None, None)
     arguments = g, rows, mean, by_g, factor, shift, first, second, y

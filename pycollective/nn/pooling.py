@@ -1,4 +1,4 @@
-"""Max pooling, whose forward pass keeps which tap of each window held the maximum, and means."""
+"""Max pooling, which keeps the position of each window's maximum for the gradient, and mean pooling."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def _compiled_backward(g: Array, codes: Array, shape: tuple[int, ...], window: W
 
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
-    """Return a value that no value of the dtype is below."""
+    """Return the smallest value of a dtype."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).min
     return False if dtype.kind == "b" else -np.inf
 
 
 def _all_taps(x: Array, window: Window, fill: Any) -> Array:
-    """Return ``[n, out_h, out_w, taps, channels]``, with ``fill`` for taps outside of the image."""
+    """Return ``[n, out_h, out_w, taps, channels]``, with ``fill`` for taps outside the image."""
     view = windows(padded(x, window, fill), window)
     size = window.kernel_h * window.kernel_w
     return view.reshape(*view.shape[:3], size, x.shape[3])
@@ -70,8 +70,8 @@ def _generic_forward(x: Array, window: Window) -> tuple[Array, Array]:
     xp = array_module(x)
     values = _all_taps(x, window, _lowest(x.dtype))
     inside = _all_taps(xp.ones((1, *x.shape[1:3], 1), bool), window, False)
-    # NaN differs from itself. Where every value of a window is the lowest there is, padding must
-    # not be taken for the maximum.
+    # NaN differs from itself. In a window whose values are all the lowest one, padding must not count
+    # as the maximum.
     hits = ((values == values.max(axis=3, keepdims=True)) | (values != values)) & inside
     codes = hits.argmax(axis=3)
     y = xp.take_along_axis(values, codes[:, :, :, None], axis=3)[:, :, :, 0]
@@ -112,9 +112,9 @@ def max_pool_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Wi
 def max_pool2d(
     x: Any, pool_size: Pair = 2, strides: Pair | None = None, padding: str = "VALID"
 ) -> Tensor:
-    """Take the maximum of each window, as ``tf.nn.max_pool2d`` does.
+    """Return the maximum of each window, as ``tf.nn.max_pool2d`` does.
 
-    Of equal maxima the first one, row by row, gets the gradient; a NaN in a window is its result.
+    The first one of equal maxima, in row-major order, gets the gradient. A window with NaN gives NaN.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def max_pool2d(
         Steps of the window, in the same forms; by default ``pool_size``.
     padding
         ``"VALID"``: windows stay inside the image. ``"SAME"``: ``ceil(size / stride)`` rows and
-        columns; what lies outside of the image does not count.
+        columns; pixels outside the image do not count.
 
     Returns
     -------
@@ -148,7 +148,7 @@ def max_pool2d(
 
 
 def _counts(shape: tuple[int, ...], window: Window, like: Array) -> Array:
-    """Return how many pixels of the image each window has in it, ``[out_h, out_w, 1]``."""
+    """Return the number of image pixels in each window, ``[out_h, out_w, 1]``."""
     ones = padded_zeros((1, *shape[1:3], 1), window, np.zeros(0))
     unpadded(ones, shape, window)[...] = 1
     counts = sum(tap for _, _, tap in taps(ones, window))
@@ -158,9 +158,9 @@ def _counts(shape: tuple[int, ...], window: Window, like: Array) -> Array:
 def avg_pool2d(
     x: Any, pool_size: Pair = 2, strides: Pair | None = None, padding: str = "VALID"
 ) -> Tensor:
-    """Take the mean of each window, as ``tf.nn.avg_pool2d`` does.
+    """Return the mean of each window, as ``tf.nn.avg_pool2d`` does.
 
-    Parameters, result and errors are those of `max_pool2d`.
+    Parameters, result and errors are those of `max_pool2d`; ``x`` has a floating-point dtype.
     """
     images = as_tensor(x)
     a = images.array

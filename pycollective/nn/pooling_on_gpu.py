@@ -1,6 +1,6 @@
-"""Max pooling on a GPU: one kernel each way.
+"""Max pooling on a GPU, with one kernel in each direction.
 
-By the functions of arrays it takes ten passes over memory, and eight bytes for each maximum's place.
+Array functions would take ten passes over memory, and eight bytes for the position of each maximum.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ _KINDS = frozenset((np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.floa
 
 @functools.cache
 def source(dtype: np.dtype[Any], index: str) -> str:
-    """Return the kernels' source, in CUDA C++, for a type of numbers and one that counts them."""
+    """Return the kernels' CUDA C++ source for a type of numbers and a type of indices."""
     return defines(dtype, index) + _SOURCE
 
 
 def _launch(name: str, of: Array, *arrays: Array, window: Window, image: tuple[int, ...]) -> None:
-    """Launch a kernel that computes each element of one of its arrays, ``of``."""
+    """Launch a kernel that computes each element of ``of``, one of its arrays."""
     shape = np.zeros(1, _SHAPE)
     shape["height"], shape["width"], shape["channels"] = image[1:]
     for field in ("out_h", "out_w", "kernel_h", "kernel_w", "stride_h", "stride_w"):
@@ -117,7 +117,7 @@ def _launch(name: str, of: Array, *arrays: Array, window: Window, image: tuple[i
 
 
 def fits(x: Array, window: Window) -> bool:
-    """Whether the kernels take these images."""
+    """Return True if the kernels support these images."""
     apart = window.stride_h >= window.kernel_h and window.stride_w >= window.kernel_w
     return (
         not on_host(x)
@@ -128,7 +128,7 @@ def fits(x: Array, window: Window) -> bool:
 
 
 def forward(x: Array, window: Window) -> tuple[Array, Array]:
-    """Return the maxima, and which tap of each window held them; `fits` must hold."""
+    """Return the maxima, and the tap of each window that held its maximum; `fits` must hold."""
     images = x if x.flags.c_contiguous else array_module(x).ascontiguousarray(x)
     shape = (x.shape[0], window.out_h, window.out_w, x.shape[3])
     y, codes = empty(shape, x.dtype, x), empty(shape, np.uint8, x)
@@ -137,7 +137,7 @@ def forward(x: Array, window: Window) -> tuple[Array, Array]:
 
 
 def backward(g: Array, codes: Array, shape: tuple[int, ...], window: Window) -> Array:
-    """Return the gradient of images of the given shape, of which `forward` returned the codes."""
+    """Return the gradient of images of the given shape, from the codes that `forward` returned."""
     upstream = g if g.flags.c_contiguous else array_module(g).ascontiguousarray(g)
     dx = empty(shape, g.dtype, g)
     _launch("max_pool_gradient", dx, upstream, codes, dx, window=window, image=shape)

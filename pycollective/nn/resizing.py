@@ -1,4 +1,4 @@
-"""Images in other sizes."""
+"""Resizing of images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def upsample_nearest(images: Any, size: tuple[int, int]) -> Tensor:
 
 
 def _weights(source: int, target: int, like: Array) -> Tensor:
-    """Return how much each of the old pixels counts in each of the new ones."""
+    """Return the weight of each old pixel in each new pixel, ``[target, source]``."""
     centers = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
     distance = np.abs(centers[:, None] - np.arange(source))
     return Tensor(asarray(np.maximum(1 - distance, 0), like.dtype, like=like))

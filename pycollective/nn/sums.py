@@ -1,4 +1,4 @@
-"""Sums of columns: of few ones with many rows, as gradients of biases and normalization need them."""
+"""Sums of columns, for few columns and many rows, as in gradients of biases and of normalization."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from ..array_backend import Array, empty, on_host
 from .launching import defines, launch
 
-#: As many rows a thread adds in one pass.
+#: Number of rows that a thread adds in one pass.
 _RUN = 64
 _KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 
-# There are as many threads, or lanes, as belong to whole rows, so that each stays in its column.
+# The number of threads (lanes) is a multiple of the columns, so that each thread stays in its column.
 _SOURCE = """
 extern "C" __global__ void column_sums(const REAL* x, REAL* y, long long elements, long long size) {
   EACH_ELEMENT(lane, size) {
@@ -28,15 +28,15 @@ extern "C" __global__ void column_sums(const REAL* x, REAL* y, long long element
 
 @functools.cache
 def source(dtype: np.dtype[Any]) -> str:
-    """Return the kernel's source, in CUDA C++, for a type of numbers."""
+    """Return the kernel's CUDA C++ source for a type of numbers."""
     return defines(dtype, "long long") + _SOURCE
 
 
 def column_sums(rows: Array) -> Array:
     """Return the sums of the columns of ``[rows, columns]``.
 
-    On a GPU each thread adds a few rows, pass by pass: CuPy's own sum along the first axis keeps a
-    single block busy where there are few columns. Halves are added in float32.
+    On a GPU each thread adds a few rows in each of several passes. CuPy's sum along the first axis would
+    use a single block for few columns. Halves are added in float32.
     """
     if on_host(rows) or rows.dtype.kind != "f" or not rows.size:
         total: Array = rows.sum(axis=0)

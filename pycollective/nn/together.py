@@ -1,8 +1,8 @@
-"""One launch for all arrays of a step on a GPU, where a loop would make hundreds.
+"""Kernels that process all arrays of a step on a GPU in one launch instead of hundreds.
 
-Arrays are given to a kernel as rows of a table: where each operand begins, and how long it is. The table
-goes by value, as an argument of the launch, so that nothing is copied to the device and nobody waits.
-CuPy compiles the kernels at their first use and keeps them in its cache; nvcc is not needed.
+A kernel gets arrays as rows of a table with the address of each operand and its length. The table is
+passed by value, as an argument of the launch, so that nothing is copied to the device and no thread
+waits. CuPy compiles the kernels at their first use and keeps them in its cache; nvcc is not needed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from ..array_backend import Array, array_module, beside, device_of, empty, on_host
 
-#: Rows of a table, which has to stay below 4096 bytes with the other arguments of a launch.
+#: Rows of a table; with the other arguments of a launch it must stay below 4096 bytes.
 _ROWS = 96
 _THREADS = 256
-#: Numbers of a row that a thread does before more blocks are made, and how many blocks at most.
+#: Elements of a row for each thread of a block, and the most blocks.
 _EACH = 4
 _BLOCKS = 512
 
@@ -77,7 +77,7 @@ extern "C" __global__ void unscale(const Table table, const float* scale, bool* 
   const REAL by = static_cast<REAL>(*scale);
   EACH_ELEMENT(i) {
     const REAL slope = grad[i];
-    if (!(slope - slope == 0)) *finite = false;  // all that write write the same
+    if (!(slope - slope == 0)) *finite = false;  // all threads write the same value
     result[i] = slope / by;
   }
 }
@@ -113,7 +113,7 @@ _NAMES = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 
 def source(real: str) -> str:
-    """Return the kernels' source, in CUDA C++, for one type of numbers."""
+    """Return the kernels' CUDA C++ source for a type of numbers."""
     return f"#define REAL {real}\n#define ROWS {_ROWS}\n{_SOURCE}"
 
 
@@ -123,9 +123,9 @@ def _kernel(module: Any, name: str, real: str) -> Any:
 
 
 def fits(*columns: Sequence[Array] | None) -> bool:
-    """Whether kernels here can take these arrays: float32 or float64, of one GPU, in C order.
+    """Return True if the kernels support these arrays: float32 or float64, of one GPU, in C order.
 
-    Each column has an array for each row; None is a column that is not there.
+    Each column has an array for each row; an optional column may be None.
     """
     given = [column for column in columns if column is not None]
     first = given[0][0] if given and len(given[0]) else None
@@ -144,7 +144,7 @@ def fits(*columns: Sequence[Array] | None) -> bool:
 
 
 def _launch(name: str, columns: Sequence[Sequence[Array] | None], *scalars: Any) -> None:
-    """Launch a kernel for all rows, on the device of the first one; `fits` must hold."""
+    """Launch a kernel for all rows, on the device of the first one; `fits` must be True."""
     rows = columns[0]
     assert rows is not None
     kernel = _kernel(array_module(rows[0]), name, _NAMES[np.dtype(rows[0].dtype)])
@@ -176,7 +176,7 @@ def adam(
     beta2: float,
     epsilon: float,
 ) -> None:
-    """Take one step of Adam; as `update.adam_update`."""
+    """Make one step of Adam; see `update.adam_update`."""
     _launch("adam", (params, grads, ms, vs), float(alpha), 1.0 - beta1, 1.0 - beta2, float(epsilon))
 
 
@@ -188,7 +188,7 @@ def sgd(
     momentum: float,
     nesterov: bool,
 ) -> None:
-    """Take one step of gradient descent; as `update.sgd_update`."""
+    """Make one step of gradient descent; see `update.sgd_update`."""
     columns = (params, grads, velocities)
     _launch("sgd", columns, float(rate), float(momentum), np.int32(nesterov))
 
@@ -199,14 +199,14 @@ def times(arrays: Sequence[Array], factor: float) -> None:
 
 
 def unscaled(gradients: Sequence[Array], scale: Array) -> tuple[list[Array], Array]:
-    """Return gradients divided by a scale, and whether all of them are finite; both on the device.
+    """Return gradients divided by a scale, and a bool that is True if all are finite, on the device.
 
     Parameters
     ----------
     gradients
         Arrays on one GPU.
     scale
-        A float32 scalar there.
+        A float32 scalar on that GPU.
     """
     with beside(scale):
         if not fits(gradients):
@@ -229,7 +229,7 @@ def copies(arrays: Sequence[Array]) -> list[Array]:
 
 
 def put_back(arrays: Sequence[Array], before: Sequence[Array], keep: Array) -> None:
-    """Give arrays on one GPU the values they had, unless ``keep``, a bool on the device, is true."""
+    """Restore the values of arrays on one GPU, unless ``keep``, a bool on the device, is True."""
     if fits(arrays, before):
         _launch("put_back", (arrays, before), keep)
         return
@@ -238,10 +238,10 @@ def put_back(arrays: Sequence[Array], before: Sequence[Array], keep: Array) -> N
 
 
 def next_scale(scale: Array, count: Array, finite: Array, growth_steps: int) -> None:
-    """Bring a loss scale (float32) and its counter (int64) behind a step, all on the device.
+    """Update a loss scale (float32) and its counter (int64) after a step, all on the device.
 
-    After ``growth_steps`` finite steps in a row the scale is doubled, after one that is not it is
-    halved; both begin to count anew.
+    After ``growth_steps`` finite steps in a row the scale is doubled; after a step that is not finite it
+    is halved. Each change resets the counter.
     """
     kernel = _kernel(array_module(scale), "next_scale", "float")
     with beside(scale):

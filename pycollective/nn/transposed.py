@@ -1,4 +1,4 @@
-"""The transpose of a convolution: what carries its gradient back to the images."""
+"""Transposed convolution, the operation that carries a convolution's gradient back to its images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .conv import conv2d
 from .halves import in_float32
 from .window import Pair, is_same, pair
 
-#: Rows above and below, or columns left and right.
+#: Numbers of rows above and below, or of columns left and right.
 Sides = tuple[int, int]
 
 
@@ -40,11 +40,11 @@ def _spread(x: Tensor, strides: tuple[int, int], sides: Sequence[Sides]) -> Tens
 def spread_conv2d(
     x: Any, w: Any, strides: tuple[int, int], sides: Sequence[Sides], dilations: tuple[int, int]
 ) -> Tensor:
-    """Convolve images that are spread by the strides with filters turned by half a turn.
+    """Convolve images that are spread by the strides with filters rotated by 180 degrees.
 
-    Images ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, filters, channels]``.
-    ``strides`` are the distances of the pixels in the spread images, ``sides`` the rows of zeros above
-    and below, and the columns left and right, ``dilations`` the steps between the taps of the filters.
+    Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, filters, channels]``.
+    The strides are the distances of pixels in the spread images. The sides are the rows of zeros above
+    and below, and the columns left and right. The dilations are the steps between the filters' taps.
     """
     images, filters = as_tensor(x), as_tensor(w)
     if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:
@@ -64,24 +64,24 @@ def conv2d_transpose(
     padding: str = "SAME",
     dilations: Pair = 1,
 ) -> Tensor:
-    """Return the gradient of a `conv2d` by its images, as ``tf.nn.conv2d_transpose`` does.
+    """Return the gradient of a `conv2d` for its images, as ``tf.nn.conv2d_transpose`` does.
 
     Parameters
     ----------
     input
-        What stands for the gradient of the convolution's result: ``[n, height, width, channels]``.
+        The gradient of the convolution's result, ``[n, height, width, channels]``.
     filters
-        The convolution's filters: ``[kernel_h, kernel_w, filters, channels]``.
+        The convolution's filters, ``[kernel_h, kernel_w, filters, channels]``.
     output_shape
-        The shape of the convolution's images, ``[n, out_h, out_w, filters]``, or its two lengths
-        in the middle.
+        The shape of the convolution's images, ``[n, out_h, out_w, filters]``, or the two lengths
+        ``[out_h, out_w]``.
     strides, padding, dilations
-        Those of the convolution.
+        As in the convolution.
 
     Returns
     -------
     Tensor
-        An array of ``output_shape``.
+        A tensor of ``output_shape``.
     """
     images, kernel = as_tensor(input), as_tensor(filters)
     steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")

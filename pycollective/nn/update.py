@@ -1,7 +1,7 @@
-"""What optimizers do to a parameter, in one pass over its memory, in place.
+"""Optimizer steps of a parameter, in one pass over its memory, in place.
 
-NumPy arrays of float32 and float64 in C order are updated by compiled kernels without the GIL, those of
-a GPU by one launch for all (`together`); other arrays by the functions of their array module.
+Compiled kernels update NumPy arrays of float32 and float64 in C order, without the GIL. One launch
+updates all arrays of a GPU (`together`). Other arrays use the functions of their array module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _check(param: Array, **others: Array | None) -> None:
 
 
 def _in_place(*arrays: Array | None) -> bool:
-    """Whether the compiled kernels can write to these arrays."""
+    """Return True if the compiled kernels can write to these arrays."""
     return compiled(*arrays) and all(a is None or native(a) is a for a in arrays)
 
 
@@ -43,7 +43,7 @@ def multiply(arrays: Sequence[Array], factor: float) -> None:
 
 
 def _in_order(grads: Sequence[Array]) -> Sequence[Array]:
-    """Return gradients with those of a GPU in C order, as kernels need them."""
+    """Return the gradients; those on a GPU in C order, which its kernels need."""
     if not grads or on_host(grads[0]):
         return grads
     return [g if g.flags.c_contiguous else array_module(g).ascontiguousarray(g) for g in grads]
@@ -59,11 +59,12 @@ def adam_update(
     beta2: float,
     epsilon: float,
 ) -> None:
-    """Take one step of Adam (Kingma and Ba, 2015; in the form of Keras), in place.
+    """Make one step of Adam (Kingma and Ba, 2015; in the form of Keras), in place.
+
+    In step ``t`` = 1, 2, … ``alpha`` is ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)``.
 
     ``m += (grad - m)(1 - beta1)``, ``v += (grad² - v)(1 - beta2)``,
-    ``param -= alpha m / (sqrt(v) + epsilon)``, where ``alpha`` is
-    ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)`` in step ``t`` = 1, 2, …
+    ``param -= alpha m / (sqrt(v) + epsilon)``
     """
     if kernels.alike((params, grads, ms, vs)):
         kernels.adam_update(params, grads, ms, vs, alpha, beta1, beta2, epsilon)
@@ -90,7 +91,7 @@ def sgd_update(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> None:
-    """Take one step of gradient descent (in the form of Keras), in place.
+    """Make one step of gradient descent (in the form of Keras), in place.
 
     Without velocities: ``param -= rate grad``. With them:
     ``velocity = momentum velocity - rate grad``, then ``param += velocity`` or, with ``nesterov``,
@@ -130,11 +131,11 @@ def rmsprop_update(
     speed: Array | None = None,
     momentum: float = 0.0,
 ) -> None:
-    """Take one step of RMSprop (Hinton, 2012; in the form of Keras), in place.
+    """Make one step of RMSprop (Hinton, 2012; in the form of Keras), in place.
 
     ``v = rho v + (1 - rho) grad²``, ``step = rate grad / sqrt(v + epsilon)``, ``param -= step``.
-    With ``mean``: ``mean = rho mean + (1 - rho) grad``, whose square is taken off ``v`` in the step.
-    With ``speed``: ``momentum speed`` is added to the step, and ``speed = step``.
+    With ``mean``: ``mean = rho mean + (1 - rho) grad``, whose square is subtracted from ``v`` in the
+    step. With ``speed``: ``momentum speed`` is added to the step, and ``speed = step``.
     """
     _check(param, grad=grad, v=v, mean=mean, speed=speed)
     if compiled(grad) and _in_place(param, v, mean, speed):
@@ -156,7 +157,7 @@ def rmsprop_update(
 
 
 def adagrad_update(param: Array, grad: Array, a: Array, rate: float, epsilon: float) -> None:
-    """Take one step of Adagrad (Duchi et al., 2011; in the form of Keras), in place.
+    """Make one step of Adagrad (Duchi et al., 2011; in the form of Keras), in place.
 
     ``a += grad²``, ``param -= rate grad / sqrt(a + epsilon)``.
     """

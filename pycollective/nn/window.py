@@ -1,6 +1,6 @@
-"""Windows over images: what convolution and pooling share.
+"""Windows over images, shared by convolution and pooling.
 
-The geometry is a ``kernels.Window``; the rules for "VALID" and "SAME" are TensorFlow's.
+``kernels.Window`` holds the geometry; the rules for "VALID" and "SAME" are TensorFlow's.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .. import _nn as kernels
 from ..array_backend import Array, array_module
 
 Window: TypeAlias = kernels.Window
-#: A size for height and width.
+#: One size for height and width, or two sizes.
 Pair: TypeAlias = "int | Sequence[int]"
 
-#: To compare dtypes with: comparing with a class takes several times as long.
+#: A dtype object, because comparing a dtype with a class takes several times as long.
 FLOAT32 = np.dtype(np.float32)
 _COMPILED = frozenset((FLOAT32, np.dtype(np.float64)))
 
 
 def pair(value: Pair, name: str) -> tuple[int, int]:
-    """Return a size for height and width, given as one number, as two, or as TensorFlow's four."""
+    """Return sizes for height and width from one number, two numbers, or TensorFlow's four."""
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(values) == 4 and values[0] == values[3] == 1:
         values = values[1:3]
@@ -36,7 +36,7 @@ def pair(value: Pair, name: str) -> tuple[int, int]:
 
 
 def is_same(padding: str) -> bool:
-    """Whether ``padding`` says SAME and not VALID."""
+    """Return True if ``padding`` is "SAME", False if it is "VALID"."""
     text = padding.upper() if isinstance(padding, str) else padding
     if text not in ("SAME", "VALID"):
         raise ValueError(f"padding must be 'SAME' or 'VALID', got {padding!r}")
@@ -57,7 +57,7 @@ def make_window(
 
 
 def compiled(*arrays: Array | None) -> bool:
-    """Whether the compiled kernels take these arrays."""
+    """Return True if the compiled kernels support these arrays."""
     dtype = None
     for array in arrays:
         if array is None:
@@ -71,7 +71,7 @@ def compiled(*arrays: Array | None) -> bool:
 
 
 def native(array: Array) -> Array:
-    """Return the array as the compiled kernels need it: in C order and aligned."""
+    """Return the array in the layout that the compiled kernels need: C order, aligned."""
     flags = array.flags
     if flags.c_contiguous and flags.aligned:
         return array
@@ -79,7 +79,7 @@ def native(array: Array) -> Array:
 
 
 def _reach(window: Window) -> tuple[int, int]:
-    """Return how many rows and columns the windows cover, counted from the first padded one."""
+    """Return the numbers of rows and columns that the windows cover, padding included."""
     return (
         (window.out_h - 1) * window.stride_h + (window.kernel_h - 1) * window.dilation_h + 1,
         (window.out_w - 1) * window.stride_w + (window.kernel_w - 1) * window.dilation_w + 1,
@@ -87,14 +87,14 @@ def _reach(window: Window) -> tuple[int, int]:
 
 
 def behind(window: Window, image: tuple[int, ...]) -> tuple[int, int]:
-    """Return how far the window reaches beyond the last row and column of ``[n, height, width, …]``."""
+    """Return the rows and columns of windows beyond the end of images ``[n, height, width, …]``."""
     height, width = _reach(window)
     bottom = max(height - window.pad_top - image[1], 0)
     return bottom, max(width - window.pad_left - image[2], 0)
 
 
 def padded(x: Array, window: Window, fill: Any) -> Array:
-    """Return the images with ``fill`` around them, as far as the window reaches."""
+    """Return the images surrounded by ``fill``, as far as the windows reach."""
     bottom, right = behind(window, x.shape)
     if not (window.pad_top or window.pad_left or bottom or right):
         return x
@@ -129,7 +129,7 @@ def windows(x: Array, window: Window) -> Array:
 
 
 def add_windows(values: Array, image: tuple[int, ...], window: Window) -> Array:
-    """Return images with each value added at the place that `windows` shows it from."""
+    """Return images in which each value is added to the pixel from which `windows` takes it."""
     total = padded_zeros(image, window, values)
     for i, j, tap in taps(total, window):
         tap += values[:, :, :, i, j]
@@ -139,7 +139,7 @@ def add_windows(values: Array, image: tuple[int, ...], window: Window) -> Array:
 def checked_window(
     name: str, x: Array, kernel: tuple[int, int], strides: Pair, padding: str, dilations: Pair = 1
 ) -> Window:
-    """Return the geometry of a window over images, or raise what names the operation and shapes."""
+    """Return the geometry of a window over images; errors name the operation and the shapes."""
     if x.ndim != 4:
         raise ValueError(f"{name} needs images [n, height, width, channels], got shape {x.shape}")
     steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")
@@ -150,7 +150,7 @@ def checked_window(
 
 
 def padded_zeros(shape: tuple[int, ...], window: Window, like: Array) -> Array:
-    """Return zeros for images of a shape with what the windows reach around them."""
+    """Return zeros for images of a shape, with the padding that the windows cover."""
     height, width = _reach(window)
     zeros: Array = array_module(like).zeros(
         (
@@ -165,13 +165,13 @@ def padded_zeros(shape: tuple[int, ...], window: Window, like: Array) -> Array:
 
 
 def unpadded(x: Array, shape: tuple[int, ...], window: Window) -> Array:
-    """Return the images of a shape inside of what `padded_zeros` made."""
+    """Return the part of a result of `padded_zeros` that holds the images."""
     top, left = window.pad_top, window.pad_left
     return x[:, top : top + shape[1], left : left + shape[2]]
 
 
 def taps(x: Array, window: Window) -> Iterator[tuple[int, int, Array]]:
-    """Yield row, column and ``[n, out_h, out_w, channels]`` of each tap; views of padded images."""
+    """Yield row, column and ``[n, out_h, out_w, channels]`` of each tap, views of padded images."""
     step_h, step_w = window.stride_h, window.stride_w
     for i in range(window.kernel_h):
         top = i * window.dilation_h

@@ -1,4 +1,4 @@
-"""Tensors over NumPy and CuPy arrays, operations on them, and their gradients."""
+"""Tensors over NumPy and CuPy arrays, their operations, and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``custom_gradient``: a function with a gradient of its own."""
+"""``custom_gradient``: a function with its own gradient."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from .tensor import Tensor, as_tensor
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function that returns its result and the function for its gradient.
+    """Decorate a function that returns its result and a function for its gradient.
 
     Parameters
     ----------
     f
-        ``f(*args, **kwargs)`` returns ``(y, grad_fn)``, where y is a tensor or a nest of them.
-        ``grad_fn(*dys)`` takes the gradient of each tensor of y, and returns that of each tensor in
-        ``args``, or a single one. If ``f`` reads trainable variables, ``grad_fn`` must take them as
-        ``variables=None`` (a list) and return ``(gradients, variable_gradients)``.
+        ``f(*args, **kwargs)`` returns ``(y, grad_fn)``, where y is a tensor or a nest of tensors.
+        ``grad_fn(*dys)`` takes the gradient of each tensor of y, and returns the gradient of each tensor
+        in ``args``, or a single gradient. If ``f`` reads trainable variables, ``grad_fn`` must take
+        them as ``variables=None`` (a list) and return ``(gradients, variable_gradients)``.
 
     Returns
     -------
-    The decorated function, which takes the same arguments and returns y.
+    callable
+        A function with the same arguments that returns y.
 
     Raises
     ------
     TypeError
-        If ``f`` reads trainable variables, and ``grad_fn`` does not take ``variables``.
+        ``f`` reads trainable variables, and ``grad_fn`` does not take ``variables``.
     ValueError
-        If ``grad_fn`` returns another number of gradients, or another shape (when the gradient is
-        computed). Gradients of another floating-point dtype are converted to the input's.
+        While the gradient is computed: ``grad_fn`` returns another number of gradients, or another
+        shape. Gradients of another floating-point dtype are converted to the input's dtype.
     """
 
     @functools.wraps(f)

@@ -1,4 +1,4 @@
-"""``function``: TensorFlow's decorator, which has nothing to do here."""
+"""``function``: TensorFlow's decorator, which has no effect here."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def function(
     experimental_compile: bool | None = None,
     experimental_follow_type_hints: bool | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that calls ``func``: nothing is traced or compiled.
+    """Return a function that calls ``func``; nothing is traced or compiled.
 
-    Usable as ``@function`` and as ``@function(jit_compile=True)``. The arguments are those of
+    Use it as ``@function`` or as ``@function(jit_compile=True)``. The arguments are those of
     ``tf.function``, and have no effect. The result has the attributes of ``func``, and ``func``
     itself as ``python_function``.
 
     Raises
     ------
     TypeError
-        If ``func`` cannot be called.
+        ``func`` is not callable.
     """
 
     def decorate(inner: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(inner):
-            raise TypeError(f"function() decorates what can be called, got {inner!r}")
+            raise TypeError(f"function() decorates a callable, got {inner!r}")
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`IndexedSlices`: some rows of a tensor, and which they are."""
+"""`IndexedSlices`: some rows of a tensor, with their indices."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .tensor import Tensor, as_tensor
 class IndexedSlices:
     """Rows of a large tensor that is zero elsewhere, such as the gradient of an embedding.
 
-    An index may occur more than once: the rows of equal indices add up.
+    An index may occur more than once: rows with equal indices add up.
 
     Parameters
     ----------
     values : tensor, shape (n, ...)
         The rows.
     indices : tensor of int, shape (n,)
-        The place of each row along axis 0.
+        The index of each row along axis 0.
     dense_shape : tuple or tensor of int, optional
-        The shape of the whole tensor; needed to make it dense.
+        The shape of the whole tensor; needed to convert to it.
 
     Raises
     ------
     ValueError
-        If there are not as many indices as rows.
+        The numbers of indices and of rows differ.
 
     Notes
     -----
@@ -60,16 +60,16 @@ class IndexedSlices:
 
     @property
     def shape(self) -> TensorShape:
-        """The shape of the whole tensor; its length is None where it is not known."""
+        """The shape of the whole tensor; its first length is None if it is unknown."""
         return TensorShape(self.dense_shape or (None, *self.values.shape[1:]))
 
     def __tensor__(self) -> Tensor:
-        """Return the whole tensor, the rows of equal indices added.
+        """Return the whole tensor, in which rows with equal indices are added.
 
         Raises
         ------
         ValueError
-            Without a dense shape, or if an index is outside it.
+            There is no dense shape, or an index is outside of it.
         """
         if self.dense_shape is None:
             raise ValueError("IndexedSlices without a dense_shape cannot be made a dense tensor")
@@ -89,10 +89,10 @@ class IndexedSlices:
 
 
 def concatenated_slices(parts: Sequence[IndexedSlices], divided_by: int = 1) -> IndexedSlices:
-    """Return the sum of several `IndexedSlices`: their rows one after the other, on the host.
+    """Return the sum of several `IndexedSlices`: their rows joined one after the other, on the host.
 
-    The rows are divided by ``divided_by``: the number of parts for a mean. Equal indices stay: they add
-    up. Parts of other dtypes, row shapes or dense shapes raise ValueError.
+    The rows are divided by ``divided_by``, for a mean the number of parts. Equal indices are kept,
+    because their rows add up. Parts of other dtypes, row shapes or dense shapes raise ValueError.
     """
     first = parts[0]
     for number, part in enumerate(parts):
@@ -104,7 +104,7 @@ def concatenated_slices(parts: Sequence[IndexedSlices], divided_by: int = 1) -> 
             )
     rows = np.concatenate([to_numpy(part.values.array) for part in parts])
     if divided_by != 1:
-        mean = rows / divided_by  # of ints a fraction, as every mean of ints
+        mean = rows / divided_by  # for ints a floating-point number, as in all means of ints
         rows = mean if rows.dtype.kind in "iub" else mean.astype(rows.dtype, copy=False)
     indices = np.concatenate([to_numpy(part.indices.array) for part in parts])
     return IndexedSlices(rows, indices, first.dense_shape)

@@ -1,4 +1,4 @@
-"""Sums of gradients, and gradients that are multiples of an array, computed when they are added."""
+"""Sums of gradients, and multiples of an array that are computed only when they are added."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .. import _nn as kernels
 from ..array_backend import Array
 from ..workspace import SMALLEST_RESULT, workspace
 
-# What is smaller is added sooner than other threads are told about it.
+# In smaller arrays, the sum takes less time than starting other threads.
 _LARGE = 64 << 10
 
 
 class Multiple:
     """``factor * array``, for a NumPy array of float32 or float64.
 
-    What a ``vjp`` may return in an array's place: added to another gradient it takes one pass over
-    the memory, where an array would take two.
+    A ``vjp`` may return it instead of an array: its sum with another gradient takes one pass over
+    memory instead of two.
     """
 
     __slots__ = ("_array", "_factor")
@@ -29,14 +29,14 @@ class Multiple:
         self._factor = factor
 
     def computed(self) -> Array:
-        """Return the product as an array of its own."""
+        """Return the product as a new array."""
         a = self._array
         product = workspace.empty(a.shape, a.dtype)
         np.multiply(a, a.dtype.type(self._factor), out=product)
         return product
 
     def plus(self, other: Any) -> Array:
-        """Return the sum with an array of the same shape and dtype, or another multiple."""
+        """Return the sum with an array of the same shape and dtype, or with another multiple."""
         if isinstance(other, Multiple):
             other = other.computed()
         a = self._array
@@ -73,7 +73,7 @@ def _for_kernel(total: Array) -> bool:
 
 
 def compute(function: Callable[..., Array], a: Array, b: Array) -> Array:
-    """Return ``function(a, b)``; large results of one kind of number in memory used before."""
+    """Return ``function(a, b)``; a large result of equal dtypes is in memory used before."""
     if (
         a.__class__ is np.ndarray is b.__class__
         and a.nbytes >= SMALLEST_RESULT

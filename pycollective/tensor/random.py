@@ -1,4 +1,4 @@
-"""Random tensors, and the generator behind everything random in the package."""
+"""Random tensors, and the default generator of all random operations of the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _thread = _ThreadState()
 
 
 def set_seed(seed: int | None) -> None:
-    """Start the default generator anew; equal seeds give equal numbers. None: from the system."""
+    """Restart the default generator; equal seeds give equal numbers, None a seed from the system."""
     global _seed, _generator
     with _lock:
         _seed = None if seed is None else int(seed)
@@ -54,15 +54,15 @@ def set_seed(seed: int | None) -> None:
 def default_generator() -> np.random.Generator:
     """Return the generator of this thread's `generator_scope`, else the one of the process.
 
-    NumPy's generators lock themselves for each call, so several threads may draw from one; which of
-    them gets which numbers is then a matter of chance.
+    NumPy's generators have a lock, so that several threads may share one; the distribution of the
+    numbers over the threads then depends on timing.
     """
     return _thread.generator or _generator
 
 
 @contextmanager
 def generator_scope(generator: np.random.Generator) -> Iterator[None]:
-    """Let everything random in this thread draw from ``generator`` inside the ``with`` block."""
+    """Let all random operations of this thread use ``generator`` inside the ``with`` block."""
     before, _thread.generator = _thread.generator, generator
     try:
         yield
@@ -71,19 +71,19 @@ def generator_scope(generator: np.random.Generator) -> Iterator[None]:
 
 
 def spawn(count: int) -> list[np.random.Generator]:
-    """Return independent generators, say one per replica, that follow from the default one.
+    """Return independent generators, such as one for each replica, derived from the default one.
 
-    The default one goes on as if nothing had been: what a program draws does not depend on how many
-    helpers there are.
+    The numbers of the default generator do not change, so that a program's numbers do not depend on the
+    number of derived generators.
     """
     bits: Any = default_generator().bit_generator
     sequence = getattr(bits, "seed_seq", None) or bits._seed_seq  # its name before NumPy 1.25
-    with _lock:  # NumPy's count of children is not locked
+    with _lock:  # NumPy counts children without a lock
         return [np.random.default_rng(child) for child in sequence.spawn(count)]
 
 
 def _generator_for(seed: int | None) -> np.random.Generator:
-    """Return the generator of an operation: each operation seed has its own, which goes on."""
+    """Return the generator of an operation: one for each operation seed, or the default one."""
     if seed is None:
         return default_generator()
     with _lock:
@@ -106,7 +106,7 @@ def normal(
     dtype: Any = float32,
     seed: int | None = None,
 ) -> Tensor:
-    """Return normally distributed numbers."""
+    """Return normally distributed numbers of a floating-point dtype."""
     kind = _floats(dtype, "normal")
     draw = _generator_for(seed).standard_normal(shape_of(shape))
     return Tensor(np.asarray(draw * np.asarray(stddev) + np.asarray(mean)).astype(kind))
@@ -119,14 +119,14 @@ def truncated_normal(
     dtype: Any = float32,
     seed: int | None = None,
 ) -> Tensor:
-    """Return normally distributed numbers, none further than two ``stddev`` from ``mean``."""
+    """Return normally distributed numbers, all within two ``stddev`` of ``mean``."""
     kind = _floats(dtype, "truncated_normal")
     draw = truncated(_generator_for(seed), shape_of(shape))
     return Tensor((draw * np.asarray(stddev) + np.asarray(mean)).astype(kind))
 
 
 def truncated(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Return an array of normally distributed numbers, drawn again until none is beyond 2."""
+    """Return an array of normally distributed numbers; numbers beyond 2 are drawn again."""
     draw: Array = np.asarray(generator.standard_normal(shape))
     outside = np.abs(draw) > 2
     while outside.any():
@@ -142,7 +142,7 @@ def uniform(
     dtype: Any = float32,
     seed: int | None = None,
 ) -> Tensor:
-    """Return numbers from ``minval`` up to, and without, ``maxval`` (1 for floating point)."""
+    """Return uniform numbers from ``minval`` to below ``maxval`` (for floating point by default 1)."""
     kind = as_dtype(dtype)
     generator = _generator_for(seed)
     sizes = shape_of(shape)
@@ -157,13 +157,13 @@ def uniform(
     high = np.asarray(1 if maxval is None else maxval, np.float64)
     numbers = np.asarray(low + (high - low) * generator.random(sizes))
     rounded = numbers.astype(kind)
-    # Rounding to fewer digits can reach the upper end, which does not belong to the interval.
+    # Rounding to fewer digits can give the upper end, which is not in the interval.
     end = high.astype(kind)
     return Tensor(np.where(rounded >= end, np.nextafter(end, low.astype(kind)), rounded))
 
 
 def shuffle(value: Any, seed: int | None = None) -> Tensor:
-    """Return the parts of a tensor along its first axis in random order."""
+    """Return a tensor with its slices along the first axis in random order."""
     x = as_tensor(value)
     order = _generator_for(seed).permutation(len(x))
     back = np.argsort(order)
@@ -171,7 +171,7 @@ def shuffle(value: Any, seed: int | None = None) -> Tensor:
 
 
 def _of_seeds(seed: Any) -> AbstractContextManager[None]:
-    """Return the scope in which numbers follow from two integers alone, as `make_seeds` gives them."""
+    """Return a scope in which random numbers depend on two integers only."""
     words = np.asarray(as_tensor(seed).array)
     if words.shape != (2,) or words.dtype.kind not in "iu":
         raise ValueError(
@@ -184,7 +184,7 @@ def _of_seeds(seed: Any) -> AbstractContextManager[None]:
 def stateless_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
 ) -> Tensor:
-    """Return normally distributed numbers: always the same ones for two integers as the seed."""
+    """Return normally distributed numbers that depend on the seed, two integers, only."""
     with _of_seeds(seed):
         return normal(shape, mean, stddev, dtype)
 
@@ -192,7 +192,7 @@ def stateless_normal(
 def stateless_truncated_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
 ) -> Tensor:
-    """Return numbers as `truncated_normal` does, always the same for two integers as the seed."""
+    """Return the numbers of `truncated_normal`, which depend on the seed, two integers, only."""
     with _of_seeds(seed):
         return truncated_normal(shape, mean, stddev, dtype)
 
@@ -200,6 +200,6 @@ def stateless_truncated_normal(
 def stateless_uniform(
     shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = float32
 ) -> Tensor:
-    """Return numbers as `uniform` does, always the same for two integers as the seed."""
+    """Return the numbers of `uniform`, which depend on the seed, two integers, only."""
     with _of_seeds(seed):
         return uniform(shape, minval, maxval, dtype)

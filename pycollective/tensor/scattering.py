@@ -1,4 +1,4 @@
-"""What the ``scatter_…`` methods of a variable do to the rows at some indices of an array."""
+"""Operations on some rows of an array, for the ``scatter_…`` methods of variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..array_backend import Array, array_module
 
 
 def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
-    """Return what applies a function to some rows in place, once for each index."""
+    """Return a function that applies a ufunc to some rows in place, once for each index."""
 
     def apply(own: Array, index: Array, rows: Array) -> None:
         getattr(array_module(own), ufunc).at(own, index, rows)
@@ -23,7 +23,7 @@ _divide_floats = _at("divide")
 
 
 def _divide(own: Array, index: Array, rows: Array) -> None:
-    """Divide rows; integers are rounded towards zero, by magnitudes and signs."""
+    """Divide rows; quotients of integers are rounded towards zero, by magnitudes and signs."""
     if own.dtype.kind not in "iu":
         _divide_floats(own, index, rows)
         return
@@ -34,7 +34,7 @@ def _divide(own: Array, index: Array, rows: Array) -> None:
     module.multiply.at(signs, back, module.sign(rows))
     unsigned = np.dtype(
         f"u{own.itemsize}"
-    )  # the magnitude of the least integer is none of its dtype
+    )  # the magnitude of the lowest integer does not fit its signed dtype
     sizes = module.abs(parts).astype(unsigned)
     module.floor_divide.at(sizes, back, module.abs(rows).astype(unsigned))
     own[places] = sizes.astype(own.dtype) * signs

@@ -1,4 +1,4 @@
-"""`TensorShape`: the lengths of a tensor's axes, as far as they are known."""
+"""`TensorShape`: the lengths of a tensor's axes, known or unknown."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class TensorShape(tuple[Any, ...]):
     Parameters
     ----------
     dims
-        The lengths, None for one that is not known; None: not even their number is known.
+        The lengths, None for an unknown one; None for an unknown rank.
 
     Raises
     ------
     ValueError
-        If a length is negative.
+        A length is negative.
     TypeError
-        If a length is no integer.
+        A length is not an integer.
 
     Notes
     -----
-    As in TensorFlow, a shape is true if its rank is known, also that of a scalar; and a shape equals
-    a list of the same lengths.
+    As in TensorFlow, the truth value of a shape is True if its rank is known (also for a scalar's
+    shape), and a shape equals a list of the same lengths.
     """
 
     #: A shape is one value to `pycollective.nest`, though it is a tuple.
     is_leaf_of_nests = True
-    # A class attribute: only a shape of unknown rank has an attribute of its own.
+    # Only a shape of unknown rank has an instance attribute.
     _known = True
 
     def __new__(cls, dims: Any) -> TensorShape:
-        """Make a shape of lengths, of one length, of another shape, or an unknown one."""
+        """Make a shape from lengths, one length, another shape, or None."""
         if dims is None or (isinstance(dims, TensorShape) and not dims._known):
             made = tuple.__new__(cls)
             made._known = False
@@ -48,7 +48,7 @@ class TensorShape(tuple[Any, ...]):
 
     @property
     def rank(self) -> int | None:
-        """The number of axes; None if it is not known."""
+        """The number of axes, None if unknown."""
         return tuple.__len__(self) if self._known else None
 
     @property
@@ -58,7 +58,7 @@ class TensorShape(tuple[Any, ...]):
 
     @property
     def dims(self) -> list[int | None] | None:
-        """The lengths as a list; None if their number is not known."""
+        """The lengths as a list, None if the rank is unknown."""
         return list(tuple.__iter__(self)) if self._known else None
 
     def as_list(self) -> list[int | None]:
@@ -67,14 +67,14 @@ class TensorShape(tuple[Any, ...]):
         Raises
         ------
         ValueError
-            If the rank is not known.
+            The rank is unknown.
         """
         if not self._known:
             raise ValueError("as_list() is not defined on an unknown TensorShape.")
         return list(tuple.__iter__(self))
 
     def num_elements(self) -> int | None:
-        """Return the number of elements; None if it is not known."""
+        """Return the number of elements, None if unknown."""
         return math.prod(self) if self.is_fully_defined() else None
 
     def is_fully_defined(self) -> bool:
@@ -82,7 +82,7 @@ class TensorShape(tuple[Any, ...]):
         return self._known and None not in tuple.__iter__(self)
 
     def is_compatible_with(self, other: Any) -> bool:
-        """Return True if there is a shape that both this and another one may stand for."""
+        """Return True if a fully known shape could be both this one and another one."""
         other = TensorShape(other)
         if not (self._known and other._known):
             return True
@@ -97,12 +97,12 @@ class TensorShape(tuple[Any, ...]):
             raise ValueError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: Any) -> TensorShape:
-        """Return the shape that knows what this and another one know.
+        """Return the shape with the known lengths of both this and another one.
 
         Raises
         ------
         ValueError
-            If the shapes are not compatible.
+            The shapes are not compatible.
         """
         that = TensorShape(other)
         if not self._known:
@@ -115,7 +115,7 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape([m if n is None else n for n, m in pairs])
 
     def most_specific_compatible_shape(self, other: Any) -> TensorShape:
-        """Return the most specific shape that fits both this shape and another one."""
+        """Return the most specific shape that is compatible with both this and another one."""
         other = TensorShape(other)
         if not (self._known and other._known) or len(self) != len(other):
             return TensorShape(None)
@@ -123,14 +123,14 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape([n if n == m else None for n, m in pairs])
 
     def concatenate(self, other: Any) -> TensorShape:
-        """Return the lengths of this shape, then those of another one."""
+        """Return the lengths of this shape followed by those of another one."""
         other = TensorShape(other)
         if not (self._known and other._known):
             return TensorShape(None)
         return TensorShape([*tuple.__iter__(self), *tuple.__iter__(other)])
 
     def with_rank(self, rank: int) -> TensorShape:
-        """Return this shape if its rank is, or may be, ``rank``; else raise a ValueError."""
+        """Return this shape if its rank is ``rank`` or unknown; else raise a ValueError."""
         try:
             return self.merge_with([None] * rank)
         except ValueError:
@@ -149,7 +149,7 @@ class TensorShape(tuple[Any, ...]):
         return self
 
     def assert_has_rank(self, rank: int) -> None:
-        """Raise a ValueError unless the rank is, or may be, ``rank``."""
+        """Raise a ValueError unless the rank is ``rank`` or unknown."""
         self.with_rank(rank)
 
     def assert_same_rank(self, other: Any) -> None:
@@ -180,7 +180,7 @@ class TensorShape(tuple[Any, ...]):
         if self._known:
             found = tuple.__getitem__(self, key)
             return shape_of_array(found) if isinstance(key, slice) else found
-        # Some number of lengths that are not known: as many as a slice says, if it says it.
+        # The number of unknown lengths: as many as the slice selects, if the slice determines it.
         if not isinstance(key, slice):
             return None
         start, stop = key.start or 0, key.stop
@@ -224,7 +224,7 @@ class TensorShape(tuple[Any, ...]):
 def _joined(one: Any, other: Any) -> Any:
     """Return the lengths of two shapes, one after the other.
 
-    The result is a plain tuple if a length is negative: -1, which `reshape` takes, is no length.
+    The result is a plain tuple if a length is negative: `reshape` takes -1, a shape does not.
     """
     try:
         return TensorShape(one).concatenate(other)
@@ -233,5 +233,5 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 def shape_of_array(lengths: tuple[int | None, ...]) -> TensorShape:
-    """Return lengths that are known to be right, as those of an array, as a `TensorShape`."""
+    """Return valid lengths, such as those of an array, as a `TensorShape`, without checks."""
     return tuple.__new__(TensorShape, lengths)

@@ -1,10 +1,9 @@
-"""Reverse-mode differentiation: what operations record, and how gradients come back.
+"""Reverse-mode differentiation: the record of operations, and the backward pass.
 
-Each thread has its own stack of tapes, so replicas that run at the same time do not see each other.
-A tape knows tensors by a number that is given to a tensor when it is first tracked and never used
-again. It therefore keeps no tensor alive: what stays in memory between the forward and the backward
-pass is what the ``vjp`` closures of the operations hold, and the backward pass frees that as it
-goes.
+Each thread has its own stack of tapes, so that concurrent replicas do not affect each other. A tape
+identifies a tensor by a number, which the tensor gets when it is first tracked and which is never
+reused. A tape therefore keeps no tensor alive. Between the forward and the backward pass, only the
+``vjp`` closures of operations keep data; the backward pass frees them one by one.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from ..array_backend import Array, array_module, asarray, copy, filled
 from .multiple import Multiple, add_to, compute
 from .tensor import Tensor, as_tensor
 
-#: ``vjp(g, need)`` returns, for each input, the gradient of ``sum(g * output)`` by that input, or
-#: None where ``need`` says that nobody asks for it.
+#: ``vjp(g, need)`` returns, for each input, the gradient of ``sum(g * output)`` for that input, or
+#: None if ``need`` is False for it.
 Vjp: TypeAlias = Callable[[Array, tuple[bool, ...]], Sequence[Any]]
 
 
 class Watchable(Protocol):
-    """A variable, as a tape sees it."""
+    """The interface of a variable for tapes."""
 
     _trainable: bool
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the elements."""
+        """The dtype of the elements."""
 
     def _current(self) -> Tensor:
-        """Return the present value, which is another tensor after each assignment."""
+        """Return the present value; each assignment makes another tensor."""
 
 
 class _ThreadState(threading.local):
-    """What holds for operations of this thread."""
+    """The state of a thread that affects its operations."""
 
-    #: The tapes that record, outermost first.
+    #: The recording tapes, outermost first.
     tapes: tuple[GradientTape, ...] = ()
-    #: The dtype that trainable floating-point variables are read in; None: their own.
+    #: The dtype to which reads convert trainable floating-point variables, or None.
     reads_as: np.dtype[Any] | None = None
 
 
@@ -55,13 +54,13 @@ _key_lock = threading.Lock()
 
 
 def recording() -> bool:
-    """Whether a tape records in this thread."""
+    """Return True if a tape records in this thread."""
     return bool(thread_state.tapes)
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Let no tape of this thread record inside the ``with`` block."""
+    """Stop all tapes of this thread from recording inside the ``with`` block."""
     tapes, thread_state.tapes = thread_state.tapes, ()
     try:
         yield
@@ -70,7 +69,7 @@ def paused() -> Iterator[None]:
 
 
 def key_of(tensor: Tensor) -> int:
-    """Return the number by which tapes know ``tensor``; give it one first if it has none."""
+    """Return the number by which tapes identify ``tensor``, and assign one if it has none."""
     if not tensor._key:
         with _key_lock:
             if not tensor._key:
@@ -79,18 +78,18 @@ def key_of(tensor: Tensor) -> int:
 
 
 def record(array: Array, inputs: tuple[Tensor, ...], vjp: Vjp) -> Tensor:
-    """Wrap the result of an operation, and note how its gradient goes back to the inputs.
+    """Return the result of an operation as a tensor, and record the operation on this thread's tapes.
 
     Parameters
     ----------
     array
         The result. The operation must not write to it afterwards.
     inputs
-        The tensors the result was computed from.
+        The tensors from which the result was computed.
     vjp
-        ``vjp(g, need)``, where ``g`` is the gradient of the result (its shape and dtype) and
-        ``need`` holds one bool per input: returns one array per input, in that input's shape and
-        dtype, or None where ``need`` is False. It must not write to ``g``, and may return it.
+        ``vjp(g, need)`` takes the gradient of the result (in its shape and dtype) and one bool for each
+        input. It returns one array for each input, in that input's shape and dtype, or None if
+        ``need`` is False. It must not write to ``g``, and may return it.
 
     Returns
     -------
@@ -116,9 +115,9 @@ def record_many(
     inputs: tuple[Tensor, ...],
     vjp: Callable[[tuple[Array, ...], tuple[bool, ...]], Sequence[Any]],
 ) -> tuple[Tensor, ...]:
-    """`record` for an operation with several results: ``vjp`` takes a tuple of gradients.
+    """Record an operation with several results, as `record`; ``vjp`` takes a tuple of gradients.
 
-    Results that the target does not depend on have zeros as gradient.
+    A result on which the target does not depend gets a gradient of zeros.
     """
     outputs = tuple(Tensor(array) for array in arrays)
     keys = tuple(key_of(output) for output in outputs)
@@ -133,7 +132,7 @@ def record_many(
 
 
 class _JointVjp:
-    """The ``vjp`` of an operation with several results: zeros stand for missing gradients."""
+    """The ``vjp`` of an operation with several results; it replaces missing gradients by zeros."""
 
     __slots__ = ("_specs", "_vjp")
 
@@ -151,25 +150,25 @@ class _JointVjp:
         return self._vjp(complete, need)
 
 
-#: key(s) of the output(s), keys of the inputs (0: never tracked), vjp.
+#: The keys of the outputs (one, or a tuple), the keys of the inputs (0: never tracked), and the vjp.
 _Node: TypeAlias = tuple[Any, tuple[int, ...], Any]
 
 
 class GradientTape:
-    """Records operations inside a ``with`` block, to compute gradients of their results.
+    """A record of operations inside a ``with`` block, from which gradients are computed.
 
     Parameters
     ----------
     persistent
-        Whether `gradient` may be called more than once. A persistent tape keeps everything that was
-        recorded until it is dropped; any other frees it while it computes the gradient.
+        Allow more than one call of `gradient`. A persistent tape keeps the whole record until it is
+        deleted; any other tape frees the record while it computes the gradient.
     watch_accessed_variables
-        Whether trainable variables are watched when they are read. Otherwise only what is given to
-        `watch` is.
+        Watch trainable variables when they are read. If False, only the arguments of `watch` are
+        watched.
 
     Notes
     -----
-    The interface is that of ``tf.GradientTape``. First derivatives only: a gradient that is
+    The interface is that of ``tf.GradientTape``. Only first derivatives are implemented: a gradient
     computed while a tape records is a result like any other, but its own gradient raises
     ``NotImplementedError``.
     """
@@ -184,7 +183,7 @@ class GradientTape:
 
     def __enter__(self) -> GradientTape:
         if self in thread_state.tapes:
-            raise ValueError("this GradientTape records already; do not enter its block twice")
+            raise ValueError("this GradientTape already records; do not enter its block twice")
         if self._used:
             self.reset()
         thread_state.tapes = (*thread_state.tapes, self)
@@ -197,11 +196,11 @@ class GradientTape:
         thread_state.tapes = tuple([tape for tape in thread_state.tapes if tape is not self])
 
     def reset(self) -> None:
-        """Forget everything that was recorded and watched."""
+        """Delete the record, and the list of watched tensors and variables."""
         self._used = False
         self._tracked: set[int] = set()
         self._nodes: list[_Node] = []
-        # By identity of the variable: itself, and the keys of the values that were read from it.
+        # For each variable's id, the variable and the keys of the values read from it.
         self._variables: dict[int, tuple[Watchable, dict[int, None]]] = {}
 
     @contextmanager
@@ -217,12 +216,12 @@ class GradientTape:
             thread_state.tapes = tapes
 
     def watch(self, tensor: Any) -> None:
-        """Track a tensor or variable, or each one in a nest of them.
+        """Track a tensor or variable, or each one in a nest.
 
         Raises
         ------
         TypeError
-            If a value is no tensor or variable, or its dtype is not floating point.
+            A value is not a tensor or variable, or its dtype is not floating point.
         """
         for item in nest.flatten(tensor):
             source = _resolve(item, "watch")
@@ -237,7 +236,7 @@ class GradientTape:
                 self._watch_read(source, source._current())
 
     def _watch_read(self, variable: Watchable, value: Tensor) -> None:
-        """Note that ``value`` was read from ``variable``; called when a variable is read."""
+        """Track ``value``, which was read from ``variable``; each read of a variable calls this."""
         entry = self._variables.get(id(variable))
         if entry is None:
             if not (self._watch_accessed and variable._trainable):
@@ -248,8 +247,8 @@ class GradientTape:
             entry[1][key] = None
             self._tracked.add(key)
 
-    def watched_variables(self) -> tuple[Any, ...]:  # of Variable, which is defined above tapes
-        """Return the variables that this tape watches, in the order they were first seen."""
+    def watched_variables(self) -> tuple[Any, ...]:  # of Variable, whose module imports this one
+        """Return the variables that this tape watches, in the order of their first use."""
         return tuple(variable for variable, _ in self._variables.values())
 
     # Gradients -------------------------------------------------------------------------------
@@ -263,32 +262,33 @@ class GradientTape:
         *,
         ready: Callable[[int, Tensor], None] | None = None,
     ) -> Any:
-        """Compute the gradient of the sum of ``target`` by each of ``sources``.
+        """Return the gradients of the sum of ``target`` with respect to ``sources``.
 
         Parameters
         ----------
         target
-            A tensor, or a nest of them, whose gradients add up.
+            A tensor, or a nest of tensors, whose gradients add up.
         sources
             A tensor or variable, or a nest of them, that the tape watched or computed.
         output_gradients
-            What the elements of ``target`` are weighted with (its shapes); by default ones.
+            Weights of the elements of ``target``, in its shapes; by default ones.
         unconnected_gradients
-            What stands for a source that ``target`` does not depend on: ``"none"`` or ``"zero"``.
+            The gradient for a source on which ``target`` does not depend: ``"none"`` or ``"zero"``.
         ready
-            Called as ``ready(place, gradient)`` as soon as the gradient by a source is complete, while
-            others are still to be computed; ``place`` counts the sources in the order of the nest.
-            Not for sources that ``target`` does not depend on.
+            A function that is called as ``ready(place, gradient)`` as soon as a source's gradient is
+            complete, while other gradients are still computed. ``place`` is the source's number in the
+            nest. It is not called for sources on which ``target`` does not depend.
 
         Returns
         -------
-        A nest in the shape of ``sources``; each gradient has its source's shape and dtype. The
-        arrays may share memory with each other, and must not be written to.
+        nest of Tensor
+            The structure of ``sources``; each gradient has its source's shape and dtype. The arrays may
+            share memory with each other: do not write to them.
 
         Raises
         ------
         RuntimeError
-            If a tape that is not persistent is asked a second time.
+            A tape that is not persistent is used a second time.
         """
         if self._used:
             raise RuntimeError(
@@ -337,12 +337,12 @@ class GradientTape:
         return nest.pack_as(sources, results)
 
     def connected(self, target: Any, sources: Any) -> list[bool]:
-        """Return for each source whether, as far as was recorded, ``target`` depends on it.
+        """Return for each source True if ``target`` depends on it, as far as recorded.
 
         Parameters
         ----------
         target, sources
-            As of `gradient`, which can still be called afterwards.
+            As in `gradient`, which may still be called afterwards.
         """
         active = {_target(item)._key for item in nest.flatten(target)} & self._tracked
         for outputs, inputs, _ in reversed(self._nodes):
@@ -359,7 +359,7 @@ class GradientTape:
         return () if entry is None else tuple(entry[1])
 
     def _seed(self, targets: list[Tensor], output_gradients: Any) -> dict[int, Array]:
-        """Return the gradients that the sweep starts from."""
+        """Return the gradients of the targets, with which the backward pass begins."""
         if output_gradients is None:
             weights: list[Any] = [None] * len(targets)
         else:
@@ -392,7 +392,7 @@ class GradientTape:
 
 
 def _last_uses(nodes: list[_Node], source_keys: Sequence[tuple[int, ...]]) -> dict[int, list[int]]:
-    """Return after which nodes, on the way back, the gradients of which sources are complete."""
+    """Return the sources whose gradients become complete after each node of the backward pass."""
     first: dict[int, int] = {}
     wanted = {key for keys in source_keys for key in keys}
     for number, (_, inputs, _) in enumerate(nodes):
@@ -416,14 +416,14 @@ def _sweep(
     *,
     consume: bool,
 ) -> None:
-    """Carry ``gradients`` (by key) back through ``nodes``; those of ``wanted`` keys stay in it.
+    """Propagate ``gradients`` (by key) back through ``nodes``, and keep those of ``wanted`` keys.
 
-    ``complete(place)`` is called for the sources of ``last_uses``, as soon as nothing is added to
-    their gradients any more. With ``consume`` the list is emptied on the way, so that memory is freed
-    as early as it can be.
+    ``complete(place)`` is called for the sources in ``last_uses``, as soon as their gradients are final.
+    With ``consume`` each node is removed from the list when it is used, so that its memory is freed
+    as early as possible.
     """
     reached = _reached(nodes, wanted)
-    # Sums made here may be added to in place; what a vjp returned belongs to others too.
+    # Sums made here may be changed in place; the results of a vjp may be shared.
     own: set[int] = set()
     number = len(nodes)
     for outputs, inputs, vjp in _drain(nodes) if consume else reversed(nodes):
@@ -460,7 +460,7 @@ def _sweep(
 
 
 def _sum(a: Any, b: Any) -> Array:
-    """Return the sum of two gradients, neither of which is written to."""
+    """Return the sum of two gradients as a new array."""
     if a.__class__ is Multiple:
         return a.plus(b)
     total: Array = b.plus(a) if b.__class__ is Multiple else compute(np.add, a, b)
@@ -468,7 +468,7 @@ def _sum(a: Any, b: Any) -> Array:
 
 
 def _reached(nodes: list[_Node], sources: set[int]) -> set[int]:
-    """Return the keys of what the sources have an influence on: only that needs a gradient."""
+    """Return the keys that depend on the sources: only these need a gradient."""
     reached = set(sources)
     for outputs, inputs, _ in nodes:
         if not reached.isdisjoint(inputs):
@@ -485,7 +485,7 @@ def _drain(nodes: list[_Node]) -> Iterator[_Node]:
 
 
 def _take(gradients: dict[int, Array], key: int, wanted: set[int]) -> Array | None:
-    """Return the finished gradient of an operation's result, as an array."""
+    """Return the complete gradient of an operation's result, as an array."""
     gradient = gradients.get(key) if key in wanted else gradients.pop(key, None)
     if gradient is not None and gradient.__class__ is not np.ndarray:
         gradient = _array_of(gradient)
@@ -497,13 +497,13 @@ def _array_of(gradient: Any) -> Array:
 
 
 def _result(parts: list[Array], targets: tuple[Tensor, ...]) -> Tensor:
-    """Make the tensor of a gradient, and see that outer tapes do not take it for a constant."""
+    """Return a gradient as a tensor, which outer tapes do not take for a constant."""
     array = parts[0]
     if array.__class__ is not np.ndarray:
         array = _array_of(array)
     for part in parts[1:]:
         array = asarray(_sum(array, part))
-    # A broadcast view would surprise who sends its bytes; everything else is handed out as it is.
+    # Copy a broadcast view, whose memory is not that of its shape; pass on any other array.
     if not (array.flags.c_contiguous and getattr(array.flags, "writeable", True)):
         array = copy(array)
     if not thread_state.tapes:
@@ -520,7 +520,7 @@ def _no_second_order(_gradient: Array, _need: tuple[bool, ...]) -> Sequence[Any]
 
 
 def _resolve(source: Any, caller: str) -> Tensor | Watchable:
-    """Return the tensor or the variable of this replica that ``source`` stands for."""
+    """Return the tensor, or this replica's variable, that ``source`` represents."""
     if isinstance(source, Tensor):
         return source
     local = getattr(source, "_local", None)
@@ -530,11 +530,11 @@ def _resolve(source: Any, caller: str) -> Tensor | Watchable:
     if hasattr(source, "__tensor__"):
         return as_tensor(source)
     raise TypeError(
-        f"{caller}() needs tensors and variables, got {type(source).__name__}; make a tensor of it "
-        "with constant() and watch() it before it is used"
+        f"{caller}() needs tensors and variables, got {type(source).__name__}; make a tensor with "
+        "constant() and watch() it before it is used"
     )
 
 
 def _target(item: Any) -> Tensor:
-    """Return a target as a tensor; a variable as the value the tape saw."""
+    """Return a target as a tensor; for a variable the value that the tape recorded."""
     return item if isinstance(item, Tensor) else as_tensor(item)

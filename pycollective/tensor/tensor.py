@@ -1,4 +1,4 @@
-"""`Tensor`: an immutable value over an array, and what can be made one."""
+"""`Tensor`: an immutable value over an array, and the conversion of other values to tensors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .shape import TensorShape, shape_of_array
 
 
 class Operators:
-    """The operators of tensors, for each class that stands for one.
+    """The operators of tensors, for each class that behaves like a tensor.
 
-    They *are* the functions of `pycollective.tensor.ops`, which puts them here when it is imported:
-    a method that called them would cost as much again as a small operation.
+    The operators are the functions of `pycollective.tensor.ops`, which that module stores here when it
+    is imported. Methods that call these functions would double the cost of a small operation.
     """
 
     __slots__ = ()
-    # NumPy arrays leave mixed operations to the tensor.
+    # Makes NumPy arrays leave mixed operations to the tensor.
     __array_priority__ = 1000
     __hash__ = object.__hash__
 
@@ -69,25 +69,25 @@ class Tensor(Operators):
     Parameters
     ----------
     array
-        A NumPy or CuPy array, which the tensor shares: whoever passes it must not write to it
-        any more. `constant` makes tensors of other values, and copies.
+        A NumPy or CuPy array, which the tensor shares: the caller must not write to it afterwards.
+        `constant` makes tensors of other values, and copies.
 
     Attributes
     ----------
     array
-        The array; not to be written to.
+        The array; do not write to it.
 
     Notes
     -----
-    Two operands must have one dtype, or ``TypeError`` is raised. Scalars (Python's and NumPy's)
-    and lists of them take the dtype of the other operand; alone, ``float`` becomes float32 and
-    ``int`` int32. ``==`` compares elements; tensors hash by identity.
+    Two operands must have the same dtype, else ``TypeError`` is raised. Scalars (Python's and NumPy's)
+    and lists of scalars take the dtype of the other operand. Without another operand, ``float`` becomes
+    float32 and ``int`` int32. ``==`` compares elements; tensors hash by identity.
     """
 
     __slots__ = ("__weakref__", "_key", "array")
 
     array: Array
-    #: The number by which tapes know this tensor; 0 as long as none tracks it.
+    #: The number by which tapes identify this tensor; 0 until a tape tracks it.
     _key: int
 
     def __init__(self, array: Array) -> None:
@@ -102,12 +102,12 @@ class Tensor(Operators):
         return shape_of_array(self.array.shape)
 
     def get_shape(self) -> TensorShape:
-        """Return `shape`: TensorFlow's older name of it."""
+        """Return `shape`; the older name in TensorFlow."""
         return self.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the elements."""
+        """The dtype of the elements."""
         return self.array.dtype
 
     @property
@@ -180,12 +180,12 @@ class Tensor(Operators):
         return f"tf.Tensor({self.numpy()!s}, shape={self.shape}, dtype={self.dtype})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy is a tensor of its own to every tape.
+        # A copy is another tensor for every tape.
         return Tensor, (self.array,)
 
 
 def _proper_array(value: Any) -> Array:
-    """Return what an operation on arrays gave (perhaps a NumPy scalar) as a plain array."""
+    """Return the result of an operation on arrays, perhaps a NumPy scalar, as a plain array."""
     if isinstance(value, (np.generic, np.ndarray)):
         return np.asarray(value)
     if is_array(value):
@@ -197,14 +197,14 @@ def _proper_array(value: Any) -> Array:
 
 
 def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tensor:
-    """Return ``value`` as a tensor, without a copy where that is possible.
+    """Return ``value`` as a tensor, if possible without a copy.
 
     Parameters
     ----------
     value
-        A tensor, a variable, an array (shared, not copied), a scalar, a list or tuple of these
-        (lists that hold tensors are stacked, and gradients flow), or an object with a method
-        ``__tensor__()`` that returns a tensor.
+        A tensor, a variable, an array (shared, not copied), a scalar, a list or tuple of these (lists
+        with tensors are stacked, and gradients flow), or an object whose method ``__tensor__()``
+        returns a tensor.
     dtype
         The dtype of the result. Arrays, scalars and lists are converted, but floats never to
         integers. Tensors and variables are not converted.
@@ -214,10 +214,9 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
     Raises
     ------
     TypeError
-        If ``value`` has another dtype than ``dtype`` and is not to be converted, or cannot be a
-        tensor.
+        ``value`` has another dtype than ``dtype`` and cannot be converted, or cannot become a tensor.
     ValueError
-        If a list is ragged, or an integer does not fit the dtype.
+        A list is ragged, or an integer does not fit the dtype.
     """
     if value.__class__ is Tensor:
         tensor: Tensor = value
@@ -241,7 +240,7 @@ _PYTHON_SCALARS = frozenset((bool, int, float))
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether no tensor hides in the lists of ``value``."""
+    """Return True if ``value`` is no tensor, and no list with tensors in it."""
     if value.__class__ in _PYTHON_SCALARS:
         return True
     if isinstance(value, (list, tuple)):
@@ -252,14 +251,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _pack(values: Any, dtype: Any) -> Tensor:
-    """Stack a list that holds tensors; its scalars take the dtype of the first tensor."""
+    """Stack a list with tensors; its scalars take the dtype of the first tensor."""
     tensors = [item for item in values if not _is_plain(item)]
     first = as_tensor(tensors[0], dtype)
     return Operators.stack([as_tensor(item, dtype, like=first) for item in values])
 
 
 def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
-    """Make an array of a value that holds no tensor."""
+    """Return a value without tensors as an array."""
     wanted = None if dtype is None else as_dtype(dtype)
     if is_array(value):
         array: Array = value
@@ -294,17 +293,17 @@ def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
 
 
 def _is_weak(value: Any) -> bool:
-    """Whether a value that is no array takes the dtype of what it meets."""
+    """Return True for a value whose dtype adapts to the other operand: no array, but scalars."""
     if isinstance(value, (list, tuple)):
         return all(_is_weak(item) for item in value) if len(value) else True
     return isinstance(value, (bool, int, float, np.generic))
 
 
 def _weak_dtype(array: Array, value: Any, like: Tensor | None) -> np.dtype[Any] | None:
-    """Return the dtype that a scalar or a list of scalars takes, or None for its own."""
+    """Return the dtype of a scalar or a list of scalars, or None to keep its own."""
     found = array.dtype
     if like is not None:
-        # Bools meet bools only; the operation names both dtypes if they differ.
+        # A bool stays a bool beside numbers, so that the operation raises an error about both dtypes.
         return None if (found.kind == "b") != (like.dtype.kind == "b") else like.dtype
     leaf = value
     while isinstance(leaf, (list, tuple)) and leaf:
@@ -318,7 +317,7 @@ def _weak_dtype(array: Array, value: Any, like: Tensor | None) -> np.dtype[Any] 
 
 
 def _rank(dtype: np.dtype[Any]) -> int:
-    """Bools go into integers, integers into floats, never back."""
+    """Return the rank of a dtype in conversions: bools become integers, and these floats only."""
     return {"b": 0, "i": 1, "u": 1}.get(dtype.kind, 2)
 
 

@@ -1,4 +1,4 @@
-"""`Variable`: a named tensor that can be assigned, and the hooks through which it is made."""
+"""`Variable`: a named tensor that can be assigned, and the creators that may replace it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class VariableSynchronization(enum.Enum):
-    """When the replicas' copies of a variable are brought together."""
+    """The time at which the replicas' copies of a variable are synchronized."""
 
     AUTO = 0
     NONE = 1
@@ -41,7 +41,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the replicas' values of a variable, or of an assignment to it, become one."""
+    """The way in which the replicas' values of a variable, or of an assignment, are combined."""
 
     NONE = 0
     SUM = 1
@@ -50,7 +50,7 @@ class VariableAggregation(enum.Enum):
 
 
 class _Creators(threading.local):
-    """The creators of this thread, innermost last."""
+    """The variable creators of this thread, innermost last."""
 
     stack: tuple[Callable[..., Any], ...] = ()
 
@@ -63,13 +63,13 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     """Let ``creator(next_creator, **kwargs)`` make the variables of this thread inside the block.
 
     ``kwargs`` are the arguments of `Variable` by name. ``next_creator(**kwargs)`` calls the creator
-    of the block outside of this one, and in the end makes a plain `Variable`. Subclasses of
-    `Variable` are made directly. As ``tf.variable_creator_scope``.
+    of the enclosing block, or makes a plain `Variable`. Subclasses of `Variable` are made directly.
+    The interface is that of ``tf.variable_creator_scope``.
 
     Raises
     ------
     RuntimeError
-        At the end of the block, if scopes were not left in the opposite order of their entry.
+        At the end of the block: scopes were not left in the reverse order of their entry.
     """
     before = creators.stack
     inside = creators.stack = (*before, creator)
@@ -87,7 +87,7 @@ _T = TypeVar("_T")
 
 
 class _VariableMeta(type):
-    """Sends ``Variable(...)`` through the creators."""
+    """A metaclass that makes ``Variable(...)`` call the creators."""
 
     def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
         if cls is not Variable or not creators.stack:
@@ -113,41 +113,41 @@ def _chain(creator: Callable[..., Any], next_creator: Callable[..., Any]) -> Cal
 
 
 class Variable(Operators, metaclass=_VariableMeta):
-    """A tensor that can be assigned, watched by `GradientTape` when it is read.
+    """A tensor that can be assigned; `GradientTape` watches it when it is read.
 
     Parameters
     ----------
     initial_value
-        A value `as_tensor` takes, or a function without arguments that returns one. It is copied.
+        A value that `as_tensor` accepts, or a function without arguments that returns one. It is
+        copied.
     trainable
-        Whether tapes watch the variable and optimizers update it; by default True, except
-        for ``ON_READ`` variables.
+        True: tapes watch the variable, and optimizers update it. The default is True, except for
+        ``ON_READ`` variables.
     name
         The name, by default ``"Variable"``.
     dtype, shape
-        What the initial value must have; by default what it has. Arrays and scalars are converted
-        to ``dtype``.
+        Required dtype and shape of the initial value. Arrays and scalars are converted to ``dtype``.
     synchronization, aggregation
-        How a strategy keeps the replicas' copies; without one they only are attributes.
+        The way in which a strategy keeps the replicas' copies; without a strategy plain attributes.
 
     Raises
     ------
     ValueError
-        If the initial value is missing or its shape is not ``shape``, or the variable is trainable
-        and ``ON_READ``.
+        The initial value is missing, its shape is not ``shape``, or the variable is trainable and
+        ``ON_READ``.
 
     Notes
     -----
-    A value that was read never changes: an update in place copies first if a tensor or a NumPy view
-    of the present value is held anywhere (which reference counts tell), and writes directly
-    otherwise.
+    A value that was read never changes. If a tensor or a NumPy view of the present value exists
+    (reference counts tell), an update in place copies the value first; else it writes to the value's
+    memory.
     """
 
     #: The strategy in whose scope the variable was created, if any.
     _distribute_strategy: Any = None
-    #: Of a component: a weak reference to the variable that it is a component of.
+    #: For a component: a weak reference to the variable that contains it.
     _distributed_container: Any = None
-    #: What optimizers make of the value after each step: a function of a tensor, or None.
+    #: A function of a tensor that optimizers apply to the value after each step, or None.
     constraint: Callable[[Any], Any] | None = None
 
     def __init__(
@@ -187,7 +187,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
     ) -> None:
-        """Check and store what is no value."""
+        """Check and store all attributes other than the value."""
         self._name = "Variable" if name is None else name
         if not isinstance(synchronization, VariableSynchronization):
             raise ValueError(
@@ -202,9 +202,9 @@ class Variable(Operators, metaclass=_VariableMeta):
         on_read = synchronization is VariableSynchronization.ON_READ
         if on_read and trainable:
             raise ValueError(
-                f"variable {self._name!r} is ON_READ and trainable: copies that are brought "
-                "together only when they are read cannot be trained; use trainable=False or "
-                "another synchronization"
+                f"variable {self._name!r} is ON_READ and trainable: copies that are synchronized "
+                "only when they are read cannot be trained; use trainable=False or another "
+                "synchronization"
             )
         self._trainable = not on_read if trainable is None else bool(trainable)
         self._synchronization = synchronization
@@ -212,31 +212,31 @@ class Variable(Operators, metaclass=_VariableMeta):
         self._lock = threading.RLock()
 
     def _set_array(self, array: Array) -> None:
-        """Make ``array``, which belongs to the variable from now on, its value."""
+        """Store ``array``, which the variable owns from now on, as the value."""
         self._tensor: Tensor | None = _value(array)
 
     # Reading ---------------------------------------------------------------------------------
 
     def _local(self) -> Variable:
-        """Return the variable that this stands for in the current replica."""
+        """Return the current replica's variable."""
         return self
 
     def _current(self) -> Tensor:
-        """Return the value without letting tapes know."""
+        """Return the value without recording the read on tapes."""
         tensor = self._tensor
         if tensor is None:
-            # An update in place is going on; it holds the lock.
+            # Another thread updates the value in place, and holds the lock.
             with self._lock:
                 tensor = self._tensor
                 if tensor is None:
                     raise RuntimeError(
                         f"variable {self._name!r} was read by the function that updates it in "
-                        "place; use the array that the function is given"
+                        "place; use the array that this function gets"
                     )
         return tensor
 
     def _read(self) -> Tensor:
-        """Return the value as operations see it."""
+        """Return the value for operations, and record the read on tapes."""
         tensor = self._tensor
         if tensor is None:
             tensor = self._current()
@@ -265,12 +265,12 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     @property
     def distribute_strategy(self) -> Any:
-        """The strategy that the variable belongs to, or None."""
+        """The strategy in whose scope the variable was made, or None."""
         return self._distribute_strategy
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the elements."""
+        """The dtype of the elements."""
         return self._local()._current().dtype
 
     @property
@@ -290,17 +290,17 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch the variable and optimizers update it."""
+        """True if tapes watch the variable and optimizers update it."""
         return self._trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When the replicas' copies are brought together."""
+        """The time at which the replicas' copies are synchronized."""
         return self._synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How the replicas' values become one."""
+        """The way in which the replicas' values are combined."""
         return self._aggregation
 
     # Writing ---------------------------------------------------------------------------------
@@ -308,12 +308,12 @@ class Variable(Operators, metaclass=_VariableMeta):
     def assign(self, value: Any, read_value: bool = True) -> Variable:
         """Set the value, and return the variable.
 
-        Arrays, scalars and lists are converted to the variable's dtype. Not recorded by tapes.
+        Arrays, scalars and lists are converted to the variable's dtype. Tapes do not record it.
 
         Raises
         ------
         ValueError
-            If the shape differs, or a tensor's dtype.
+            The shape is different, or a tensor's dtype.
         """
         array = self._checked(value, "assign")
         with self._lock:
@@ -343,12 +343,12 @@ class Variable(Operators, metaclass=_VariableMeta):
     # Rows -------------------------------------------------------------------------------------
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Variable:
-        """Add rows to the rows at some indices, in place; equal indices add up.
+        """Add rows to the rows at some indices, in place; rows with equal indices add up.
 
         Parameters
         ----------
         sparse_delta : IndexedSlices
-            The rows, of the variable's dtype and row shape, and where they belong.
+            The rows, in the variable's dtype and row shape, and their indices.
 
         Returns
         -------
@@ -358,38 +358,38 @@ class Variable(Operators, metaclass=_VariableMeta):
         Raises
         ------
         TypeError
-            If ``sparse_delta`` is no `IndexedSlices`.
+            ``sparse_delta`` is not an `IndexedSlices`.
         ValueError
-            If the rows have another shape or dtype, or an index is outside the variable.
+            The rows have another shape or dtype, or an index is outside the variable.
         """
         return self._scatter("scatter_add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: IndexedSlices) -> Variable:
-        """Subtract rows from the rows at some indices; as `scatter_add`."""
+        """Subtract rows from the rows at some indices; see `scatter_add`."""
         return self._scatter("scatter_sub", sparse_delta)
 
     def scatter_mul(self, sparse_delta: IndexedSlices) -> Variable:
-        """Multiply the rows at some indices by rows; as `scatter_add`."""
+        """Multiply the rows at some indices by rows; see `scatter_add`."""
         return self._scatter("scatter_mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
-        """Divide the rows at some indices by rows; as `scatter_add`.
+        """Divide the rows at some indices by rows; see `scatter_add`.
 
-        Quotients of integers are rounded towards zero, as in TensorFlow; a zero among the rows is then
-        an InvalidArgumentError.
+        Quotients of integers are rounded towards zero, as in TensorFlow. A zero among integer rows
+        raises InvalidArgumentError.
         """
         return self._scatter("scatter_div", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
-        """Make the rows at some indices the minimum of themselves and rows; as `scatter_add`."""
+        """Replace the rows at some indices by the minimum with rows; see `scatter_add`."""
         return self._scatter("scatter_min", sparse_delta)
 
     def scatter_max(self, sparse_delta: IndexedSlices) -> Variable:
-        """Make the rows at some indices the maximum of themselves and rows; as `scatter_add`."""
+        """Replace the rows at some indices by the maximum with rows; see `scatter_add`."""
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
-        """Set the rows at some indices; as `scatter_add`, the last one of equal indices counts."""
+        """Set the rows at some indices, the last of equal indices; see `scatter_add`."""
         return self._scatter("scatter_update", sparse_delta)
 
     def _scatter(self, method: str, slices: Any) -> Variable:
@@ -398,7 +398,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self
 
     def _checked_rows(self, slices: Any, method: str) -> tuple[Array, Array]:
-        """Return indices and rows that fit the variable."""
+        """Return indices and rows; raise an error if they do not match the variable."""
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
         own = self._current()
@@ -426,7 +426,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return asarray(index, like=own.array), asarray(rows, like=own.array)
 
     def _checked(self, value: Any, method: str) -> Array:
-        """Return ``value`` as an array of the variable's shape and dtype."""
+        """Return ``value`` as an array; raise an error for another shape or dtype."""
         own = self._current()
         tensor = as_tensor(value, like=own)
         array = tensor.array
@@ -442,18 +442,18 @@ class Variable(Operators, metaclass=_VariableMeta):
     def _release(self) -> tuple[Array, bool]:
         """Take the value out of the variable (call with the lock held; `_set_array` ends this).
 
-        Returns the array, and whether nobody else holds it. Other threads cannot get hold of it
-        meanwhile: they wait for the lock.
+        Return the array, and True if there is no other reference to it. Other threads cannot get a
+        reference meanwhile, because they wait for the lock.
         """
         tensors: list[Tensor] = []
         (array,), (free,) = _take_values([self], tensors)
         return array, free
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
-        """Call ``update(array)`` with the variable's array to write to; its result is ignored.
+        """Call ``update(array)``, which changes the variable's array in place.
 
-        The array is copied first if somebody else holds it, so that values that were read stay
-        what they were. Other threads that read wait until the update is finished.
+        The array is copied first if there are other references to it, so that values that were read
+        do not change. Other threads that read the variable wait until the update is finished.
         """
         with self._lock:
             array, free = self._release()
@@ -466,7 +466,7 @@ class Variable(Operators, metaclass=_VariableMeta):
                 self._set_array(array)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
-        # As it is, without the creators of this thread.
+        # `type.__call__` ignores the creators of this thread.
         own: Variable = type.__call__(
             type(self),
             self._current(),
@@ -510,10 +510,10 @@ class Variable(Operators, metaclass=_VariableMeta):
 
 
 def update_together(variables: Sequence[Variable], update: Callable[[list[Array]], Any]) -> None:
-    """Call ``update(arrays)`` with the arrays of several plain variables to write to, all at once.
+    """Call ``update(arrays)``, which changes the arrays of several plain variables in place.
 
-    As `Variable.update_inplace` does for one. The locks are taken in one order, whatever the order of
-    the variables, so that two threads that update some of the same ones do not wait for each other.
+    The function is `Variable.update_inplace` for several variables. The locks are always taken in the
+    same order, so that two threads that update overlapping sets of variables do not deadlock.
     """
     order = sorted(variables, key=id)
     tensors: list[Tensor] = []
@@ -531,7 +531,7 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
         update(arrays)
     finally:
         for variable, tensor in zip(variables, tensors, strict=False):
-            # To tapes it is another value, although nobody else has seen that it is the same object.
+            # A new key makes it another value for tapes, although the tensor object is the same.
             if tensor._key:
                 tensor._key = new_key()
             variable._tensor = tensor
@@ -540,7 +540,7 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
 
 
 def _value(array: Array) -> Tensor:
-    """Return an array that belongs to a variable from now on as the value that tapes know."""
+    """Return an array, which a variable owns from now on, as a tensor with a key for tapes."""
     tensor = Tensor(array)
     if array.dtype.kind in "fV":
         tensor._key = new_key()
@@ -550,10 +550,10 @@ def _value(array: Array) -> Tensor:
 def _take_values(
     variables: Sequence[Variable], tensors: list[Tensor]
 ) -> tuple[list[Array], list[bool]]:
-    """Take the values out of variables, whose locks are held, into an empty list.
+    """Move the values of variables, whose locks are held, into the list ``tensors``.
 
-    Returns their arrays, and which of them nobody else holds. Other threads cannot get hold of them
-    meanwhile: they wait for the locks.
+    Return their arrays, and for each array True if there is no other reference to it. Other threads
+    cannot get a reference meanwhile, because they wait for the locks.
     """
     tensor = None
     for variable in variables:
@@ -566,7 +566,7 @@ def _take_values(
     arrays = [tensor.array for tensor in tensors]
     if not _has_gil():
         return arrays, [False] * len(arrays)
-    # Who holds a view of a view holds the array below both, not this one.
+    # A view of a view refers to the lowest array, so an array with a base may have hidden references.
     return arrays, [
         references <= _FREE and array.base is None
         for references, array in zip(_references(tensors, arrays), arrays, strict=True)
@@ -574,14 +574,14 @@ def _take_values(
 
 
 def _references(tensors: list[Tensor], arrays: list[Array]) -> Iterator[int]:
-    """Return how many references there are to each tensor and its array."""
+    """Return the number of references to each tensor and its array together."""
     return map(operator.add, map(sys.getrefcount, tensors), map(sys.getrefcount, arrays))
 
 
 _SIGNATURE = inspect.signature(Variable.__init__)
-#: Without a global lock, counts of references can change between a look at them and a write.
+#: Without the GIL, a reference count can change between its reading and a write.
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-# How many there are when nobody else holds the value: the interpreter's own temporary references
-# differ between its versions, so the same code is asked.
+# The count without other references. Temporary references differ between Python versions, so the same
+# function measures it.
 _alone = [Tensor(np.zeros(()))]
 _FREE = next(_references(_alone, [tensor.array for tensor in _alone]))

@@ -1,6 +1,6 @@
 """Checkpoints: save the variables of a program to files, and restore them.
 
-The names are those of ``tf.train``; one of them, `ClusterSpec`, lives in the room `cluster`.
+The names are those of ``tf.train``. `ClusterSpec` is defined in the package `cluster`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Checkpoint`: saves and restores the variables of named objects."""
+"""`Checkpoint`: save and restore the variables of named objects."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Checkpoint(Trackable):
     root
         An object whose parts are saved as if they were the checkpoint's own.
     **objects
-        What is saved, by name: models, layers, optimizers, metrics, variables, other trackable
-        objects, or lists, tuples and dicts of these. They become attributes.
+        The objects by name: models, layers, optimizers, metrics, variables, other trackable objects, or
+        lists, tuples and dicts of these. They become attributes.
 
     Raises
     ------
     ValueError
-        If an object cannot be saved.
+        An object cannot be saved.
 
     Notes
     -----
-    As ``tf.train.Checkpoint``. Values are matched by names of attributes, not by order of creation.
-    Variables that do not exist yet when a checkpoint is restored start with the saved value when
-    they are made. A checkpoint knows nothing of strategies: what was saved with any number of
-    replicas is restored with any other, or without a strategy.
+    The interface is that of ``tf.train.Checkpoint``. Values are matched by names of attributes, not by
+    order of creation. Variables made after a checkpoint was restored start with the saved values. A
+    checkpoint is independent of strategies: it can be restored with any number of replicas, or without
+    a strategy.
     """
 
     def __init__(self, root: Any = None, **objects: Any) -> None:
@@ -55,7 +55,7 @@ class Checkpoint(Trackable):
             empty = isinstance(value, (list, tuple, dict)) and not value
             if not empty and not is_trackable(value):
                 raise ValueError(
-                    f"Checkpoint: {name}={value!r} is nothing that can be saved; give variables, "
+                    f"Checkpoint: {name}={value!r} cannot be saved; give variables, "
                     "layers, models, optimizers, metrics, or lists and dicts of these"
                 )
         for name, value in objects.items():
@@ -68,7 +68,7 @@ class Checkpoint(Trackable):
 
     @property
     def save_counter(self) -> Variable:
-        """How often `save` was called, restored ones included."""
+        """The number of calls of `save`, which is saved and restored too."""
         if "save_counter" not in self._variables:
             self._new_variable(
                 "save_counter",
@@ -82,12 +82,12 @@ class Checkpoint(Trackable):
         return self._variables["save_counter"]
 
     def save(self, file_prefix: str | os.PathLike[str]) -> str:
-        """Write a checkpoint ``<file_prefix>-<number>``, and note it as the directory's latest.
+        """Write a checkpoint ``<file_prefix>-<number>``, and record it as the directory's latest.
 
         Returns
         -------
         str
-            The path, to be given to `restore`.
+            The path, for `restore`.
         """
         _require_outside_replicas("save")
         prefix = os.fspath(file_prefix)
@@ -99,7 +99,7 @@ class Checkpoint(Trackable):
         return self._save(prefix)
 
     def _save(self, prefix: str, after: Callable[[], None] | None = None) -> str:
-        """Save; the worker that writes calls ``after`` while it holds the lock of the folder."""
+        """Save; the worker that writes calls ``after`` while it holds the folder's lock."""
         self._begin_together("save", prefix)
         counter = self.save_counter
         counter.assign_add(1)
@@ -112,22 +112,22 @@ class Checkpoint(Trackable):
         return path
 
     def write(self, file_prefix: str | os.PathLike[str]) -> str:
-        """Write a checkpoint with exactly this path; no number, no note. Returns the path."""
+        """Write a checkpoint with exactly this path, without a number or a record; return the path."""
         _require_outside_replicas("write")
         return self.write_noted(file_prefix, False)
 
     def write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
-        """Write as `write` does; with ``note`` it is the directory's latest then."""
+        """Write a checkpoint as `write` does; with ``note``, record it as the directory's latest."""
         path = os.fspath(file_prefix)
         self._begin_together("write", path)
         self._write(path, note)
         return path
 
     def _begin_together(self, call: str, path: str | None) -> None:
-        """Return when every worker saves, or restores; raise on every one if they do not.
+        """Wait until every worker saves or restores; raise on every worker if one does not.
 
-        All are needed: for values that are aggregated when they are read, to agree on who writes, and
-        to compare what is restored.
+        All workers are needed to aggregate variables that are aggregated on read, to agree on the
+        writer, and to compare the restored values.
         """
         workers = workers_of(self)
         if workers.count == 1:
@@ -153,9 +153,9 @@ class Checkpoint(Trackable):
         after: Callable[[], None] | None = None,
         begins_anew: bool = False,
     ) -> None:
-        """Write the files; of several workers with one path, the first one does.
+        """Write the files; of several workers with the same path, only the first one writes.
 
-        It returns when all files are written, or raises on every worker.
+        Return when all files are written, or raise on every worker.
         """
         workers = workers_of(self)
         contents = contents_of(self)
@@ -171,30 +171,32 @@ class Checkpoint(Trackable):
         workers.write_once(path, write, begins_anew)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
-        """Restore a checkpoint of `save`: now what exists, the rest when it is made.
+        """Restore a checkpoint of `save`: existing variables now, others when they are made.
+
+        Every worker makes this call.
 
         Parameters
         ----------
         save_path
-            What `save` or `latest_checkpoint` returned; with None nothing is restored.
+            The result of `save` or `latest_checkpoint`; None restores nothing.
 
         Raises
         ------
         CheckpointError
-            If the files are missing, truncated or damaged, or a variable has another shape or dtype
-            than its saved value (then nothing is changed). On every worker if they restore different
-            values, or not all restore something: each of them makes this call.
+            The files are missing, truncated or damaged, or a variable has another shape or dtype than
+            its saved value; then nothing is changed. On every worker: the workers restore different
+            values, or only some restore any.
 
         Notes
         -----
-        Parts may be missing on either side; the log has a warning for variables without a value. To
-        demand that all is restored, call a method of the status that is returned, such as
+        Parts may be missing in the checkpoint or in the objects; the log has a warning for variables
+        without a value. To require a complete match, call a method of the returned status, such as
         `CheckpointStatus.assert_consumed`, when all objects are made.
         """
         return self._read("restore", save_path)
 
     def read(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
-        """Restore a checkpoint of `write`; as `restore`."""
+        """Restore a checkpoint of `write`; see `restore`."""
         return self._read("read", save_path)
 
     def _read(self, call: str, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
@@ -202,7 +204,7 @@ class Checkpoint(Trackable):
         path = None if save_path is None else os.fspath(save_path)
         self._begin_together(call, path)
         if call == "restore" and path is not None:
-            self.save_counter  # noqa: B018  (made, so that the saved number is restored)
+            self.save_counter  # noqa: B018  (made here, so that its saved value is restored)
         contents: Contents | None = None
         found = "nothing"
         try:
@@ -223,32 +225,32 @@ class Checkpoint(Trackable):
 
 
 class CheckpointStatus:
-    """The state of a restored checkpoint; its methods raise if something is missing now."""
+    """The status of a restored checkpoint; its methods raise if something is missing."""
 
     def __init__(self, restoration: Restoration | None, root: Checkpoint) -> None:
         self._restoration = restoration
         self._root = root
 
     def assert_consumed(self) -> CheckpointStatus:
-        """Raise unless all saved values are in use by now, and each variable here has got one.
+        """Raise unless all saved values are used, and each existing variable has a saved value.
 
         Raises
         ------
         CheckpointMismatchError
-            A `CheckpointError` and ``AssertionError`` that names what is left.
+            A `CheckpointError` and ``AssertionError`` that names the unused values or the variables.
         """
         restoration = self._require()
         unused = restoration.unused()
         if unused:
             raise CheckpointMismatchError(
-                f"checkpoint {restoration.path!r} has values that nothing here took: "
+                f"checkpoint {restoration.path!r} has values that no variable took: "
                 f"{listed(unused)}; the objects that they belong to were not made (yet), or have "
                 "other names"
             )
         return self.assert_existing_objects_matched()
 
     def assert_existing_objects_matched(self) -> CheckpointStatus:
-        """Raise unless each variable that exists here has been restored.
+        """Raise unless each existing variable has a saved value.
 
         Raises
         ------
@@ -264,7 +266,7 @@ class CheckpointStatus:
         return self
 
     def assert_nontrivial_match(self) -> CheckpointStatus:
-        """Raise unless at least one variable here has been restored, besides the save counter.
+        """Raise unless at least one variable other than the save counter has a saved value.
 
         Raises
         ------
@@ -282,7 +284,7 @@ class CheckpointStatus:
         return self
 
     def expect_partial(self) -> CheckpointStatus:
-        """Say that parts may be missing; for compatibility, as nothing complains about them."""
+        """Return the status; for compatibility, because missing parts are allowed anyway."""
         return self
 
     def _require(self) -> Restoration:
@@ -300,7 +302,7 @@ def contents_of(root: Trackable) -> Contents:
     numbers = {id(root): 0}
     nodes: list[Node] = []
     tensors: dict[str, Array] = {}
-    # Breadth first, so that what is shared gets its shortest name; grows while it is walked.
+    # Breadth first, so that shared objects get their shortest name; the list grows in the loop.
     for number, value in enumerate(objects):
         if isinstance(value, Variable):
             name = _unused_name(names[number], tensors)
@@ -327,7 +329,7 @@ def _unused_name(name: str, taken: dict[str, Array]) -> str:
 
 
 def _remedy(path: str) -> str:
-    """Say which checkpoint of the same directory can be restored instead of a damaged one."""
+    """Return a text about the newest intact checkpoint of the same directory."""
     directory = os.path.dirname(path) or "."
     try:
         state = get_checkpoint_state(directory)
@@ -353,7 +355,7 @@ def _require_outside_replicas(method: str) -> None:
 
 
 def workers_of(root: Checkpoint) -> Workers:
-    """Return the processes that the variables under ``root`` belong to."""
+    """Return the processes to which the variables under ``root`` belong."""
     for _, variable in variables_of(root):
         strategy = variable.distribute_strategy
         if strategy is not None:
@@ -364,7 +366,7 @@ def workers_of(root: Checkpoint) -> Workers:
 
 
 def require_same(others: str) -> None:
-    """Raise if `Workers.every` has found that not all restore the same."""
+    """Raise CheckpointError if `Workers.every` found that the workers restore different values."""
     if others:
         raise CheckpointError(
             f"the workers restore different checkpoints: {others}. All need the same one, on a disk "

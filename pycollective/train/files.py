@@ -1,18 +1,18 @@
-"""The files of a checkpoint: how they are written so that a crash cannot harm, read and checked.
+"""Files of a checkpoint: write them safely, read and check them.
 
 A checkpoint ``path`` consists of
 
-* ``path.safetensors``: the values, in the safetensors format (no code can hide in it);
-* ``path.index.json``: which object has which variable, the shape and dtype of each, the name, size
-  and SHA-256 of the data file, and a SHA-256 of the index itself.
+* ``path.safetensors``: the values, in the safetensors format (which cannot contain code).
+* ``path.index.json``: the objects and their variables with shapes and dtypes. The index also has the
+  name, size and SHA-256 of the data file, and a SHA-256 of itself.
 
-Each file is written under a temporary name, flushed to the disk and renamed; the index comes last.
-A checkpoint exists when its index does, so whatever interrupts the writing leaves what was there
-before. When ``path`` exists already, the new data file gets a name of its own, and the old one is
-removed after the new index stands.
+Each file is written under a temporary name, flushed to the disk and renamed; the index comes last. A
+checkpoint exists if its index does, so that an interrupted write leaves the previous state. If
+``path`` exists already, the new data file gets another name, and the old one is removed after the new
+index is in place.
 
-A folder of checkpoints may come from anywhere. Names in its files must be bare file names, and no
-file is deleted because another file names it.
+A folder of checkpoints may come from an untrusted source. Names in its files must be bare file names,
+and no file is deleted because another file names it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _VERSION = 1
 
 
 class Node(NamedTuple):
-    """An object in a checkpoint: its parts by name, and the tensor it holds if it is a variable."""
+    """An object in a checkpoint: its parts by name, and the tensor's name if it is a variable."""
 
     children: dict[str, int]
     tensor: str | None
 
 
 class Contents(NamedTuple):
-    """What a checkpoint holds: objects (the first one is the root) and tensors by name.
+    """Contents of a checkpoint: objects (the first one is the root), and tensors by name.
 
-    One that was read has the SHA-256 of its data file.
+    ``digest`` is the SHA-256 of the data file, if the contents were read from one.
     """
 
     nodes: list[Node]
@@ -55,9 +55,9 @@ class Contents(NamedTuple):
 
 
 def write_files(path: str, contents: Contents) -> None:
-    """Write a checkpoint; what ``path`` held before stays intact until the new one is complete.
+    """Write a checkpoint; the previous contents of ``path`` stay valid until it is complete.
 
-    The caller holds the lock of the folder, which exists. Safetensors is needed.
+    The caller holds the lock of the folder, which exists. The package safetensors is needed.
     """
     data = _safetensors().save(contents.tensors)
     digest = hashlib.sha256(data).hexdigest()
@@ -88,9 +88,9 @@ def read_files(path: str) -> Contents:
     Raises
     ------
     CheckpointError
-        If it does not exist, or a file is missing, truncated or changed.
+        The checkpoint does not exist, or a file is missing, truncated or changed.
     ImportError
-        If safetensors is not installed.
+        safetensors is not installed.
     """
     index = _read_index(path)
     try:
@@ -118,7 +118,7 @@ def read_files(path: str) -> Contents:
         tensors = _safetensors().load(data)
     except ImportError:
         raise
-    except Exception as error:  # safetensors has an error of its own for each language
+    except Exception as error:  # the classes of safetensors' errors differ between its versions
         raise CheckpointError(
             f"checkpoint {path!r}: the data file {index.data_path!r} holds no safetensors ({error})"
         ) from None
@@ -132,7 +132,7 @@ def read_files(path: str) -> Contents:
 
 
 def is_complete(path: str) -> bool:
-    """Return True if the index can be read, and the data file has the size that it says."""
+    """Return True if the index can be read, and the data file has the size in the index."""
     try:
         index = _read_index(path)
         return os.path.getsize(index.data_path) == index.size
@@ -141,14 +141,14 @@ def is_complete(path: str) -> bool:
 
 
 def remove_files(path: str) -> None:
-    """Delete a checkpoint: its index first, so that no half of it is ever taken for a whole."""
+    """Delete a checkpoint, the index first, so that a rest is never taken for a checkpoint."""
     _unlink(path + INDEX_SUFFIX)
     for data_file in _data_files(path):
         _unlink(data_file)
 
 
 def is_bare_name(name: object) -> bool:
-    """Return True if ``name``, which a file says, is the name of a file in the same folder."""
+    """Return True if ``name``, which comes from a file, is the name of a file in the same folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
         return False
     try:
@@ -159,7 +159,7 @@ def is_bare_name(name: object) -> bool:
 
 
 def parse_json(path: str, raw: bytes) -> Any:
-    """Return the parsed JSON of a file."""
+    """Return the parsed JSON of a file; raise CheckpointError if it is not valid."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -169,7 +169,7 @@ def parse_json(path: str, raw: bytes) -> Any:
 
 
 class _Index(NamedTuple):
-    """What an index says, checked."""
+    """The checked contents of an index."""
 
     data_path: str
     size: int
@@ -184,7 +184,7 @@ def _unlink(path: str) -> None:
 
 
 def _data_files(path: str) -> set[str]:
-    """Return the data files of a checkpoint, those of killed writers included."""
+    """Return the data files of a checkpoint, including those of killed writers."""
     own = re.compile(
         rf"{re.escape(os.path.basename(path))}(\.[0-9a-f]{{16}})?{re.escape(DATA_SUFFIX)}"
     )
@@ -245,10 +245,10 @@ def _problem(index: Mapping[str, Any]) -> str:
         if not isinstance(children, dict) or not all(
             type(child) is int and 0 <= child < len(objects) for child in children.values()
         ):
-            return f"object {item!r} has parts that are not there"
+            return f"object {item!r} has parts that do not exist"
         tensor = item.get("tensor")
         if tensor is not None and not (isinstance(tensor, str) and tensor in tensors):
-            return f"object {item!r} has a tensor that is not there"
+            return f"object {item!r} has a tensor that does not exist"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""`Generator`: random numbers whose state is a variable, which replicas and checkpoints know."""
+"""`Generator`: random numbers whose state is a variable, for replicas and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from pycollective.train.trackable import Trackable
 
 
 class Algorithm(enum.Enum):
-    """How random numbers follow from a state. THREEFRY is TensorFlow's; it is not implemented."""
+    """Algorithms that compute random numbers from a state; TensorFlow's THREEFRY is not implemented."""
 
     PHILOX = 1
     THREEFRY = 2
     AUTO_SELECT = 3
 
 
-#: Words of the state: the counter's lower and upper half, and the key.
+#: Number of words of the state: the counter's lower and upper half, and the key.
 _WORDS = 3
-#: The counter advances by so much for each number, as TensorFlow's does: no number needs more.
+#: Steps of the counter for each number, as in TensorFlow: no number needs more.
 _STEPS = 256
 _MASK = 2**64 - 1
 
 
 def _checked_algorithm(alg: Any) -> int:
-    """Return the number of an algorithm that is given as a number, a name or an `Algorithm`."""
+    """Return the number of an algorithm from a number, a name or an `Algorithm`."""
     try:
         found = Algorithm[alg.upper()] if isinstance(alg, str) else Algorithm(alg)
     except (KeyError, ValueError):
@@ -54,12 +54,12 @@ def _checked_algorithm(alg: Any) -> int:
 
 
 def create_rng_state(seed: Any, alg: Any = "philox") -> Any:
-    """Return the state that follows from a seed, as an array of int64.
+    """Return the state for a seed, as an array of int64.
 
     Parameters
     ----------
     seed : int or sequence of int
-        One integer of any size, or up to three of 64 bits. Shorter ones become the key.
+        One integer of any size, or up to three of 64 bits. A single word becomes the key.
     alg : str, int or Algorithm
         The algorithm.
     """
@@ -72,7 +72,7 @@ def create_rng_state(seed: Any, alg: Any = "philox") -> Any:
             whole >>= 64
         words.reverse()
     elif array.dtype.kind not in "iu":
-        raise TypeError(f"a seed is made of integers, not of {array.dtype}")
+        raise TypeError(f"a seed consists of integers, not of {array.dtype}")
     else:
         words = [int(word) & _MASK for word in array.ravel()[:_WORDS].tolist()]
     words = [0] * (_WORDS - len(words)) + words
@@ -80,14 +80,14 @@ def create_rng_state(seed: Any, alg: Any = "philox") -> Any:
 
 
 class Generator(Trackable):
-    """A source of random numbers. Its state is a variable, which a `Checkpoint` saves.
+    """A source of random numbers, whose state is a variable that a `Checkpoint` saves.
 
-    Make one by `from_seed`, `from_non_deterministic_state`, `from_state` or `from_key_counter`.
+    Make one with `from_seed`, `from_non_deterministic_state`, `from_state` or `from_key_counter`.
 
     Parameters
     ----------
     copy_from : Generator, optional
-        The generator whose state and algorithm the new one has.
+        A generator whose state and algorithm are copied.
     state : sequence of int, optional
         Three integers of 64 bits: the counter's lower and upper half, and the key.
     alg : str, int or Algorithm, optional
@@ -96,7 +96,7 @@ class Generator(Trackable):
     Raises
     ------
     ValueError
-        If neither ``copy_from`` nor ``state`` and ``alg`` are given, or the state has another length.
+        Neither ``copy_from`` nor ``state`` and ``alg`` are given, or the state has another length.
 
     Notes
     -----
@@ -104,10 +104,10 @@ class Generator(Trackable):
     give equal numbers in every program and on every machine with the same version of NumPy.
 
     A generator that was made in a strategy's scope has a state on each replica. In a replica function
-    each replica draws from a stream of its own, which follows from the state and the replica's number;
-    outside, one draw advances the states of all replicas. All replicas should make the same draws
-    before a checkpoint, which saves one replica's state. A checkpoint can be restored into a strategy
-    with another number of replicas: a replica's stream depends on its number only.
+    each replica draws from its own stream, which depends on the state and the replica's number. Outside
+    of one, a draw advances the states of all replicas. A checkpoint saves one replica's state, so all
+    replicas should make the same draws before it. A checkpoint can be restored into a strategy with
+    another number of replicas: a replica's stream depends on its number only.
     """
 
     def __init__(self, copy_from: Generator | None = None, state: Any = None, alg: Any = None):
@@ -125,23 +125,23 @@ class Generator(Trackable):
 
     @classmethod
     def from_seed(cls, seed: Any, alg: Any = None) -> Generator:
-        """Return a generator that starts from a seed: an integer, or up to three of 64 bits."""
+        """Return a generator for a seed: an integer, or up to three integers of 64 bits."""
         alg = Algorithm.PHILOX if alg is None else alg
         return cls(state=create_rng_state(seed, alg), alg=alg)
 
     @classmethod
     def from_state(cls, state: Any, alg: Any) -> Generator:
-        """Return a generator that goes on from a state, as another one's `state` has it."""
+        """Return a generator that continues from a state, such as another generator's `state`."""
         return cls(state=state, alg=alg)
 
     @classmethod
     def from_key_counter(cls, key: int, counter: Any, alg: Any) -> Generator:
-        """Return a generator of a key, and a counter: an integer or its two halves, the lower first."""
+        """Return a generator for a key and a counter: an integer, or its lower and upper half."""
         return cls(state=_key_counter(key, counter), alg=alg)
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
-        """Return a generator that starts anywhere, from the operating system's random numbers."""
+        """Return a generator seeded with random numbers of the operating system."""
         alg = Algorithm.PHILOX if alg is None else alg
         words = np.random.SeedSequence().generate_state(_WORDS, np.uint64)
         return cls(state=words.view(np.int64), alg=alg)
@@ -165,30 +165,30 @@ class Generator(Trackable):
 
     @property
     def key(self) -> Tensor:
-        """The part of the state that draws leave as it is."""
+        """The part of the state that draws do not change."""
         return as_tensor(self._state_var)[-1]
 
     def reset(self, state: Any) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self._state_var.assign(_checked_state(state))
 
     def reset_from_seed(self, seed: Any) -> None:
-        """Start from a seed, as `from_seed`."""
+        """Restart from a seed; see `from_seed`."""
         self._state_var.assign(create_rng_state(seed, self._alg))
 
     def reset_from_key_counter(self, key: int, counter: Any) -> None:
-        """Go on from a key and a counter, as `from_key_counter`."""
+        """Continue from a key and a counter; see `from_key_counter`."""
         self._state_var.assign(_key_counter(key, counter))
 
     def skip(self, delta: Any) -> Tensor:
-        """Leave out as many numbers as a draw of the shape ``[delta]`` takes; return the old state."""
+        """Skip the numbers of a draw of shape ``[delta]``; return the old state."""
         return Tensor(self._advance(index(delta)))
 
     def _state_words(self) -> Any:
         return to_numpy(as_tensor(self._state_var).array)
 
     def _advance(self, count: int) -> Any:
-        """Advance the state by a number of draws, and return the old one."""
+        """Advance the state by a number of draws, and return the old state."""
         if self._strategy is not None and has_strategy() and get_strategy() is not self._strategy:
             raise RuntimeError(mixing_message(get_strategy(), self._strategy))
         variable = self._state_var
@@ -203,7 +203,7 @@ class Generator(Trackable):
         return _advance_one(variable._local(), count).array
 
     def _replica(self) -> int | None:
-        """Return the number of the replica among all that this code runs for, if it is one."""
+        """Return the current replica's number among all replicas, or None outside of a replica."""
         context = get_replica_context()
         if self._strategy is None or context is None or context.strategy is not self._strategy:
             return None
@@ -214,7 +214,7 @@ class Generator(Trackable):
         """Let the functions of `random` draw numbers of a shape from the present state."""
         low, high, key = np.asarray(self._advance(int(np.prod(shape_of(shape))))).view(np.uint64)
         replica = self._replica()
-        # The counter's third word is the stream: 0, or the replica's number plus 1.
+        # The third word of the counter selects the stream: 0, or the replica's number + 1.
         counter = np.array([low, high, 0 if replica is None else replica + 1, 0], np.uint64)
         bits = np.random.Philox(counter=counter, key=np.array([key, 0], np.uint64))
         generator = np.random.Generator(bits)
@@ -233,7 +233,7 @@ class Generator(Trackable):
     def truncated_normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32, name: Any = None
     ) -> Tensor:
-        """Return normally distributed numbers, none further than two ``stddev`` from ``mean``."""
+        """Return normally distributed numbers, all within two ``stddev`` of ``mean``."""
         with self._drawing(shape):
             return random.truncated_normal(shape, mean, stddev, dtype)
 
@@ -245,9 +245,9 @@ class Generator(Trackable):
         dtype: Any = float32,
         name: Any = None,
     ) -> Tensor:
-        """Return numbers from ``minval`` up to, and without, ``maxval`` (1 for floating point).
+        """Return uniform numbers from ``minval`` to below ``maxval`` (for floats by default 1).
 
-        Integers with neither of the two (``minval=None``) are any of the dtype.
+        Integers without both (``minval=None``) are uniform over the whole dtype.
         """
         if minval is None and maxval is None and as_dtype(dtype).kind in "iu":
             return self.uniform_full_int(shape, dtype)
@@ -255,7 +255,7 @@ class Generator(Trackable):
             return random.uniform(shape, 0 if minval is None else minval, maxval, dtype)
 
     def uniform_full_int(self, shape: Any, dtype: Any = uint64, name: Any = None) -> Tensor:
-        """Return integers, each of the dtype with the same chance."""
+        """Return integers that are uniform over the whole dtype."""
         kind = as_dtype(dtype)
         if kind.kind not in "iu":
             raise ValueError(f"uniform_full_int makes integers, got dtype {kind}")
@@ -267,7 +267,7 @@ class Generator(Trackable):
     def binomial(
         self, shape: Any, counts: Any, probs: Any, dtype: Any = int32, name: Any = None
     ) -> Tensor:
-        """Return numbers of successes in ``counts`` trials, each with a chance of ``probs``.
+        """Return numbers of successes in ``counts`` trials, each with probability ``probs``.
 
         ``counts`` and ``probs`` are broadcast to ``shape``.
         """
@@ -277,7 +277,7 @@ class Generator(Trackable):
         return Tensor(np.asarray(numbers).astype(as_dtype(dtype)))
 
     def make_seeds(self, count: int = 1) -> Tensor:
-        """Return seeds for functions without a state: int64 of the shape ``[2, count]``."""
+        """Return seeds for stateless functions: int64 of shape ``[2, count]``."""
         keys = self.uniform_full_int([count], int64).array
         return Tensor(np.stack([keys, np.zeros_like(keys)]))
 
@@ -314,8 +314,8 @@ def _signed(word: int) -> int:
 
 
 def _advance_one(variable: Variable, count: int) -> Tensor:
-    """Advance the state in a variable without components; return the old one."""
-    with variable._lock:  # replicas may share a generator that no strategy made
+    """Advance the state in a variable without components; return the old state."""
+    with variable._lock:  # replicas may share a generator made outside of a strategy
         old = np.array(to_numpy(variable._current().array))
         low, high, key = old.view(np.uint64).tolist()
         counter = (low | high << 64) + count * _STEPS
@@ -329,7 +329,7 @@ _lock = threading.Lock()
 
 
 def get_global_generator() -> Generator:
-    """Return the generator of the program; the first call makes one that starts anywhere."""
+    """Return the program's generator; the first call makes one with a random seed."""
     global _global
     with _lock:
         if _global is None:
@@ -338,12 +338,12 @@ def get_global_generator() -> Generator:
 
 
 def set_global_generator(generator: Generator) -> None:
-    """Make a generator the one of the program.
+    """Set the program's generator.
 
     Raises
     ------
     TypeError
-        If it is no `Generator`.
+        ``generator`` is not a `Generator`.
     """
     global _global
     if not isinstance(generator, Generator):

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: keeps the last few checkpoints of a directory."""
+"""`CheckpointManager`: keep the last few checkpoints of a directory."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pycollective.train.state import get_checkpoint_state, latest_checkpoint, wr
 
 
 class CheckpointManager:
-    """Saves numbered checkpoints in a directory, and deletes the oldest.
+    """A directory of numbered checkpoints, of which the oldest are deleted.
 
     Parameters
     ----------
     checkpoint
-        What is saved.
+        The checkpoint to save.
     directory
-        Where; made if need be. Checkpoints that are noted there already are taken over.
+        The directory, made if it is missing. Checkpoints that it already has count.
     max_to_keep
-        How many checkpoints are kept; None keeps all.
+        The number of checkpoints to keep; None keeps all.
     checkpoint_name
-        How the names of the checkpoints begin.
+        The beginning of the checkpoints' names.
 
     Raises
     ------
     ValueError
-        If ``max_to_keep`` is neither None nor at least 1, or ``checkpoint_name`` names a folder.
+        ``max_to_keep`` is neither None nor at least 1, or ``checkpoint_name`` names a folder.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The checkpoint that is saved."""
         return self._checkpoint
 
     @property
     def directory(self) -> str:
-        """Where the checkpoints are."""
+        """The directory of the checkpoints."""
         return self._directory
 
     @property
@@ -71,22 +71,22 @@ class CheckpointManager:
         return latest_checkpoint(self._directory)
 
     def save(self, checkpoint_number: int | None = None) -> str:
-        """Write the next checkpoint, then delete those that are too many; return its path.
+        """Write the next checkpoint, then delete the oldest beyond the limit; return its path.
 
         Parameters
         ----------
         checkpoint_number
-            The number in the name; by default one more than that of the last one.
+            The number in the name, by default that of the last checkpoint + 1.
         """
         if checkpoint_number is not None:
-            # save() counts one further.
+            # save() adds 1 to the counter.
             self._checkpoint.save_counter.assign(int(checkpoint_number) - 1)
         return self._checkpoint._save(self._prefix, self._remove_old)
 
     def _remove_old(self) -> None:
         checkpoints = self.checkpoints
         if self._max_to_keep is not None and len(checkpoints) > self._max_to_keep:
-            # First they are no longer noted, then they go.
+            # Remove them from the record first: an interruption must not leave records of missing files.
             write_state(self._directory, checkpoints[-self._max_to_keep :])
             for old in checkpoints[: -self._max_to_keep]:
                 remove_files(old)

@@ -1,4 +1,4 @@
-"""`Restoration`: a checkpoint on its way into objects."""
+"""`Restoration`: the assignment of a checkpoint's values to objects."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class Plan(NamedTuple):
-    """What a restoration will do to an object and its parts.
+    """The actions that restore an object and its parts.
 
-    ``pairs`` are variables and the nodes that have their values, ``holders`` objects that lack parts and
-    the nodes that have them. ``problems`` name variables whose saved values have another shape or dtype.
-    ``complete`` says whether every saved value has its variable. ``places`` has each object, its node,
-    the name of a part, and that part.
+    The pairs are variables with the nodes of their values. The holders are objects that lack parts, with
+    the nodes that have these parts. The problems name variables whose saved values have another shape or
+    dtype. A plan is complete if every saved value has its variable. The places have each object, its
+    node, the name of a part, and that part.
     """
 
     pairs: list[tuple[Variable, int]]
@@ -37,30 +37,30 @@ class Plan(NamedTuple):
 
 
 class Restoration:
-    """A checkpoint on its way into objects, some of which may not exist yet; messages have its path."""
+    """A checkpoint that is restored into objects, some of which may not exist yet."""
 
     def __init__(self, path: str, contents: Contents) -> None:
         self.path = path
         self._nodes = contents.nodes
         self._tensors = contents.tensors
-        #: The variables that have their saved values, by node.
+        #: The restored variables by node.
         self._restored: dict[int, list[Variable]] = {}
         self._names = dict(_walk_nodes(self._nodes))
-        #: By the ids of objects, and their nodes, the parts that have been restored. All references
-        #: are weak, since the objects refer to this one.
+        #: The restored parts by the ids of objects and their nodes. The references are weak, because
+        #: the objects refer to this restoration.
         self._matched: dict[tuple[int, int], tuple[weakref.ref[Trackable], dict[str, Any]]] = {}
 
     # From Checkpoint -------------------------------------------------------------------------
 
     def start(self, root: Trackable) -> None:
-        """Restore what exists; what is missing is noted in the objects that lack it."""
+        """Restore existing parts; objects that lack parts keep a reference to this restoration."""
         self._apply(root, 0)
         missing = self.without_value(root)
         if missing:
             _log.warning("checkpoint %r has no values for %s", self.path, listed(missing))
 
     def names_on_both_sides(self, root: Trackable) -> tuple[list[str], list[str]]:
-        """Return the names of the checkpoint's parts, and those of the parts of ``root``."""
+        """Return the names of the checkpoint's parts, and of the parts of ``root``."""
         saved, present = (
             [name for name in children if name != "save_counter"]
             for children in (self._nodes[0].children, children_of(root))
@@ -73,7 +73,7 @@ class Restoration:
         return any(v is not counter for variables in self._restored.values() for v in variables)
 
     def unused(self) -> list[str]:
-        """Return the saved values that no variable has taken."""
+        """Return the saved values that no variable took."""
         return [
             node.tensor
             for number, node in enumerate(self._nodes)
@@ -81,7 +81,7 @@ class Restoration:
         ]
 
     def without_value(self, root: Trackable) -> list[str]:
-        """Return the variables under ``root`` that the checkpoint gave no value."""
+        """Return the variables under ``root`` that got no value from the checkpoint."""
         known = {id(v) for variables in self._restored.values() for v in variables}
         return [
             name
@@ -92,7 +92,7 @@ class Restoration:
     # From Trackable --------------------------------------------------------------------------
 
     def resume(self, owner: Trackable, node: int) -> bool:
-        """Restore what has been added to ``owner`` since; return whether nothing is missing now."""
+        """Restore parts that ``owner`` got later; return True if nothing is missing any more."""
         return self._apply(owner, node)
 
     def initial_value(
@@ -108,13 +108,13 @@ class Restoration:
         return self._value(child)
 
     def created(self, node: int, name: str, variable: Variable) -> None:
-        """Note that ``variable`` was made with the value that `initial_value` returned."""
+        """Record that ``variable`` was made with the value from `initial_value`."""
         self._restored.setdefault(self._nodes[node].children[name], []).append(variable)
 
     # Work ------------------------------------------------------------------------------------
 
     def _apply(self, owner: Any, node: int) -> bool:
-        """Restore ``owner`` and its parts from a node; return whether everything was there."""
+        """Restore ``owner`` and its parts from a node; return True if nothing is missing."""
         found = self.plan(owner, node)
         if found.problems:
             raise self._mismatch(found.problems)
@@ -122,7 +122,7 @@ class Restoration:
         return found.complete
 
     def plan(self, owner: Any, node: int) -> Plan:
-        """Return the plan of restoring ``owner`` from a node."""
+        """Return the plan for restoring ``owner`` from a node."""
         pairs: list[tuple[Variable, int]] = []
         holders: list[tuple[Trackable, int]] = []
         places: list[tuple[Trackable, int, str, Any]] = []
@@ -137,7 +137,7 @@ class Restoration:
         )
 
     def carry_out(self, plan: Plan) -> None:
-        """Assign the values of a plan, and leave the rest of the checkpoint with its objects."""
+        """Assign the values of a plan, and keep the rest of the checkpoint with the objects."""
         for owner, number, name, part in plan.places:
             known = self._known_parts(owner, number)
             if known is None:
@@ -159,7 +159,7 @@ class Restoration:
         places: list[tuple[Trackable, int, str, Any]],
         seen: set[tuple[int, int]],
     ) -> bool:
-        """Collect variables to be assigned, objects that lack parts, and where parts were found."""
+        """Collect variables to assign, objects that lack parts, and parts that were found."""
         if (id(owner), number) in seen:
             return True
         seen.add((id(owner), number))
@@ -176,7 +176,7 @@ class Restoration:
         for name, child_number in node.children.items():
             child = children.get(name)
             if child is not None and name in known and known[name] != _reference(child):
-                continue  # put in the place of a restored part: it keeps its own values
+                continue  # this part replaced a restored one, and keeps its own values
             if isinstance(owner, Trackable) and child is not None:
                 places.append((owner, number, name, child))
             if child is None or not self._match(child, child_number, pairs, holders, places, seen):
@@ -186,7 +186,7 @@ class Restoration:
         return complete
 
     def _known_parts(self, owner: Any, number: int) -> dict[str, Any] | None:
-        """Return the parts of an object that have been restored from a node, by name."""
+        """Return the parts of an object that were restored from a node, by name."""
         found = self._matched.get((id(owner), number))
         return found[1] if found is not None and found[0]() is owner else None
 
@@ -213,7 +213,7 @@ class Restoration:
 
 
 def _reference(part: Any) -> tuple[int, Any]:
-    """Return a weak reference, which equals those to the same part; the id of lists and dicts."""
+    """Return an id and a weak reference, None for lists and dicts; equal for the same part."""
     try:
         return id(part), weakref.ref(part)
     except TypeError:  # lists and dicts
@@ -221,7 +221,7 @@ def _reference(part: Any) -> tuple[int, Any]:
 
 
 def _assign_everywhere(variable: Variable, value: Array) -> None:
-    """Assign to all components of a variable, also when a replica's code made it just now."""
+    """Assign to all components of a variable, also within a replica function."""
     mode = current_mode()
     if mode is None or mode.replica_context is None:
         variable.assign(value)
@@ -231,7 +231,7 @@ def _assign_everywhere(variable: Variable, value: Array) -> None:
 
 
 def _walk_nodes(nodes: list[Node]) -> Iterator[tuple[int, str]]:
-    """Yield each node with a name of the way to it."""
+    """Yield each node with the path of names that leads to it."""
     queue = deque([(0, "")])
     seen = {0}
     while queue:
@@ -245,7 +245,7 @@ def _walk_nodes(nodes: list[Node]) -> Iterator[tuple[int, str]]:
 
 def variables_of(root: Trackable) -> Iterator[tuple[str, Variable]]:
     """Yield the variables under ``root`` with their names."""
-    # The objects themselves are kept too: an id says nothing once its object is gone.
+    # `seen` keeps the objects alive, because the id of a deleted object may be reused.
     queue: deque[tuple[str, Any]] = deque([("", root)])
     seen: dict[int, Any] = {id(root): root}
     while queue:
@@ -259,6 +259,6 @@ def variables_of(root: Trackable) -> Iterator[tuple[str, Variable]]:
 
 
 def listed(names: list[str], most: int = 12) -> str:
-    """Return the first names as text, and how many more there are."""
+    """Return the first names as text, with the number of the others."""
     text = ", ".join(names[:most]) or "none"
     return text if len(names) <= most else f"{text} and {len(names) - most} more"

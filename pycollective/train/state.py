@@ -1,4 +1,4 @@
-"""The file ``checkpoint`` of a directory: which checkpoints were written there."""
+"""The file ``checkpoint`` of a directory, which records the directory's checkpoints."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CheckpointState(NamedTuple):
     Attributes
     ----------
     model_checkpoint_path
-        The last one that was written.
+        The last checkpoint that was written.
     all_model_checkpoint_paths
-        All that are kept, oldest first.
+        All checkpoints that are kept, oldest first.
     """
 
     model_checkpoint_path: str
@@ -32,12 +32,12 @@ class CheckpointState(NamedTuple):
 
 
 def get_checkpoint_state(checkpoint_dir: str | os.PathLike[str]) -> CheckpointState | None:
-    """Return what the file ``checkpoint`` of a directory says, or None if there is none.
+    """Return the contents of a directory's file ``checkpoint``, or None if there is none.
 
     Raises
     ------
     CheckpointError
-        If the file is damaged.
+        The file is damaged.
     """
     directory = os.fspath(checkpoint_dir)
     state_path = os.path.join(directory, STATE_FILE)
@@ -70,12 +70,12 @@ def _latest_and_all(state: Any) -> tuple[str, list[str]]:
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """Return the path of the newest complete checkpoint of a directory, or None if there is none.
 
-    A checkpoint whose files are missing or truncated is passed over, with a warning in the log.
+    A checkpoint whose files are missing or truncated is skipped, with a warning in the log.
 
     Raises
     ------
     CheckpointError
-        If the directory's file ``checkpoint`` is damaged.
+        The directory's file ``checkpoint`` is damaged.
     """
     state = get_checkpoint_state(checkpoint_dir)
     if state is None:
@@ -89,7 +89,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
 
 
 def write_state(directory: str, paths: list[str]) -> None:
-    """Note the checkpoints of a directory, oldest first; the last one is the latest.
+    """Record the checkpoints of a directory, oldest first; the last one is the latest.
 
     The caller holds the lock of the directory.
     """
@@ -99,7 +99,7 @@ def write_state(directory: str, paths: list[str]) -> None:
 
 
 def add_to_state(path: str) -> None:
-    """Note a new checkpoint in its directory as the latest one; the caller holds its lock."""
+    """Record a new checkpoint as its directory's latest one; the caller holds the lock."""
     directory = os.path.dirname(path) or "."
     state = get_checkpoint_state(directory)
     known = [] if state is None else state.all_model_checkpoint_paths

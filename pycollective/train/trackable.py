@@ -1,4 +1,4 @@
-"""`Trackable`: objects whose variables checkpoints find by the names of their attributes."""
+"""`Trackable`: objects whose variables checkpoints find by the names of attributes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Restore(Protocol):
-    """What a restored checkpoint offers to objects that are completed later."""
+    """The interface of a restored checkpoint for objects that get parts later."""
 
     def resume(self, owner: Trackable, node: int) -> bool:
-        """Restore what has been added to ``owner`` since; return whether nothing is missing now."""
+        """Restore parts that ``owner`` got later; return True if nothing is missing any more."""
 
     def initial_value(
         self, node: int, name: str, shape: tuple[int, ...], dtype: Any
@@ -25,46 +25,47 @@ class Restore(Protocol):
         """Return the saved value of the variable ``name`` of a node, or None."""
 
     def created(self, node: int, name: str, variable: Variable) -> None:
-        """Note that ``variable`` was made with the value that `initial_value` returned."""
+        """Record that ``variable`` was made with the value from `initial_value`."""
 
 
 _stamp = object()
 
 
 def structure_stamp() -> object:
-    """Return what is another object whenever anything was put into, or taken from, a `Trackable`.
+    """Return an object that is replaced whenever a `Trackable` gets or loses an attribute.
 
-    Changes of the lists and dicts that are its attributes do not count.
+    Changes within lists and dicts that are attributes do not count.
     """
     return _stamp
 
 
 def structure_changed() -> None:
-    """Make `structure_stamp` return something else from now on."""
+    """Replace the object that `structure_stamp` returns."""
     global _stamp
     _stamp = object()
 
 
 class Trackable:
-    """Base of the objects that `Checkpoint` can save.
+    """Base class of objects that `Checkpoint` can save.
 
-    What an object consists of is found when it is needed: the variables that it made itself, then
-    the attributes that are variables, other trackable objects, or lists, tuples and dicts with some
-    of these in them, in the order in which they were set. A restored checkpoint stays with the
-    object until all of it has arrived, so that variables made later start with the saved values.
+    The parts of an object are found when they are needed. First come the variables that the object made,
+    then its attributes in the order in which they were set. An attribute is a part if it is a variable,
+    another trackable object, or a list, tuple or dict that contains these. A restored checkpoint stays
+    with the object until all of its values are used, so that variables made later start with the saved
+    values.
     """
 
     _variables: dict[str, Variable]
-    #: A restored checkpoint, of which parts of this object are missing, and the node in it.
+    #: A restored checkpoint with values that this object has not used, and the object's node; or None.
     _restore: tuple[Restore, int] | None
 
-    #: The attributes to look into, in the order in which they were first set.
+    #: Names of attributes that may hold parts, in the order in which they were first set.
     _tracked: dict[str, None]
-    #: Attributes that are never looked into.
+    #: Names of attributes that never hold parts.
     _untracked: frozenset[str] = frozenset()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make the object ready to be tracked, before any ``__init__`` runs."""
+        """Make the object ready for tracking, before any ``__init__`` runs."""
         self = super().__new__(cls)
         object.__setattr__(self, "_variables", {})
         object.__setattr__(self, "_restore", None)
@@ -87,7 +88,7 @@ class Trackable:
         structure_changed()
 
     def _trackable_children(self) -> dict[str, Any]:
-        """Return what a checkpoint of this object has in it, by name."""
+        """Return the parts of this object in checkpoints, by name."""
         children: dict[str, Any] = dict(self._variables)
         if self._tracked:
             known = {id(variable) for variable in children.values()}
@@ -99,7 +100,7 @@ class Trackable:
         return children
 
     def _resume_restore(self) -> None:
-        """Give what was added to this object the values that a restored checkpoint has for it."""
+        """Restore the saved values of parts that this object got after a restore."""
         if self._restore is not None:
             restore, node = self._restore
             if restore.resume(self, node) and self._restore == (restore, node):
@@ -110,10 +111,9 @@ class Trackable:
     ) -> Variable:
         """Make a variable that belongs to this object.
 
-        Its name in checkpoints is ``name``, made unique among the object's variables, its own
-        ``label``. ``initial_value`` is a function; it is not called if a restored checkpoint has
-        the value. Options are ``shape`` and ``dtype`` of the value, and further arguments of
-        `Variable`.
+        Its name in checkpoints is ``name``, made unique among the object's variables; its own name is
+        ``label``. The function ``initial_value`` is not called if a restored checkpoint has the value.
+        Options are the value's ``shape`` and ``dtype``, and further arguments of `Variable`.
         """
         unique, number = name, 0
         while unique in self._variables:
@@ -147,7 +147,7 @@ def children_of(value: Any) -> dict[str, Any]:
 
 
 def parts_of(value: Any) -> Iterator[Any]:
-    """Yield the variables and trackable objects among a value's parts, and in lists and dicts there."""
+    """Yield the variables and trackable objects among a value's parts, also within lists and dicts."""
     for child in children_of(value).values():
         if isinstance(child, (Trackable, Variable)):
             yield child
@@ -156,12 +156,12 @@ def parts_of(value: Any) -> Iterator[Any]:
 
 
 def attributes_of(owner: Trackable) -> dict[str, Any]:
-    """Return the attributes of an object that hold its parts, or did, by name."""
+    """Return the attributes of an object that hold parts, or once did, by name."""
     return {name: getattr(owner, name, None) for name in owner._tracked}
 
 
 def containers_of(owner: Trackable) -> list[Any]:
-    """Return the lists and dicts, also empty ones, in which an object's attributes may have parts."""
+    """Return the lists and dicts in an object's attributes that hold parts or may get them."""
     found: list[Any] = []
     rest = [vars(owner).get(name) for name in owner._tracked]
     while rest:
@@ -173,27 +173,27 @@ def containers_of(owner: Trackable) -> list[Any]:
     return found
 
 
-#: What most attributes are: nothing to look into.
+#: The types of most attributes, which cannot hold parts.
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 def _may_hold(value: Any) -> bool:
-    """Whether a trackable value is, or may be put, in ``value``."""
+    """Return True if ``value`` holds a trackable value, or may get one."""
     if isinstance(value, tuple):
         return any(_may_hold(item) for item in value)
     return isinstance(value, (Trackable, Variable, list, dict, Mapping, set, frozenset))
 
 
 def is_trackable(value: Any) -> bool:
-    """Whether checkpoints look into ``value``: there is, or may come to be, a variable in it."""
+    """Return True if ``value`` is trackable, or a container with a trackable value in it."""
     if isinstance(value, (Trackable, Variable)):
         return True
-    # Asking for Mapping takes a microsecond: not of what is most often there.
+    # Testing for Mapping takes a microsecond, so test for the most frequent type first.
     if value.__class__ is not list and isinstance(value, Mapping):
         return any(is_trackable(item) for item in value.values())
     if isinstance(value, (set, frozenset)) and any(is_trackable(item) for item in value):
         raise TypeError(
-            f"layers, variables and other trackable objects stand in a {type(value).__name__}, which "
+            f"layers, variables and other trackable objects are in a {type(value).__name__}, which "
             f"has no order that all workers share: {value!r}. Use a list or a dict"
         )
     return isinstance(value, (list, tuple)) and any(is_trackable(item) for item in value)

@@ -1,4 +1,4 @@
-"""benchmarks/compare.py: its ratios, its bars, its checks of results, and going on where it stopped."""
+"""benchmarks/compare.py: ratios, bars, checks of results, and continuing after a stop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def times(*us, memory=None):
 
 
 def row(text, what):
-    """Return the cells of the bars' line for a call."""
+    """Return the cells of a call's line in the table of bars."""
     (line,) = [x for x in text.splitlines() if x.startswith(f"| {what} |")]
     return [cell.strip() for cell in line.split("|")[2:6]]
 
@@ -305,7 +305,7 @@ def test_every_call_is_checked_and_timed(compare, ranks, n):
 
 
 class Idle:
-    """A rank whose calls do nothing, or what `run` does."""
+    """A rank whose calls do nothing, or call `run`."""
 
     def __init__(self, ranks, rank, size, call, run=lambda x: None):
         group = ranks.Group()

@@ -1,4 +1,4 @@
-"""benchmarks/compare_workers.py: what it says of a step, and what it predicts."""
+"""benchmarks/compare_workers.py: the parts of a step, and the predictions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_input_is_told_from_computing(compare, monkeypatch):
     assert found["ms"]["compute"] >= 10
 
 
-def test_predictions(compare, monkeypatch, capsys):
+def test_predicted_time_follows_bandwidth_and_counts(compare, monkeypatch, capsys):
     slow, fast = (compare.predicted({"1000000": 1, "4": 2}, 4, bits) for bits in (10e9, 100e9))
     # 2 · 3/4 of 1 MB over 1.25 GB/s are 1.2 ms.
     assert 1.2 < slow < 3

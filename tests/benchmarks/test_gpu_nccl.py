@@ -1,4 +1,4 @@
-"""benchmarks/gpu_nccl.py: how two ranks on one GPU are measured, with a stand-in for what is run."""
+"""benchmarks/gpu_nccl.py: the measurement of two ranks on one GPU, with a stand-in for the programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_nccl.py"
 
 @pytest.mark.parametrize("version", [22900, 23004])
 def test_two_ranks_on_one_gpu(monkeypatch, tmp_path, version):
-    """Processes by NCCL where it takes them, beside threads by the core, on the first GPU there is."""
+    """Processes use NCCL if it accepts them, beside threads with the core, on the first GPU."""
     spec = importlib.util.spec_from_file_location("gpu_nccl", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""tests/gpu/run.sh where there is no GPU: it says so; and with stand-ins for what it calls."""
+"""tests/gpu/run.sh without a GPU, and with stand-ins for the programs that it calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "gpu" / "run.sh"
 
-#: Does what the machine with a GPU would: CuPy is there, the build works; tests and benchmarks as told.
+#: A stand-in for Python with CuPy, a working build, and tests and benchmarks with given results.
 PYTHON = """#!/bin/sh
 case "$*" in
 *"import cupy"*) exit {cupy} ;;
@@ -27,7 +27,7 @@ esac
 
 SMI = "#!/bin/sh\necho Some GPU, 1.2, 9 MiB\n"
 
-#: What compute-sanitizer and the tests that it runs print where all is well.
+#: The output of compute-sanitizer and of its tests if there is no error.
 CLEAN = """#!/bin/sh
 echo "7 passed in 1.2s"
 case "$*" in
@@ -38,7 +38,7 @@ esac
 
 
 def run(tmp_path, tools, *stages, **environment):
-    """Run stages of the script with these programs in front of all others."""
+    """Run stages of the script with these programs first in PATH."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
     for name, text in tools.items():
@@ -79,7 +79,7 @@ def test_it_fails_clearly(tmp_path, smi, cupy, said):
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_one_report(tmp_path, status):
+def test_run_writes_one_report_and_returns_the_tests_status(tmp_path, status):
     python = PYTHON.format(cupy=0, tests=status, python=sys.executable)
     tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": CLEAN}
     done, out = run(tmp_path, tools)
@@ -114,7 +114,7 @@ def test_what_compute_sanitizer_finds_is_an_error(tmp_path):
 
 
 def test_a_sanitizer_that_has_looked_at_nothing_is_an_error(tmp_path):
-    """It did not get hold of the process, or the tests were skipped."""
+    """The sanitizer did not attach to the process, or the tests were skipped."""
     python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
     sanitizer = CLEAN.replace("ERROR SUMMARY", "else")
     sanitizer = sanitizer.replace('echo "7', '[ "$2" = racecheck ] || echo "7')
@@ -151,7 +151,7 @@ def test_stages_add_to_one_report(tmp_path):
     report = json.loads((out / "gpu.json").read_text())
     assert report["tests"]["tests"] == 5
     assert report["benchmarks"] == {"gpu_kernels": 8, "gpu_nccl": 8}
-    # Nothing is lost when the script is killed: what came before was there while the second one ran.
+    # Nothing is lost if the script is killed: the first stage's report existed while the second one ran.
     then = json.loads((out / "then.json").read_text())
     assert then["benchmarks"] == {"gpu_kernels": 8} and then["tests"] == report["tests"]
     assert report["benchmarks_that_failed"] == ["gpu_training"]
@@ -165,7 +165,7 @@ def test_stages_add_to_one_report(tmp_path):
 
 
 def test_a_benchmark_is_ended_that_takes_too_long(tmp_path):
-    """Every stage is bounded; what runs too long has failed, and the next one runs."""
+    """Every stage has a time limit; a stage beyond it has failed, and the next one runs."""
     python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
     limits = "#!/bin/sh\nfor last; do :; done\ncase $* in *gpu_nccl*) exit 124 ;; esac\n"
     limits += 'echo "$@" >>"$OUT/limits"\necho 9 >"$last"\n'

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_training.py on the host: how contestants take turns, and what each of them computes."""
+"""benchmarks/gpu_training.py on the host: the turns of the contestants, and their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bench(monkeypatch):
 
 
 class Told:
-    """A contestant that answers as it is told."""
+    """A contestant with given answers."""
 
     def __init__(self, name, answers):
         self.name, self.answers, self.heard = name, list(answers), []
@@ -72,7 +72,7 @@ def test_a_contestant_that_ends_or_says_nothing(bench, monkeypatch, tmp_path):
         ("jax", "JAX jit"),
     ],
 )
-def test_contestants(tmp_path, module, name):
+def test_each_contestant_trains_on_the_host(tmp_path, module, name):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"no {module}")
     cases = [{"model": "tutorial", "batch": 4, "half": half} for half in (False, True)]
@@ -90,12 +90,12 @@ def test_contestants(tmp_path, module, name):
     ready, *answers = (json.loads(line) for line in done.stdout.splitlines())
     assert ready == {"ready": True}, done.stderr
     assert len(answers) == 2 * len(cases)
-    # The first losses are those of ten classes that are not told apart.
+    # The first losses are those of a model that cannot distinguish ten classes.
     assert all(a["rate"] > 0 and 0 < a["loss"] < 4 for a in answers), answers
 
 
 @pytest.mark.slow
-def test_one_report(tmp_path):
+def test_main_writes_one_report(tmp_path):
     out = tmp_path / "found.json"
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--models", "tutorial"]
     command += ["--batches", "2", "--window", "0.01", "--only", "pycollective", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""compare_training.py and training_profile.py, on a few small images: they run, and what they say."""
+"""compare_training.py and training_profile.py on a few small images: their runs and reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OWN = ["pycollective x1", "pycollective x2", "pycollective fit x2"]
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_own_contestants(compare, name):
+def test_own_contestants_have_rates_and_losses(compare, name):
     run, replicas, needs = compare.CONTESTANTS[name]
     assert needs == "own"
     found = run(replicas, "tutorial", None)
@@ -52,8 +52,8 @@ def test_own_contestants(compare, name):
     assert np.isfinite(found["loss"])
 
 
-def test_the_table(compare, tmp_path, monkeypatch, capsys):
-    """Medians over all rounds, and the best of those that are not ours."""
+def test_table_has_medians_and_the_best_peer(compare, tmp_path, monkeypatch, capsys):
+    """The table has medians over all rounds, and the ratio to the best peer."""
     rates = {name: [100.0, 300.0] for name in OWN} | {"PyTorch, batch 64": [40.0, 60.0]}
     asked = []
 
@@ -79,7 +79,9 @@ def test_the_table(compare, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("model", "replicas"), [("tutorial", 2), ("resnet20", 1)])
-def test_a_profile(training_profile, tmp_path, monkeypatch, capsys, model, replicas):
+def test_profile_counts_kernels_and_restores_them(
+    training_profile, tmp_path, monkeypatch, capsys, model, replicas
+):
     file = tmp_path / "profile.json"
     words = ["profile", "--model", model, "--replicas", str(replicas), "--steps", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--json", str(file)])
@@ -103,7 +105,7 @@ def test_a_profile(training_profile, tmp_path, monkeypatch, capsys, model, repli
         forward = [name for name in functions if name.endswith("_forward") and "dense" not in name]
         assert sum(functions[name]["calls"] for name in forward) == 2
     if model == "resnet20":
-        # One for each of 19 convolutions of 3 x 3 but the first and the strided ones.
+        # One call for each of 19 convolutions of 3 x 3 except the first one and the strided ones.
         assert functions["winograd_forward"]["calls"] == 16
     out = capsys.readouterr().out
     assert out.startswith(f"{model}, {replicas} replica(s) of 4: a step takes ")

@@ -75,7 +75,7 @@ def test_types_and_operations(tmp_path, capsys, dtype, op):
 
 
 @pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_processes(tmp_path, capfdbinary, transport):
+def test_every_collective_among_processes(tmp_path, capfdbinary, transport):
     report = tmp_path / "bench.json"
     words = f"--transport {transport} -n 3 -c all -b 64 -e 64K -f 1024 --json {report}".split()
     assert bench(*words) == 0
@@ -101,7 +101,7 @@ def test_a_forced_transport(tmp_path, capfdbinary, monkeypatch):
     assert b"PYCOLLECTIVE_TRANSPORT='pigeon'" in capfdbinary.readouterr().err
 
 
-def test_registered_memory(tmp_path, capfdbinary):
+def test_registered_memory_for_all_but_ragged_collectives(tmp_path, capfdbinary):
     report = tmp_path / "bench.json"
     words = f"--transport shm --registered -c all -b 64K -e 64K --json {report}".split()
     assert bench(*words) == 0
@@ -132,7 +132,7 @@ def test_iterations_are_agreed(on_ranks):
 
 
 def test_numbers_stay_finite(on_ranks, monkeypatch):
-    """Sums in place grow with every call: they begin again before they overflow."""
+    """Sums in place grow with every call, and are refilled before they overflow."""
     seen = []
     right = Communicator.all_reduce
 
@@ -204,14 +204,14 @@ def test_options_that_do_not_fit_together(capsys):
         ("-d float32 -o xor", "xor"),
         ("-d text", "text"),
         ("-e 100000G", "larger than the memory of this machine"),
-        ("--tune", "leaves no place"),
+        ("--tune", "has no file to write"),
     ):
         with pytest.raises(SystemExit) as ended:
             bench(*words.split())
         assert ended.value.code == 2 and text in capsys.readouterr().err
 
 
-def test_a_plot(tmp_path, capsys, monkeypatch):
+def test_plot_needs_matplotlib_and_draws_each_algorithm(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "bench.svg"
     with pytest.raises(SystemExit):
@@ -233,7 +233,7 @@ def test_the_load_of_this_host_is_read():
 
 @pytest.mark.parametrize(("others", "warned"), [(0.0, False), (1.5, True)])
 def test_a_busy_machine_gives_a_warning(capsys, monkeypatch, tmp_path, others, warned):
-    """The 7 s of the group itself do not count, once for both ranks, which are one process."""
+    """The group's own 7 s do not count; both ranks are one process, which is subtracted once."""
     ranks = threading.local()
 
     def now():
@@ -245,7 +245,7 @@ def test_a_busy_machine_gives_a_warning(capsys, monkeypatch, tmp_path, others, w
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     report = tmp_path / "bench.json"
     assert bench("-e", "8", "--json", str(report)) == 0
-    said = "other programs used 1.5 of 4 cores meanwhile" in capsys.readouterr().out
+    said = "other programs used 1.5 of 4 cores during the measurement" in capsys.readouterr().out
     assert said == warned
     assert json.loads(report.read_text())["cores_of_other_programs"] == pytest.approx(others)
 
@@ -307,7 +307,7 @@ def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, capl
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """A file where broadcast is the chain to 100 bytes and all_reduce the ring."""
+    """Write a table in which broadcast is the chain to 100 bytes and all_reduce the ring."""
     file = tmp_path / "table.json"
     rows = [(_core.Collective.broadcast, 100, "chain"), (_core.Collective.all_reduce, 64, "ring")]
     for transport in ("threads", "shared memory", "TCP"):
@@ -317,7 +317,7 @@ def table(tmp_path, monkeypatch):
 
 
 def called(comm):
-    """The algorithms that an all_reduce of 64 bytes, one of 128 and a broadcast really use."""
+    """Return the algorithms that an all_reduce of 64 bytes, one of 128 and a broadcast use."""
     found = []
     for call, array in (
         (comm.all_reduce, np.ones(8)), (comm.all_reduce, np.ones(16)), (comm.broadcast, np.ones(4)),
@@ -333,10 +333,10 @@ def copies():
     _core.set_past_cache_from(0)
 
 
-def test_wronggo_past_the_caches_from_the_measured_size_on(table, copies):
+def test_copies_bypass_the_caches_from_the_measured_size_on(table, copies):
     usual = _core.past_cache_from()
     local_group(2)
-    assert _core.past_cache_from() == usual  # of which the file says nothing
+    assert _core.past_cache_from() == usual  # the file does not set it
     tuning.save(table, "threads", 2, [], "0", past_cache_from=12_345)
     local_group(2)
     assert _core.past_cache_from() == 12_345
@@ -372,7 +372,7 @@ def test_ranks_agree_on_the_launchers_or_rank_0s_table(table, tmp_path, transpor
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\n"
-        # Were each rank to read the file itself, rank 1 would find none.
+        # If each rank read the file itself, rank 1 would find none.
         "if os.environ['PYCOLLECTIVE_RANK'] == '1': os.environ['PYCOLLECTIVE_TUNING'] = 'none'\n"
         "import numpy as np, pycollective as pc\n"
         "from pycollective._core import Collective\n"

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and what it says when something is wrong."""
+"""The command line: output, and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pycollective.cli import main
 
 
 def refused(capsys, words):
-    """Give the command line words that it refuses, and return the error."""
+    """Run the command line with words that it refuses, and return the error."""
     with pytest.raises(SystemExit) as ended:
         main(words.split() if isinstance(words, str) else words)
     assert ended.value.code == 2
@@ -24,7 +24,7 @@ def refused(capsys, words):
     return said
 
 
-def test_help_teaches(capsys):
+def test_help_of_each_command_has_an_example(capsys):
     for command, expected in (
         ("", "pycollective train"),
         ("train", "data: auto"),
@@ -108,7 +108,7 @@ def test_options_that_do_not_fit_together(capsys, tmp_path):
 
 @pytest.mark.parametrize("place", ["", "below"])
 def test_checkpoint_dir_unwritable_is_refused_before_training(tmp_path, capsys, place):
-    """The user may be root, for whom every folder can be written: a file stands in the way."""
+    """The user may be root, who can write to every folder: a file in the folder's place prevents it."""
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / place
     assert main(["train", "--checkpoint-dir", str(folder), "--data", "nowhere"]) == 2
@@ -132,12 +132,12 @@ def test_misspelt_variable_is_refused_by_every_command(capsys, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPROT", "tcp")
     assert main(["simulate"]) == 2
     assert capsys.readouterr().err == (
-        "pycollective: PYCOLLECTIVE_TRANSPROT is set, and pycollective reads no such variable: did "
+        "pycollective: PYCOLLECTIVE_TRANSPROT is set, but pycollective reads no such variable: did "
         "you mean PYCOLLECTIVE_TRANSPORT?\n"
     )
 
 
-def test_simulate(tmp_path, capsys):
+def test_simulate_verifies_and_writes_every_algorithm(tmp_path, capsys):
     report = tmp_path / "simulated.json"
     words = "simulate --ranks 4,70 -b 4K -e 64K --verify --json".split()
     assert main([*words, str(report)]) == 0
@@ -157,7 +157,7 @@ def test_simulate(tmp_path, capsys):
         assert f"{row['algorithm']:>17} {row['time_us']:>14.2f}" in out
 
 
-def test_simulate_with_numbers_of_ones_own(capsys):
+def test_simulate_with_given_rates(capsys):
     words = "simulate --ranks 8 --algorithm ring -b 512 -e 512 --cluster infiniband-nvlink"
     numbers = "--ranks-per-host 1 --latency 1e-3 --overhead 0 --bandwidth inf --reduce-rate inf"
     assert main([*words.split(), *numbers.split(), "--copy-rate", "inf"]) == 0
@@ -170,7 +170,7 @@ def test_simulate_with_numbers_of_ones_own(capsys):
     assert main("simulate --collective broadcast --root 4 --ranks 5 -b 1K -e 1K".split()) == 0
 
 
-def test_simulate_draws(tmp_path, capsys):
+def test_simulate_plot_writes_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     file = tmp_path / "s.svg"
     for words in ("--ranks 2,4", "-c barrier", "-c barrier broadcast -n 2 3"):
@@ -180,11 +180,11 @@ def test_simulate_draws(tmp_path, capsys):
         file.unlink()
 
 
-def test_simulate_says_what_is_wrong(capsys):
+def test_simulate_wrong_options_are_named(capsys):
     for words, message in (
         ("--algorithm bus", "no algorithm is called 'bus' here (all_reduce: ring"),
         ("-a hierarchical -c broadcast", "no algorithm is called 'hierarchical' here (broadcast"),
-        ("--collective bus", "'bus' is none of all_reduce"),
+        ("--collective bus", "'bus' is not one of all_reduce"),
         ("-b 1M -e 1K", "sizes must grow"),
         ("-f 1", "not a whole number from 2"),
         ("--root 3 --ranks 8,2 -c reduce", "root 3 is not among the 2 ranks"),

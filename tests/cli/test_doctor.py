@@ -1,4 +1,4 @@
-"""`pycollective doctor`: what it finds, and what it measures."""
+"""`pycollective doctor`: its findings and its measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def environ(monkeypatch):
     return put
 
 
-def test_alone(environ, capsys):
+def test_process_without_a_cluster_is_alone(environ, capsys):
     assert main(["doctor"]) == 0
     assert "no variable names one; this process is alone" in capsys.readouterr().out
     environ(["127.0.0.1:1"])
@@ -65,7 +65,10 @@ def test_a_description_that_is_wrong(environ, capsys, monkeypatch):
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "cluster: TF_CONFIG: worker 4\n" in out
-    assert "not looked at, since that comes first: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, " in out
+    assert (
+        "ignored, because the first source is used: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, "
+        in out
+    )
     assert out.count("WRONG") == 3
     assert "cluster['worker'][2] must be a text" in out
     assert "have the same address 127.0.0.1:1" in out
@@ -86,10 +89,10 @@ def test_a_description_that_is_wrong(environ, capsys, monkeypatch):
         ),
         ({"PYCOLLECTIVE_SECRET": "short"}, "the secret of PYCOLLECTIVE_SECRET has 5 bytes"),
         ({"PYCOLLECTIVE_TLS_CERT": "a"}, "PYCOLLECTIVE_TLS_CA is not: TLS needs all three"),
-        ({"PYCOLLECTIVE_CHECK_ADDRESSES": "x"}, "PYCOLLECTIVE_CHECK_ADDRESSES='x': 1 and 0"),
+        ({"PYCOLLECTIVE_CHECK_ADDRESSES": "x"}, "PYCOLLECTIVE_CHECK_ADDRESSES='x': must be 0 or 1"),
     ],
 )
-def test_what_else_is_wrong(environ, capsys, monkeypatch, variables, said):
+def test_other_errors_are_named(environ, capsys, monkeypatch, variables, said):
     if not {"SLURM_PROCID", "RANK"} & set(variables):
         environ([f"127.0.0.1:{port}" for port in free_ports(2)])
     for name, value in variables.items():
@@ -106,18 +109,18 @@ def test_a_port_that_is_taken(environ, capsys):
     out = capsys.readouterr().out
     assert "cluster: TF_CONFIG: 2 workers, this is" not in out
     assert (
-        f"WRONG: cluster['worker'][1] (worker 1), this process, is {mine}, which cannot be" in out
+        f"WRONG: cluster['worker'][1] (worker 1), this process, is {mine}, where no socket" in out
     )
 
 
-def test_a_name_that_may_come_later(environ, capsys, monkeypatch):
+def test_name_that_may_resolve_later_is_a_doubt(environ, capsys, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_CHECK_ADDRESSES", "0")
     (port,) = free_ports(1)
     environ([f"127.0.0.1:{port}", "no.such.host.invalid:1"])
     assert main(["doctor", "--timeout", "0.3"]) == 1
     out = capsys.readouterr().out
     assert "  DOUBTFUL: cluster['worker'][1] (worker 1) is no.such.host.invalid:1, and the" in out
-    assert "WRONG: worker 1 at no.such.host.invalid:1: nothing was heard of it within 0.3 s" in out
+    assert "WRONG: worker 1 at no.such.host.invalid:1: no sign of it within 0.3 s" in out
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_a_name_that_may_come_later(environ, capsys, monkeypatch):
         ({"PYCOLLECTIVE_INSECURE": "1"}, "everybody on the network is trusted"),
     ],
 )
-def test_what_protects_is_said(environ, capsys, monkeypatch, variables, said):
+def test_protection_of_connections_is_shown(environ, capsys, monkeypatch, variables, said):
     for name in ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -139,9 +142,9 @@ def test_what_protects_is_said(environ, capsys, monkeypatch, variables, said):
     out = capsys.readouterr().out
     assert said in out
     assert (
-        f"WRONG: worker 0 at 127.0.0.1:{gone}: nothing was heard of it within 0.3 s: is this command "
-        "running there, with this description and this secret? Seen by worker 1: the host answers, and "
-        "nobody listens at the port"
+        f"WRONG: worker 0 at 127.0.0.1:{gone}: no sign of it within 0.3 s: is this command "
+        "running there, with this description and this secret? Seen by worker 1: the host answers, but "
+        "no process listens at the port"
     ) in out
 
 
@@ -177,7 +180,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 def on_each(hosts, folder):
-    """Run the command on each host as a worker; return what each printed, and its exit status."""
+    """Run the command on each host as a worker; return each one's output and exit status."""
     addresses = [f"10.213.7.{i + 1}:9000" for i in range(len(hosts))]
     done = subprocess.run(
         [sys.executable, "-c", _ON_EACH, json.dumps([hosts, addresses])],
@@ -197,8 +200,8 @@ def on_each(hosts, folder):
 
 
 @pytest.mark.slow
-def test_links(hosts, tmp_path):
-    """Three hosts: worker 0 has every link in a table, the others have their own."""
+def test_links_between_hosts_are_measured(hosts, tmp_path):
+    """Worker 0 prints a table of the links of three hosts, each other worker its own links."""
     found = on_each(hosts, tmp_path)
     for out, code in found:
         assert code == 0, out
@@ -213,7 +216,7 @@ def test_links(hosts, tmp_path):
     ]
     numbers = r"[\d.]+ µs one way, \d+ MB/s there, \d+ MB/s back"
     assert all(re.search(numbers, line) for own in lines for line in own)
-    assert lines[0][0] == lines[1][0]  # both say what the first one has measured
+    assert lines[0][0] == lines[1][0]  # both print the first one's measurement
     out = found[0][0]
     rows = re.findall(r"^ +(\d)((?: +(?:-|[\d.]+)){3})$", out, re.MULTILINE)
     assert [number for number, _ in rows] == ["0", "1", "2"] * 2
@@ -224,44 +227,44 @@ def test_links(hosts, tmp_path):
 
 @pytest.mark.slow
 def test_links_that_are_blocked(tmp_path):
-    """A port that is refused, packets that are dropped on one way, and a route that ends."""
+    """The links have a refused port, packets dropped in one direction, and a missing route."""
     with namespaces.hosts(4) as names:
-        # Worker 2 finds another host at worker 1's address: it answers, and nobody listens. The
-        # others do not find it there.
+        # Worker 2 finds another host at worker 1's address, which answers, but no process listens
+        # there. The others find the right host.
         quiet = "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore"
         namespaces.ip("netns", "exec", names[2], "sh", "-c", quiet)
         namespaces.ip("-n", names[2], "addr", "add", "10.213.7.2/32", "dev", "lo")
-        # What worker 0 says to worker 3 is dropped by its own table.
+        # Worker 0's own routing table drops its packets to worker 3.
         namespaces.ip("-n", names[0], "route", "add", "blackhole", "10.213.7.4")
-        # What worker 3 says to worker 2 is lost on the network.
+        # The network loses worker 3's packets to worker 2.
         nowhere = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
         namespaces.ip("-n", names[3], "neigh", "replace", "10.213.7.3", *nowhere)
         found = on_each(names, tmp_path)
-    for out, code in found:  # all of them say the same, whoever has seen it
+    for out, code in found:  # every worker reports all broken links
         assert code == 1, out
         wrong = [line.strip() for line in out.splitlines() if "WRONG" in line]
         assert len(wrong) == 3, out
         assert re.match(
-            "WRONG: worker 2 -> worker 1 at 10.213.7.2:9000: the host answers, and nobody listens at "
-            "the port, though worker 1 is there, and worker 3 reached it. Look for a firewall that "
-            "rejects port 9000 on worker 1's host .*whether 10.213.7.2 is that host for worker 2",
+            "WRONG: worker 2 -> worker 1 at 10.213.7.2:9000: the host answers, but no process listens "
+            "at the port, though worker 1 runs, and worker 3 reached it. Look for a firewall that "
+            "rejects port 9000 on worker 1's host .*that worker 2 resolves 10.213.7.2 to that host",
             wrong[0],
         ), wrong
         assert re.match(
             "WRONG: worker 3 -> worker 0 at 10.213.7.1:9000: no answer, packets are dropped, though "
-            "worker 0 is there, and worker 1, worker 2 reached it. worker 0's own host sends nothing "
+            "worker 0 runs, and worker 1, worker 2 reached it. worker 0's own host sends nothing "
             r"back \(Invalid argument\): ask its routing table with `ip route get 10.213.7.4`",
             wrong[1],
         ), wrong
         assert re.match(
             "WRONG: worker 3 -> worker 2 at 10.213.7.3:9000: no answer, packets are dropped, though "
-            "worker 2 is there. Look for a firewall or a security group that drops port 9000 on",
+            "worker 2 runs. Look for a firewall or a security group that drops port 9000 on",
             wrong[2],
         ), wrong
 
 
-def test_what_is_said_of_links():
-    """Whatever the connections came to, it is said of whom, and what to look at."""
+def test_diagnosis_names_link_and_remedy():
+    """Each kind of failure gives a line with the link and places to look at."""
     names = tuple(f"worker {i}" for i in range(4))
     member = Membership("a test", 0, 4, tuple(f"h{i}:1" for i in range(4)), names)
     links = {
@@ -275,14 +278,15 @@ def test_what_is_said_of_links():
     found = Findings({0, 1, 2}, links, {(1, 3): "Network is unreachable"}, places, {2: ["x:1"]})
     assert doctor.diagnosis(found, member, 5.0) == [
         "worker 2 has another description: its cluster is x:1",
-        "worker 3 at [fd00::3]:1: nothing was heard of it within 5 s: is this command running there, "
+        "worker 3 at [fd00::3]:1: no sign of it within 5 s: is this command running there, "
         "with this description and this secret? Seen by worker 1: its own host sends nothing there "
         "(Network is unreachable): ask its routing table with `ip route get fd00::3`",
         "worker 2 -> worker 0 at h0:1: its own host sends nothing there (Permission denied), though "
-        "worker 0 is there, and worker 1 reached it. Look at the routes (`ip route get h0`) and the "
+        "worker 0 runs, and worker 1 reached it. Look at the routes (`ip route get h0`) and the "
         "firewall of worker 2's own host",
-        "worker 2 -> worker 1 at h1:1: there is no way to the host (No route to host), though worker 1 "
-        "is there. Look at the routes of worker 2's host (`ip route get h1`), and at routers between",
+        "worker 2 -> worker 1 at h1:1: there is no route to the host (No route to host), though "
+        "worker 1 runs. Look at the routes of worker 2's host (`ip route get h1`), and at routers "
+        "between",
     ]
     first = Membership("torchrun", 0, 3, ("h0:1",), names[:3])
     blocked = {(1, 0): ("silent", ""), (2, 1): ("silent", ""), (2, 0): ("works", "")}
@@ -295,8 +299,8 @@ def test_what_is_said_of_links():
     ]
 
 
-def test_measured_links(on_ranks):
-    """Threads stand for workers: each pair is measured once, by the first of the two."""
+def test_links_are_measured_once_by_the_first_worker(on_ranks):
+    """Threads act as workers; the first worker of each pair measures their link, once."""
     names = tuple(f"worker {i}" for i in range(3))
     member = Membership("a test", 0, 3, (), names)
     zero, one, two = on_ranks(pycollective.local_group(3), lambda c: doctor._links(c, member))
@@ -326,8 +330,8 @@ def test_measured_links(on_ranks):
     ]
 
 
-def test_a_worker_that_is_lost_meanwhile(capsys, monkeypatch):
-    """All links could be connected; then one of the two goes."""
+def test_worker_lost_while_links_are_measured_is_named(capsys, monkeypatch):
+    """All links can be connected; then one of the two workers ends."""
     names = tuple(f"worker {i}" for i in range(2))
     ours, theirs = pycollective.local_group(2)
     theirs.abort("it is gone")
@@ -354,7 +358,7 @@ def test_under_a_launcher(tmp_path):
     assert done.stdout.count("µs one way,") == 2
 
 
-def test_what_trains_on_gpus(environ, capsys, monkeypatch, cupy):
+def test_libraries_for_gpus_are_shown(environ, capsys, monkeypatch, cupy):
     # A driver that is too old for any NCCL, and no front end of cuDNN.
     monkeypatch.setattr(cudnn, "_library", lambda: None)
     cupy.__version__ = "13.6.0"
@@ -375,7 +379,7 @@ def test_what_trains_on_gpus(environ, capsys, monkeypatch, cupy):
     assert "CUDA 12.4 and older" in out and "convolution on GPUs: cuDNN 91002" in out
 
 
-def test_why_there_is_no_gpu(environ, capsys, monkeypatch):
+def test_reason_for_no_gpu_is_shown(environ, capsys, monkeypatch):
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (0, "the driver is too old"))
     assert main(["doctor"]) == 0
     assert "0 GPUs; core " in (out := capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""The table of environment variables: it is whole, it is documented, and a misspelt name is found."""
+"""The table of environment variables is complete and documented, and finds a misspelt name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_table_has_every_variable_that_the_package_names():
-    named = {"PYCOLLECTIVE_ARENA"}  # which environment.py reads itself
+    named = {"PYCOLLECTIVE_ARENA"}  # read in environment.py
     for file in (ROOT / "pycollective").rglob("*.py"):
         if file.name != "environment.py":
             found = re.findall(r"[\"'](PYCOLLECTIVE_[A-Z_]*[A-Z])[\"']", file.read_text("utf-8"))
@@ -58,7 +58,7 @@ def test_unknown_name_is_logged_once(caplog, monkeypatch):
     for _ in range(2):
         environment.check({**known, "PYCOLLECTIVE_WEATHER": "1"})
     assert caplog.messages == [
-        "PYCOLLECTIVE_WEATHER is set, and pycollective reads no such variable"
+        "PYCOLLECTIVE_WEATHER is set, but pycollective reads no such variable"
     ]
 
 

@@ -137,7 +137,7 @@ def test_tf_config_too_deep_says_so(tf_config):
 def test_keys_that_stand_twice_are_named_once(tf_config):
     pairs = ", ".join('"worker": []' for _ in range(20_000))
     _, wrong, _ = examine(tf_config(f'{{"cluster": {{{pairs}}}, "task": {{}}}}'))
-    assert wrong[0] == "'worker' stands twice in one JSON object"
+    assert wrong[0] == "'worker' occurs twice in one JSON object"
 
 
 @pytest.mark.parametrize("host", ["w{}.test:9", "10.0.{}.1:9", "x{}"])

@@ -72,7 +72,7 @@ def cluster(*addresses, index=0):
         (cluster("a:1", 7), [r"cluster\['worker'\]\[1\] must be a text, host:port, not 7"]),
         (
             '{"cluster": {"worker": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}}',
-            ["'worker' stands twice in one JSON object"],
+            ["'worker' occurs twice in one JSON object"],
         ),
         ({"cluster": {"worker": {"x": "a:1"}}}, [r"cluster\['worker'\] has 'x' for a task's number"]),
         ({**cluster("a:1"), "task": 3}, ["task must be a JSON object, not 3"]),
@@ -117,8 +117,8 @@ def test_everything_at_once(tf_config, port):
             rf"\['worker'\]\[2\] and cluster\['worker'\]\[1\] have the same address HERE.test:{port}",
             r"cluster\['worker'\]\[5\] is 'x', which is not host:port",
             r"cluster\['boss'\]\[1\] is 'y:99999', which is not host:port with a port from 1 to 65535",
-            rf"cluster\['worker'\]\[0\] \(worker 0\), this process, is {mine}, which cannot be listened "
-            "at: Address already in use",
+            rf"cluster\['worker'\]\[0\] \(worker 0\), this process, is {mine}, where no socket can "
+            "listen: Address already in use",
             r"cluster\['worker'\]\[3\] \(worker 3\) is nowhere.test:1, and the name does not resolve",
         ),
         strict=True,
@@ -160,7 +160,7 @@ def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
     caplog.set_level(logging.WARNING, "pycollective")
     assert checked_membership_of(resolver).rank == 0
     assert (
-        "no address of this host: others would have to reach it by way of one that" in caplog.text
+        "no address of this host: other workers could reach it only through a host" in caplog.text
     )
 
 
@@ -201,7 +201,7 @@ def test_in_containers_names_may_come_later(monkeypatch, environ, files, errors)
 
 
 def test_a_switch_that_is_none():
-    with pytest.raises(ValueError, match="PYCOLLECTIVE_CHECK_ADDRESSES='no': 1 and 0"):
+    with pytest.raises(ValueError, match="PYCOLLECTIVE_CHECK_ADDRESSES='no': must be 0 or 1"):
         module.are_errors({"PYCOLLECTIVE_CHECK_ADDRESSES": "no"})
 
 
@@ -228,7 +228,7 @@ def test_a_port_that_the_launcher_has(names):
             checked_membership_of(resolver)
         # Another's port is not tried, and one who trains alone needs none.
         other = SimpleClusterResolver(spec, "", "worker", 0)
-        assert "cannot be listened" not in str(examine(other)[1])
+        assert "no socket can listen" not in str(examine(other)[1])
         alone = SimpleClusterResolver(ClusterSpec({"worker": [mine]}), "", "worker", 0)
         assert checked_membership_of(alone).size == 1
 

@@ -88,9 +88,14 @@ def test_a_name_that_ends_another(pod):
             "s-w-0-0",
             0,
             {"JOBS": "w:1x2", "SIZE": 4},
-            "SIZE=4, and PYCOLLECTIVE_JOBS='w:1x2' is 2 pods",
+            "SIZE=4, but PYCOLLECTIVE_JOBS='w:1x2' has 2 pods",
         ),
-        ("t-0", 0, {"SIZE": 3, "LOCAL_SIZE": 2, "LOCAL_RANK": 0}, "=3 .* no multiple of the 2 in"),
+        (
+            "t-0",
+            0,
+            {"SIZE": 3, "LOCAL_SIZE": 2, "LOCAL_RANK": 0},
+            "=3 .* must be a multiple of the 2 ",
+        ),
         (
             "t-0",
             0,

@@ -284,19 +284,19 @@ ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZ
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 speaks of several processes, but RANK, MASTER_ADDR and "
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 means several processes, but RANK, MASTER_ADDR and "
          f"MASTER_PORT are not set: start the program with torchrun; {ALONE}"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 .* OMPI_COMM_WORLD_RANK is not set: "
          "start the program with mpirun"),
-        ({"PMI_SIZE": "2"}, "PMI_SIZE=2 speaks .* PMI_RANK is not set: start .* with mpiexec"),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "SLURM_NTASKS=4 speaks of several processes, but "
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2 means .* PMI_RANK is not set: start .* with mpiexec"),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "SLURM_NTASKS=4 means several processes, but "
          "SLURM_STEP_NUM_TASKS is not set: start the program with srun"),
-        ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 speaks .* PET_NODE_RANK is not set: set what is"),
-        ({"SM_HOSTS": '["a", "b"]'}, "SM_HOSTS=.* speaks of .* SM_CURRENT_HOST is not set"),
+        ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 means .* PET_NODE_RANK is not set: set the missing"),
+        ({"SM_HOSTS": '["a", "b"]'}, "SM_HOSTS=.* means .* SM_CURRENT_HOST is not set"),
         ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is set, as in an indexed job of several "
          "pods, but PYCOLLECTIVE_SIZE is not: set it to the number of all workers"),
-        ({"PYCOLLECTIVE_JOBS": "a:1x2"}, "PYCOLLECTIVE_JOBS=a:1x2 speaks .* JOB_COMPLETION_INDEX and "),
-        ({"FLUX_JOB_SIZE": "2"}, "FLUX_JOB_SIZE=2 speaks .*Flux does not say where they meet: set PYC"),
+        ({"PYCOLLECTIVE_JOBS": "a:1x2"}, "PYCOLLECTIVE_JOBS=a:1x2 means .* JOB_COMPLETION_INDEX and "),
+        ({"FLUX_JOB_SIZE": "2"}, "FLUX_JOB_SIZE=2 means .*Flux gives no address of rank 0: set PYC"),
         ({"PYCOLLECTIVE_RANK": "1"}, "PYCOLLECTIVE_RANK is set and PYCOLLECTIVE_SIZE is not: set PYC"),
         ({"PYCOLLECTIVE_ADDRESS": "a:1"}, "PYCOLLECTIVE_ADDRESS is set and PYCOLLECTIVE_RANK and "
          "PYCOLLECTIVE_SIZE are not: set"),
@@ -306,9 +306,9 @@ ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZ
          "are set and PYCOLLECTIVE_ADDRESS is not: set it to host:port of rank 0"),
         ({"TF_CONFIG": tf_config(["127.0.0.1:1"], 0), "OMPI_COMM_WORLD_RANK": "1",
           "OMPI_COMM_WORLD_SIZE": "2"},
-         r"OMPI_COMM_WORLD_SIZE=2 speaks .*, and TF_CONFIG \(TF_CONFIG\), which comes first, describes "
-         "one: remove one of the two descriptions; to run this"),
-        ({"PYCOLLECTIVE_ADRESS": "a:1"}, "PYCOLLECTIVE_ADRESS is set, and pycollective reads no such "
+         r"OMPI_COMM_WORLD_SIZE=2 means .*, but TF_CONFIG \(TF_CONFIG\), which has precedence, "
+         "describes one: remove one of the two descriptions; to run this"),
+        ({"PYCOLLECTIVE_ADRESS": "a:1"}, "PYCOLLECTIVE_ADRESS is set, but pycollective reads no such "
          r"variable: did you mean PYCOLLECTIVE_ADDRESS\?"),
     ],
 )  # fmt: skip

@@ -157,7 +157,7 @@ def test_mpi_on_one_host_needs_no_address(environ):
         ([TORCHRUN, {"RANK": "x"}], "RANK='x' is not a number"),
         ([TORCHRUN, {"RANK": "4"}], "RANK=4 is not among the 4 tasks of WORLD_SIZE"),
         ([KUBEFLOW, {"PET_NNODES": "1:4"}], "PET_NNODES='1:4'.*elastic"),
-        ([OPEN_MPI, {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}], "Open MPI does not say where worker 0 of 2"),
+        ([OPEN_MPI, {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}], "Open MPI does not tell the address of"),
         ([SAGEMAKER, {"SM_CURRENT_HOST": "x"}], "SM_CURRENT_HOST='x' is not among SM_HOSTS"),
         ([POD, {"HOSTNAME": "node7"}], "'node7', does not end with -2"),
         ([LAUNCHED, {"PYCOLLECTIVE_ADDRESS": "c"}], "pycollective run: PYCOLLECTIVE_ADDRESS is 'c'"),

@@ -349,7 +349,7 @@ def test_what_makes_no_sense_is_refused():
         simulate("ring", good, 64, segment_bytes=1)
     with pytest.raises(ValueError, match="no collective is called 'bus'"):
         simulate("ring", good, 64, "bus")
-    with pytest.raises(ValueError, match="no cluster"):
+    with pytest.raises(ValueError, match="a cluster needs at least 1 host"):
         Cluster.grid(0, 2, link, link)
 
 

@@ -39,7 +39,7 @@ def test_cache_in_a_file(tmp_path: Path) -> None:
     first = dataset()
     assert first.element_spec["number"] == TensorSpec((), np.int64)
     assert len(list(first.take(2))) == 2
-    assert os.listdir(tmp_path) == []  # not complete, hence not kept
+    assert os.listdir(tmp_path) == []  # the pass was not complete, so no file is kept
     made = list(first)
     calls.clear()
     for again in (first, dataset()):
@@ -50,7 +50,7 @@ def test_cache_in_a_file(tmp_path: Path) -> None:
             for name in one:
                 assert one[name].dtype == other[name].dtype
                 assert one[name].array.tolist() == other[name].array.tolist()
-    assert set(calls) <= {0}  # to know the elements' structure
+    assert set(calls) <= {0}  # a call with zeros determines the elements' structure
     assert os.listdir(tmp_path) == ["kept"]
 
 
@@ -60,7 +60,7 @@ def test_a_file_of_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="another structure"):
         list(Dataset.from_tensors(()).cache(file))
     pairs = Dataset.range(3).enumerate().cache(file)
-    with pytest.raises(DataLossError, match="no complete cache of this dataset.*delete it"):
+    with pytest.raises(DataLossError, match="not a complete cache of this dataset.*delete it"):
         list(pairs)
     file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(DataLossError, match="delete it"):
@@ -76,7 +76,7 @@ def test_a_workers_share_of_a_cache_in_a_file_is_kept_in_memory(tmp_path: Path) 
 
 
 class Counted:
-    """Counts how often elements are made."""
+    """A counter of the elements that are made."""
 
     def __init__(self) -> None:
         self.made = 0

@@ -1,4 +1,4 @@
-"""Counts that datasets are given: as ints, arrays, tensors and variables; and wrong ones."""
+"""Counts as arguments of datasets: ints, arrays, tensors and variables; and wrong values."""
 
 from __future__ import annotations
 

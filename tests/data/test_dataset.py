@@ -1,4 +1,4 @@
-"""What datasets give, beside what ``tf.data`` gives."""
+"""Elements of datasets, compared with those of ``tf.data``."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Pair(NamedTuple):
 
 
 def values(dataset: Dataset) -> list[Any]:
-    """Everything of one pass, as lists of Python's numbers."""
+    """Return the elements of one pass as lists of Python's numbers."""
     return [nest.map_structure(lambda a: a.tolist(), e) for e in dataset._iter()]
 
 
 def slow_path(dataset: Dataset) -> Dataset:
-    """The same elements, of which nothing is known: no rows of arrays any more."""
+    """Return a dataset of the same elements that are not known to be rows of arrays."""
     return dataset.map(lambda *e: e if len(e) > 1 else e[0])
 
 
@@ -80,19 +80,19 @@ def test_components_of_different_length_are_both_named() -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, (np.zeros(2), 1.0), (), {}])
-def test_what_has_no_rows(wrong: Any) -> None:
+def test_from_tensor_slices_of_scalars_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="from_tensor_slices"):
         Dataset.from_tensor_slices(wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, 3j, np.array([None, "a"]), (np.zeros(2), None)])
-def test_what_is_no_tensor(wrong: Any) -> None:
+def test_values_that_are_no_tensors_are_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="tensor"):
         Dataset.from_tensor_slices(wrong)
 
 
 @pytest.mark.parametrize("args", [(5,), (2, 7), (7, 2, -2), (0,), (3, 3), (-4, 9, 5)])
-def test_range(args: tuple[int, ...]) -> None:
+def test_range_has_the_numbers_of_python(args: tuple[int, ...]) -> None:
     ds = Dataset.range(*args)
     assert values(ds) == list(range(*args))
     assert len(ds) == len(range(*args))
@@ -112,7 +112,7 @@ def test_range_of_another_type() -> None:
         Dataset.range(1, 5, 0)
 
 
-def test_from_generator() -> None:
+def test_from_generator_calls_the_function_for_each_pass() -> None:
     calls = []
 
     def count(stop: int) -> Iterator[int]:
@@ -139,7 +139,7 @@ def test_a_generator_may_use_its_array_again() -> None:
         assert values(ds.batch(3)) == [[[0, 0], [1, 1], [2, 2]]]
 
 
-def test_so_may_the_function_of_map() -> None:
+def test_function_of_map_may_reuse_its_array() -> None:
     array = np.zeros(2)
 
     def fill(x: Tensor) -> np.ndarray:
@@ -220,7 +220,7 @@ def test_stop_iteration_in_a_function_is_an_error() -> None:
 
 
 def both(dataset: Dataset) -> list[Any]:
-    """`values`, which must be the same one by one and in batches."""
+    """Return `values`, which must be the same one by one and in batches."""
     alone = values(dataset)
     assert list(itertools.chain(*values(dataset.batch(4)))) == alone
     return alone
@@ -254,7 +254,7 @@ def test_shuffle_gives_each_element_once_and_other_orders() -> None:
     assert orders[0] != list(range(50))
 
 
-def test_seeds() -> None:
+def test_shuffle_equal_seeds_give_equal_orders() -> None:
     def pipeline(seed: int) -> list[Any]:
         ds = Dataset.range(30).shuffle(30, seed=seed)
         return [values(ds), values(ds)]
@@ -277,7 +277,7 @@ def test_set_seed_decides_where_no_seed_is_given() -> None:
     assert order() == order()
 
 
-def test_shuffle_buffer() -> None:
+def test_shuffle_draws_from_the_buffer_only() -> None:
     assert values(Dataset.range(9).shuffle(1, seed=0)) == list(range(9))
     for seed in range(20):
         order = values(Dataset.range(40).shuffle(5, seed=seed))
@@ -294,7 +294,7 @@ def test_all_orders_are_equally_likely() -> None:
 
 
 def test_asking_for_the_spec_has_no_effect() -> None:
-    """Neither on the order of a shuffle nor on a generator."""
+    """The spec changes neither the order of a shuffle nor a generator."""
     orders = []
     for ask in (True, False):
         ds = Dataset.range(20).shuffle(20, seed=3).map(lambda x: x + 1)
@@ -308,7 +308,7 @@ def test_asking_for_the_spec_has_no_effect() -> None:
     assert values(ds) == [1, 2, 3]
 
 
-def test_cache() -> None:
+def test_cache_is_filled_by_a_complete_pass_only() -> None:
     calls = []
 
     def count(x: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ def test_cache() -> None:
         return x
 
     ds = Dataset.range(4).map(count).cache()
-    assert values(ds.take(2)) == [0, 1]  # not complete, hence not kept
+    assert values(ds.take(2)) == [0, 1]  # the pass was not complete, so nothing is kept
     calls.clear()
     assert values(ds) == values(ds) == [0, 1, 2, 3]
     assert calls == [0, 1, 2, 3]
@@ -331,7 +331,7 @@ def test_cache_keeps_the_order_however_it_is_read() -> None:
     assert list(itertools.chain(*values(ds.batch(7)))) == values(ds)
 
 
-def test_filter() -> None:
+def test_filter_keeps_elements_and_needs_a_bool() -> None:
     pairs = Dataset.from_tensor_slices((np.arange(6), np.arange(6)[::-1].copy()))
     assert values(pairs.filter(lambda a, b: a < b)) == [(0, 5), (1, 4), (2, 3)]
     assert pairs.filter(lambda a, b: True).cardinality() == UNKNOWN_CARDINALITY
@@ -345,7 +345,7 @@ def test_filter() -> None:
 # Batches
 
 
-def test_batch() -> None:
+def test_batch_joins_elements_and_may_drop_the_rest() -> None:
     for ds in (Dataset.range(5), slow_path(Dataset.range(5))):
         assert values(ds.batch(2)) == [[0, 1], [2, 3], [4]]
         assert values(ds.batch(2, drop_remainder=True)) == [[0, 1], [2, 3]]
@@ -370,7 +370,7 @@ def test_batch_of_elements_that_differ() -> None:
     assert values(swapped.batch(2)) == [{"a": [1, 10], "b": [2, 20]}]
 
 
-def test_unbatch() -> None:
+def test_unbatch_gives_the_rows_of_batches() -> None:
     ds = Dataset.from_tensor_slices((np.arange(5), np.arange(10).reshape(5, 2)))
     assert values(ds.batch(2).unbatch()) == values(ds)
     assert ds.batch(2).unbatch().element_spec == ds.element_spec
@@ -397,7 +397,7 @@ def test_map_may_return_tensors_arrays_and_numbers() -> None:
         "n": TensorSpec((), np.float32),
         "l": TensorSpec((2,), np.int32),
     }
-    with pytest.raises(TypeError, match=r"map: what <lambda> returned .*None"):
+    with pytest.raises(TypeError, match=r"map: <lambda> returned no valid element: None"):
         list(Dataset.range(2).map(lambda x: None))
 
 
@@ -445,12 +445,12 @@ def test_zip_concatenate_enumerate() -> None:
             a.concatenate(wrong)  # type: ignore[arg-type]
 
 
-def test_concatenate_shapes() -> None:
+def test_concatenate_different_shapes_have_a_common_spec() -> None:
     a, b = Dataset.from_tensors(np.zeros((2, 3))), Dataset.from_tensors(np.zeros((4, 3)))
     assert a.concatenate(b).element_spec == TensorSpec((None, 3), np.float64)
 
 
-# What is known beforehand
+# Properties without a pass
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,9 @@ def test_concatenate_shapes() -> None:
         (lambda d: Dataset.zip(d, d.take(3), d.repeat()), 3),
     ],
 )
-def test_cardinality(make: Callable[[Dataset], Dataset], expected: int) -> None:
+def test_cardinality_is_the_number_of_elements(
+    make: Callable[[Dataset], Dataset], expected: int
+) -> None:
     ds = make(Dataset.range(10))
     assert ds.cardinality() == len(ds) == expected == len(values(ds))
     assert tf.data.experimental.cardinality(ds) == expected
@@ -496,7 +498,7 @@ def test_cardinality_infinite_and_unknown() -> None:
     assert bool(Dataset.range(0))
 
 
-def test_element_spec() -> None:
+def test_element_spec_has_structure_shapes_and_dtypes() -> None:
     ds = Dataset.from_tensor_slices((np.zeros((6, 28, 28), np.float32), np.zeros(6, np.uint8)))
     batched = ds.batch(4)
     assert batched.element_spec == (
@@ -539,7 +541,7 @@ def test_the_spec_draws_no_random_numbers() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_batch_size() -> None:
+def test_batch_size_is_known_after_batch_only() -> None:
     ds = Dataset.range(10)
     assert ds._batch_size() is None
     assert ds.batch(4)._batch_size() == 4
@@ -548,7 +550,7 @@ def test_batch_size() -> None:
     assert ds.batch(4).concatenate(ds.batch(3))._batch_size() is None
 
 
-def test_tensor_spec() -> None:
+def test_tensor_spec_converts_and_checks_its_arguments() -> None:
     spec = TensorSpec([None, np.int64(2)], "float64", name="x")  # type: ignore[arg-type]
     assert spec.shape == (None, 2)
     assert spec.dtype == np.float64
@@ -629,7 +631,7 @@ def test_prefetch_gives_the_same_and_runs_ahead() -> None:
     while len(made) < 4 and time.monotonic() < end:
         time.sleep(0.001)
     time.sleep(0.05)
-    assert 4 <= len(made) <= 5  # three wait, and one more may be on its way
+    assert 4 <= len(made) <= 5  # three are waiting, and one more may be under way
     assert threading.current_thread() not in made
     assert [int(x) for x in iterator] == list(range(1, 20))
     assert_no_threads()
@@ -735,7 +737,7 @@ def test_several_threads_may_iterate_at_once() -> None:
     assert_no_threads()
 
 
-# The fast path is the slow path, only faster
+# The fast path gives the same elements as the slow one
 
 
 STEP = st.one_of(

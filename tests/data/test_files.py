@@ -59,7 +59,7 @@ def check(loaded: object, expected: dict[str, np.ndarray]) -> None:
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data on this machine, and no network."""
+    """Hide all data on this machine, and the network."""
     monkeypatch.delenv("PYCOLLECTIVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -91,7 +91,7 @@ def test_npz_in_named_folder_and_given(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("module", [mnist, fashion_mnist])
-def test_cache(tmp_path: Path, module: object) -> None:
+def test_idx_in_the_cache_is_found(tmp_path: Path, module: object) -> None:
     name = module.__name__.rsplit(".", 1)[1]  # type: ignore[attr-defined]
     made = write_idx(tmp_path / "cache/pycollective" / name)
     check(module.load_data(), made)  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ def test_a_folder_of_mnist_is_not_fashion_mnist(
         fashion_mnist.load_data(mnist_dir)
 
 
-def test_real_mnist(mnist_dir: Path) -> None:
+def test_real_mnist_has_the_known_digests(mnist_dir: Path) -> None:
     (x_train, y_train), (x_test, y_test) = mnist.load_data(mnist_dir)
     assert x_train.shape == (60000, 28, 28)
     assert x_test.shape == (10000, 28, 28)
@@ -160,7 +160,7 @@ def test_real_mnist(mnist_dir: Path) -> None:
 
 
 def damaged(tmp_path: Path, name: str, data: bytes) -> str:
-    """Replace one file of a good folder, and return what is said about it."""
+    """Replace one file of a good folder, and return the error's text."""
     write_idx(tmp_path)
     (tmp_path / f"{name}.gz").unlink()
     path = tmp_path / (f"{name}.gz" if data[:2] == b"\x1f\x8b" else name)
@@ -195,11 +195,11 @@ LABELS = parts()[NAMES[1]]
         (NAMES[1], idx(np.array([1, 2, 3, 10, 4, 11, 5], np.uint8)), "label 10 of image 3"),
     ],
 )
-def test_damaged_idx(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+def test_damaged_idx_is_a_data_error(tmp_path: Path, name: str, data: bytes, says: str) -> None:
     assert says in damaged(tmp_path, name, data)
 
 
-def test_corrupt_gzip(tmp_path: Path) -> None:
+def test_corrupt_gzip_is_a_data_error(tmp_path: Path) -> None:
     good = bytearray(gzip.compress(idx(IMAGES)))
     good[len(good) // 2] ^= 0xFF
     assert "corrupt" in damaged(tmp_path, NAMES[0], bytes(good))
@@ -219,7 +219,9 @@ def test_corrupt_gzip(tmp_path: Path) -> None:
         ({"x_test": np.array([{}], object)}, "corrupt"),
     ],
 )
-def test_wrong_npz(tmp_path: Path, changed: dict[str, np.ndarray], says: str) -> None:
+def test_wrong_npz_is_a_data_error(
+    tmp_path: Path, changed: dict[str, np.ndarray], says: str
+) -> None:
     write_npz(tmp_path / "mnist.npz", **changed)
     with pytest.raises(DataError, match=says) as raised:
         mnist.load_data(tmp_path)
@@ -264,7 +266,7 @@ def test_any_changed_or_lost_bytes_of_an_npz_are_found(tmp_path: Path) -> None:
             loaded = mnist.load_data(path)
         except DataError:
             continue
-        check(loaded, made)  # bytes without a meaning, such as dates
+        check(loaded, made)  # the byte has no meaning, such as a date
 
 
 # Downloading
@@ -306,7 +308,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Handler], str
 
 
 def small_collection(handler: type[Handler], url: str, folder: Path) -> _files.Collection:
-    """Four small idx files on the server."""
+    """Put four small idx files on the server, and return their collection."""
     write_idx(folder)
     handler.files = {path.name: path.read_bytes() for path in folder.iterdir()}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in handler.files.items()}
@@ -319,7 +321,7 @@ def test_download_into_the_cache(tmp_path: Path, server: tuple[type[Handler], st
     check(_files.load(collection, None), parts())
     cache = tmp_path / "cache/pycollective/small"
     assert sorted(p.name for p in cache.iterdir()) == sorted(handler.files)
-    handler.files = {}  # from now on the cache serves
+    handler.files = {}  # from now on the files come from the cache
     check(_files.load(collection, None), parts())
     assert (cache / f"{NAMES[0]}.gz").stat().st_mode & 0o777 == 0o644
 
@@ -394,7 +396,7 @@ def test_checksums_have_the_form_of_sha256() -> None:
 
 
 @pytest.mark.slow  # importing scikit-learn takes seconds
-def test_digits() -> None:
+def test_digits_have_shapes_types_and_classes() -> None:
     pytest.importorskip("sklearn")
     (x_train, y_train), (x_test, y_test) = digits.load_data()
     assert x_train.shape == (1437, 28, 28)

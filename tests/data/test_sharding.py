@@ -1,4 +1,4 @@
-"""What each worker reads: the expected values were printed by TensorFlow 2.21, worker by worker."""
+"""The elements that each worker reads; TensorFlow 2.21 printed the expected values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def under(dataset: Dataset, policy: str) -> Dataset:
 
 
 def shares(make: Callable[[], Dataset], workers: int, replicas: int) -> list[Any]:
-    """Every worker's mini-batches; each makes its own dataset, as processes do."""
+    """Return every worker's mini-batches; each worker makes its own dataset, as processes do."""
     return [
         values(share_of_worker(make(), workers, w, workers * replicas).dataset)
         for w in range(workers)
@@ -97,7 +97,7 @@ def test_off_with_batches_of_unknown_size_cuts_each_by_itself() -> None:
     assert nested == [[[[i, i + 1]] for i in range(0, 12, 2)]] * 2
 
 
-def test_hint() -> None:
+def test_hint_shards_at_the_marked_place() -> None:
     def hinted() -> Dataset:
         return Dataset.range(8).shard(SHARD_HINT, SHARD_HINT).batch(2)
 
@@ -219,7 +219,7 @@ def test_file_without_files() -> None:
     ):
         share_of_worker(under(Own(), "FILE"), 2, 0, 2)
     assert share_of_worker(Own(), 2, 0, 2).policy is AutoShardPolicy.DATA
-    # With one worker there is nothing to share out.
+    # With one worker, the policy is not needed.
     alone = share_of_worker(under(Dataset.range(6).batch(4), "FILE"), 1, 0, 2)
     assert values(alone.dataset) == [[0, 1], [2, 3], [4, 5]]
 
@@ -239,7 +239,7 @@ def test_asserted_cardinalities_do_not_hold_for_a_share(
     assert not caplog.records
 
 
-# The two rules, and which is used
+# The two rules, and their conditions
 
 
 def test_which_rule_is_used_with_one_worker(folder: str) -> None:
@@ -256,7 +256,7 @@ def test_which_rule_is_used_with_one_worker(folder: str) -> None:
     assert cut(under(ten, "OFF"), 3) == [[0, 1], [2], [3], [4, 5], [6], [7], [8, 9]]
     assert cut(ten, 3) == [[0, 1], [2, 3], [], [4, 5], [6, 7], [], [8], [9], []]
     assert cut(under(Dataset.range(3).batch(2).repeat(2), "OFF")) == [[0], [1], [2], [0], [1], [2]]
-    # Each component is cut by itself, whatever the others' lengths.
+    # Each component is cut by itself, independent of the others' lengths.
     uneven = Dataset.from_tensors((np.arange(4), np.arange(3)))
     for policy in ("OFF", "AUTO"):
         assert cut(under(uneven, policy)) == [([0, 1], [0, 1]), ([2, 3], [2])]
@@ -316,7 +316,7 @@ def test_cut_parts_share_memory_with_the_batch() -> None:
         assert all(np.shares_memory(part, rows) for part in share.dataset._iter())
 
 
-def test_what_cannot_be_shared_out() -> None:
+def test_datasets_that_cannot_be_sharded_are_refused() -> None:
     batches = Dataset.range(6).batch(4)
     with pytest.raises(
         ValueError,
@@ -349,7 +349,7 @@ def test_what_cannot_be_shared_out() -> None:
 def test_data_shares_hold_every_row_once(
     rows: int, batch: int, workers: int, replicas: int, drop: bool
 ) -> None:
-    """Also in steps: one step of all workers holds the rows of one global batch."""
+    """One step of all workers has the rows of one global batch."""
     ds = Dataset.range(rows).batch(batch, drop)
     got = shares(lambda: ds, workers, replicas)
     assert len({len(share) for share in got}) == 1
@@ -384,10 +384,10 @@ def test_the_stream_rule_keeps_the_order(
             assert len(part) == size or part is [p for p in parts if p][-1]
 
 
-# In words
+# Description
 
 
-def test_describe(folder: str) -> None:
+def test_describe_lists_the_rows_of_each_replica(folder: str) -> None:
     table = describe(Dataset.range(15).batch(4), 2, 4)
     assert table.splitlines() == [
         "auto_shard_policy AUTO, here DATA; global batches of 4 rows, each cut by itself",

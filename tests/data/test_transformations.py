@@ -1,6 +1,6 @@
-"""Interleaving, padding, cutting anew, files, options: what ``tf.data`` gives for the same calls.
+"""Interleaving, padding, rebatching, files and options, compared with ``tf.data``.
 
-The expected values were printed by TensorFlow 2.21.
+TensorFlow 2.21 printed the expected values.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_interleave_reads_ahead_in_threads_that_end() -> None:
     def endless(x: Any) -> Dataset:
         def read() -> Iterator[int]:
             yield int(x)
-            others.wait()  # each reads its second element while the other one does, or this breaks
+            others.wait()  # breaks unless both read their second elements at the same time
             while True:
                 yield int(x)
 
@@ -146,7 +146,7 @@ def test_errors_in_interleave() -> None:
 # Padded batches
 
 
-def test_padded_batch() -> None:
+def test_padded_batch_pads_to_the_longest_or_a_shape() -> None:
     ds = of_ragged()
     assert values(ds.padded_batch(2)) == [[[1, 0], [1, 2]], [[1, 2, 3]]]
     wide = ds.padded_batch(2, padded_shapes=[4], padding_values=-1)
@@ -202,10 +202,10 @@ def test_padded_batches_that_cannot_be() -> None:
         list(mixed.padded_batch(2))
 
 
-# Batches cut anew
+# Rebatching
 
 
-def test_rebatch() -> None:
+def test_rebatch_cuts_rows_into_the_given_sizes() -> None:
     threes = Dataset.range(8).batch(3)
     assert values(threes.rebatch(2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert values(threes.rebatch([2, 1])) == [[0, 1], [2], [3, 4], [5], [6, 7]]
@@ -264,7 +264,7 @@ def test_batches_of_which_components_differ() -> None:
 
 
 def test_unbatch_and_batch_make_no_rows() -> None:
-    """Rows that are in memory are taken as such; others are sliced, not taken one by one."""
+    """Rows in memory are used directly; other batches are sliced, not split into rows."""
     ds = Dataset.from_tensor_slices(np.arange(20)).batch(6).unbatch()
     assert ds._rows() is not None
     assert values(ds.batch(8)) == [[*range(8)], [*range(8, 16)], [*range(16, 20)]]
@@ -359,7 +359,7 @@ def test_zip_in_all_spellings() -> None:
         Dataset.zip()
 
 
-def test_reduce() -> None:
+def test_reduce_folds_elements_and_checks_the_state() -> None:
     assert int(Dataset.range(5).reduce(np.int64(0), lambda state, x: state + x)) == 10
     total, count = Dataset.range(5).reduce(
         (np.int64(0), 0.0), lambda state, x: (state[0] + x, state[1] + 1.0)
@@ -369,11 +369,11 @@ def test_reduce() -> None:
     assert int(pairs.reduce(np.int64(0), lambda state, x: state + x[1])) == 3
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\(initial_state=1, output=2\)"):
         Dataset.range(3).reduce(np.int64(0), lambda state, x: (state, x))
-    with pytest.raises(TypeError, match="state was int64, and reduce_func made it float32"):
+    with pytest.raises(TypeError, match="state was int64, but reduce_func returned float32"):
         Dataset.range(3).reduce(np.int64(0), lambda state, x: 1.0)
 
 
-def test_apply() -> None:
+def test_apply_needs_a_dataset_as_result() -> None:
     assert values(Dataset.range(5).apply(lambda ds: ds.take(2))) == [0, 1]
     with pytest.raises(
         TypeError, match="`transformation_func` must return a `tf.data.Dataset` object"
@@ -381,7 +381,7 @@ def test_apply() -> None:
         Dataset.range(5).apply(lambda ds: 3)  # type: ignore[arg-type,return-value]
 
 
-def test_assert_cardinality() -> None:
+def test_assert_cardinality_other_number_raises() -> None:
     ds = Dataset.range(5).filter(lambda x: True)
     assert ds.apply(assert_cardinality(5)).cardinality() == 5
     assert values(ds.apply(assert_cardinality(5))) == [0, 1, 2, 3, 4]
@@ -420,7 +420,7 @@ def base_names(dataset: Dataset) -> list[bytes]:
     return [os.path.basename(name) for name in dataset.as_numpy_iterator()]
 
 
-def test_list_files(folder: str) -> None:
+def test_list_files_sorts_or_shuffles_names(folder: str) -> None:
     every = [b"f0.txt", b"f1.txt", b"f2.txt", b"f3.txt"]
     assert base_names(Dataset.list_files(folder + "/*.txt", shuffle=False)) == every
     some = Dataset.list_files([folder + "/f3*", folder + "/f1*"], shuffle=False)
@@ -436,7 +436,7 @@ def test_list_files(folder: str) -> None:
         Dataset.list_files(folder + "/*.nope")
 
 
-def test_text_lines(folder: str) -> None:
+def test_text_lines_have_no_line_ends(folder: str) -> None:
     one = TextLineDataset(folder + "/f0.txt")
     assert values(one) == [b"a0", b"b", b"", b"last"]
     two = TextLineDataset([folder + "/f0.txt", folder + "/f1.txt"])
@@ -471,7 +471,7 @@ def test_strings_are_bytes_as_in_tensorflow() -> None:
 # Options
 
 
-def test_options() -> None:
+def test_options_are_merged_through_transformations() -> None:
     options = Options()
     assert options.experimental_distribute.auto_shard_policy is AutoShardPolicy.AUTO
     assert options.deterministic is None
@@ -485,7 +485,9 @@ def test_options() -> None:
     assert ds.with_options(Options()).options() == ds.options()
     beside = Dataset.zip(Dataset.range(3).with_options(options), Dataset.range(3))
     assert beside.options() == options != Options()
-    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE  # not theirs any more
+    options.experimental_distribute.auto_shard_policy = (
+        AutoShardPolicy.FILE
+    )  # changes the program's object only
     assert ds.options().experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF
     assert [*AutoShardPolicy] == [-1, 0, 1, 2, 3]
     assert SHARD_HINT == -1
@@ -585,5 +587,7 @@ def test_map_that_returns_a_list_makes_a_tuple() -> None:
     assert [[p.shape for p in pair] for pair in ragged] == [[(), (3,)]] * 2
     stacked = Dataset.range(2).map(lambda x: tf.stack([x, x]))
     assert values(stacked) == [[0, 0], [1, 1]]
-    inner = Dataset.range(2).map(lambda x: {"pair": [x, x]})  # only what it returns is a tuple
+    inner = Dataset.range(2).map(
+        lambda x: {"pair": [x, x]}
+    )  # only the returned list itself becomes a tuple
     assert [element["pair"].numpy().tolist() for element in inner] == [[0, 0], [1, 1]]

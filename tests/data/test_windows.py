@@ -1,4 +1,4 @@
-"""`Dataset.window`: which elements each window has, and what is made of windows."""
+"""`Dataset.window`: the elements of each window, and the use of windows."""
 
 from __future__ import annotations
 

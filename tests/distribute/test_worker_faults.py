@@ -200,7 +200,9 @@ def test_an_address_that_is_taken(tmp_path):
         cluster = {"worker": [address, f"127.0.0.1:{free_ports(1)[0]}"]}
         body = "try:\n    strategy_of()\nexcept Exception as error:\n    print(error)\n"
         done = ended(start(tmp_path, [("worker", 0)], body, cluster=cluster))
-    said = f"cluster['worker'][0] (worker 0), this process, is {address}, which cannot be listened at: "
+    said = (
+        f"cluster['worker'][0] (worker 0), this process, is {address}, where no socket can listen: "
+    )
     assert said + "Address already in use" in done.outputs[0], done
 
 

@@ -1,4 +1,4 @@
-"""A typed program of a user, for the type checkers alone: test_typing.py runs them on it.
+"""A typed program of a user, on which test_typing.py runs the type checkers.
 
 A line with ``type: ignore`` is an error that a checker must find.
 """

@@ -29,7 +29,7 @@ MODULES = modules()
 
 
 def imported(name, node):
-    """Yield the modules that an import statement of a module names; the compiled ones are none."""
+    """Yield the modules that an import statement of a module names, without compiled ones."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -44,7 +44,7 @@ def imported(name, node):
 
 
 def statements(body, inner=False):
-    """Yield import statements, each with whether it stands in a function."""
+    """Yield import statements, each with True if it is in a function."""
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node, inner
@@ -62,7 +62,7 @@ for _name, _path in MODULES.items():
 
 
 def circles(edges):
-    """Return the sets of modules of which each imports each other one, by Tarjan's algorithm."""
+    """Return the sets of modules that import each other, by Tarjan's algorithm."""
     number, low, stack, found = {}, {}, [], []
 
     def visit(module):

@@ -1,4 +1,4 @@
-"""The examples for users of mpi4py give the same results among any number of ranks, and with mpi4py."""
+"""The examples for users of mpi4py give the same results with any number of ranks, and with mpi4py."""
 
 from __future__ import annotations
 

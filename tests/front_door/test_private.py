@@ -1,4 +1,4 @@
-"""Private attributes, read from their source: a package reads its own alone."""
+"""Private attributes, found in the source: a package reads only its own."""
 
 import ast
 import pathlib
@@ -29,7 +29,7 @@ def defined_in(trees):
 
 
 def reads_of_others(trees):
-    """Yield the private attributes that a package reads of objects, and nowhere defines."""
+    """Yield the private attributes that a package reads and does not define."""
     own = defined_in(trees)
     for node in (node for tree in trees for node in ast.walk(tree)):
         if not isinstance(node, ast.Attribute) or not is_private(node.attr) or node.attr in own:

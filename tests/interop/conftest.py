@@ -1,4 +1,4 @@
-"""What real Keras finds when it is imported: a back end that is no TensorFlow, quick to compile."""
+"""Settings for real Keras before its import: the JAX back end, with fast compilation."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The programs run once: optimizing them would take longer than that.
+# Each program runs once, so that optimizing it would take longer than running it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

@@ -1,4 +1,4 @@
-"""Files that go between this package and real Keras, both ways."""
+"""Files exchanged between this package and real Keras, in both directions."""
 
 import json
 import os
@@ -78,12 +78,12 @@ MERGES = [
     ("Multiply", {}),
     ("Subtract", {}),
 ]
-#: What there is here that the tables do not have to name.
+#: Names of layers that the tables do not need.
 BASES = {"Input", "InputLayer", "InputSpec", "Layer"}
 
 
 def randomized(model):
-    """Give a model weights that are not those of initializers."""
+    """Give a model random weights instead of its initial ones."""
     model.set_weights(
         [
             (np.abs(RANDOM.standard_normal(w.shape)) + 0.1).astype(w.dtype)
@@ -108,7 +108,7 @@ def same(first, second, tolerance=1e-5):
 
 
 def both_ways(build, inputs, path, weights=False):
-    """Save a model here, load it there, and the other way; outputs must agree."""
+    """Save a model with each library and load it with the other one; outputs must agree."""
     for here, there in ((ours, theirs), (theirs, ours)):
         model = randomized(build(here))
         expected = model(inputs, training=False)
@@ -136,13 +136,13 @@ def ids(table):
 
 
 @pytest.mark.parametrize(("name", "arguments", "inputs"), LAYERS, ids=ids(LAYERS))
-def test_every_layer(name, arguments, inputs, tmp_path):
+def test_file_of_every_layer_goes_both_ways(name, arguments, inputs, tmp_path):
     def build(keras):
         first = keras.Input(inputs.shape[1:], dtype=str(inputs.dtype), name="inputs")
         return keras.Sequential([first, made(keras, name, arguments)])
 
     if name == "RandomCrop" and arguments["height"] < inputs.shape[1]:
-        # Outside of training Keras 3.15 hands images on as they are, against what it documents.
+        # Outside of training, Keras 3.15 returns images unchanged, contrary to its documentation.
         saved = build(theirs)
         saved.save(tmp_path / "m.keras")
         loaded = ours.models.load_model(tmp_path / "m.keras")
@@ -186,7 +186,7 @@ def convolutional(keras, rows=True):
 
 
 def branched(keras):
-    """Return a model with shared layers, models inside, operators, two inputs and two outputs."""
+    """Return a model with shared layers, inner models, operators, two inputs and two outputs."""
     layers = keras.layers
     first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second")
     shared = layers.Dense(4, activation="relu", name="shared")
@@ -216,7 +216,7 @@ def named(keras):
     return keras.Model({"b": first, "a": second}, outputs)
 
 
-def test_a_sequential(tmp_path):
+def test_sequential_model_goes_both_ways(tmp_path):
     both_ways(convolutional, IMAGES, tmp_path, weights=True)
 
 
@@ -233,7 +233,7 @@ def test_a_graph_with_names(tmp_path):
 
 
 def own(keras):
-    """Return a model of one's own: layers in lists, dicts and layers, twice, and by private names."""
+    """Return a subclassed model: layers in lists, dicts and layers, shared, and with private names."""
     layers = keras.layers
 
     class Block(layers.Layer):
@@ -294,7 +294,7 @@ def test_weights_of_a_model_of_ones_own(tmp_path):
 
 
 def table(keras):
-    """Return a model with a layer that says itself what is stored of it."""
+    """Return a model with a layer that stores itself."""
 
     class Table(keras.layers.Layer):
         def __init__(self, **options):
@@ -327,7 +327,7 @@ def test_a_layer_that_stores_more_than_its_variables(tmp_path):
 
 
 def test_a_batch_normalization_of_all_replicas(tmp_path):
-    """Keras takes ``synchronized=True`` with TensorFlow only; otherwise the file is the same."""
+    """Keras supports ``synchronized=True`` with TensorFlow only; otherwise the file is the same."""
 
     def build(keras, **options):
         layers = keras.layers
@@ -335,7 +335,7 @@ def test_a_batch_normalization_of_all_replicas(tmp_path):
         return randomized(keras.Sequential(row))
 
     def said(path, synchronized):
-        """Return the path of a copy that says whether the layer synchronizes."""
+        """Return the path of a copy with another value of ``synchronized``."""
         with zipfile.ZipFile(path) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
         config = json.loads(members["config.json"])
@@ -366,7 +366,7 @@ def test_a_batch_normalization_of_all_replicas(tmp_path):
 
 
 def test_configs_are_the_same(tmp_path):
-    """What one of them writes of a model is what the other one writes, but for the newest keys."""
+    """Both libraries write the same config of a model, except for the newest keys."""
     for build in (convolutional, branched):
         here, there = (build(keras).get_config() for keras in (ours, theirs))
         compare(here, there, "")
@@ -381,17 +381,17 @@ VERSIONS = {
     "ragged",
     "shared_object_id",
 }
-#: Where names are given by counting, which go on from model to model.
+#: Keys with counted names, whose numbers continue from model to model.
 COUNTED = {"name", "keras_history"}
 
 
 def compare(here, there, where):
     if isinstance(there, dict):
         assert isinstance(here, dict), where
-        # Whether layers without variables say what they were built for differs from class to class.
+        # Layers without variables have a build config in some classes only.
         skipped = VERSIONS | (set(here) ^ set(there)) & {"build_config"}
         if where.endswith("/kwargs"):
-            # Keras notes defaults although nobody gave them.
+            # Keras stores defaults that were not given.
             skipped |= {"mask", "training"}
         assert set(here) - skipped == set(there) - skipped, where
         for key in set(here) - skipped:
@@ -426,7 +426,7 @@ TARGETS = RANDOM.standard_normal((4, 3)).astype(np.float32)
 
 @pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS, ids=ids(OPTIMIZERS))
 def test_training_goes_on_in_the_other(name, arguments, tmp_path):
-    """Two steps in one, saved, and two in the other are four steps."""
+    """Two steps in one library, saved, and two in the other one equal four steps."""
 
     def trained(keras, model=None):
         if model is None:
@@ -453,7 +453,7 @@ def test_training_goes_on_in_the_other(name, arguments, tmp_path):
         loaded = there.models.load_model(tmp_path / "m.keras")
         assert int(np.asarray(loaded.optimizer.iterations)) == 2
         for a, b in zip(trained(there, loaded).get_weights(), whole, strict=True):
-            # A hundredth of a step: Adam makes whole steps of gradients that are almost 0.
+            # Tolerance of a hundredth of a step: Adam makes whole steps for gradients near 0.
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=2e-4)
 
 

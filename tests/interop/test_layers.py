@@ -1,4 +1,4 @@
-"""Layers, and what they are made of, beside real Keras: results, gradients and configs."""
+"""Layers and their parts compared with real Keras: results, gradients and configs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 RANDOM = np.random.default_rng(0)
-#: What newer releases of Keras put into configs and older ones refuse: we leave it out.
+#: Keys that newer releases of Keras write and older ones refuse; this package omits them.
 NEWER = {
     "input_axes",
     "output_axes",
@@ -33,11 +33,11 @@ NEWER = {
     "renorm_momentum",
     "shared_object_id",
 }
-#: What Keras takes but does not store, that of `Identity`.
+#: The argument of `Identity` that Keras accepts but does not store.
 FORGOTTEN = {"gain"}
 IMAGES = (3, 9, 8, 4)
 
-#: Name of the layer, arguments, shape of the input (or shapes), whether it is a step of training.
+#: Name of the layer, arguments, shape of the input (or shapes), and any value for training.
 CASES = [
     ("Dense", {"units": 5, "activation": "tanh"}, (4, 3)),
     ("Dense", {"units": 5, "use_bias": False, "kernel_regularizer": "l2"}, (4, 2, 3)),
@@ -152,14 +152,14 @@ def close(ours, theirs, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("case", CASES, ids=identifier)
-def test_layers(case):
+def test_layer_equals_that_of_keras(case):
     name, options, shape, *more = case
     training = bool(more)
     x = inputs_of(shape)
     arrays = x if isinstance(x, list) else [x]
     theirs = getattr(real.layers, name)(**options, name="one")
     wanted = stored(theirs.get_config())
-    # What Keras stored builds the layer here, and what is stored here builds it in Keras.
+    # Each library builds the layer from the other one's config.
     ours = getattr(keras.layers, name).from_config(wanted)
     same(wanted, stored(ours.get_config()))
     same(wanted, stored(getattr(keras.layers, name)(**options, name="one").get_config()))
@@ -218,7 +218,7 @@ def test_layers(case):
 
 @pytest.mark.parametrize(("rows", "axis"), [((3, 2), -1), ((3, 2), 1), ((0, 5), -1)], ids=str)
 def test_batch_normalization_over_all_replicas(rows, axis):
-    """Keras synchronizes with TensorFlow only; it has to be what Keras makes of the whole batch."""
+    """Keras synchronizes with TensorFlow only, so compare with Keras on the whole batch."""
     options = {"axis": axis, "momentum": 0.9, "name": "one"}
     theirs = real.layers.BatchNormalization(**options)
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(len(rows))])
@@ -277,10 +277,10 @@ PENALIZED = [
 
 
 @pytest.mark.parametrize("case", PENALIZED, ids=identifier)
-def test_penalties(case):
+def test_penalties_equal_those_of_keras(case):
     name, options, shape = case
     x = inputs_of(shape)
-    theirs, ours = (getattr(room.layers, name)(**options) for room in (real, keras))
+    theirs, ours = (getattr(module.layers, name)(**options) for module in (real, keras))
     theirs.build(shape)
     ours.build(shape)
     weights = [RANDOM.random(w.shape).astype(w.dtype) + 0.5 for w in theirs.get_weights()]
@@ -291,18 +291,18 @@ def test_penalties(case):
     close([loss.numpy() for loss in ours.losses], theirs.losses)
 
 
-def adding(room, mean, square):
-    """Return a model that adds losses in its layers and by itself."""
+def adding(module, mean, square):
+    """Return a model that adds losses, in its layers and in the model itself."""
 
-    class Penalty(room.layers.Layer):
+    class Penalty(module.layers.Layer):
         def call(self, inputs):
             self.add_loss(3.0 * mean(square(inputs)))
             return inputs * 2.0
 
-    class Model(room.Model):
+    class Model(module.Model):
         def __init__(self):
             super().__init__()
-            self.dense = room.layers.Dense(2, kernel_regularizer="l2")
+            self.dense = module.layers.Dense(2, kernel_regularizer="l2")
             self.penalty = Penalty()
 
         def call(self, inputs):
@@ -313,7 +313,7 @@ def adding(room, mean, square):
     return Model()
 
 
-def test_added_losses():
+def test_added_losses_equal_those_of_keras():
     x, y = RANDOM.standard_normal((6, 3)), RANDOM.standard_normal((6, 2))
     x, y = x.astype(np.float32), y.astype(np.float32)
     theirs = adding(real, real.ops.mean, real.ops.square)
@@ -350,7 +350,7 @@ ACTIVATIONS = [
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(name):
+def test_activation_equals_that_of_keras(name):
     x = np.linspace(-6.1, 6.3, 60, dtype=np.float32).reshape(4, 15)
     function = getattr(real.activations, name)
     expected, back = jax.vjp(function, x)
@@ -392,18 +392,18 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(("room", "name", "options"), SMALL, ids=lambda v: str(v))
-def test_small_objects(room, name, options):
-    their_room, our_room = getattr(real, room), getattr(keras, room)
-    theirs = getattr(their_room, name)(**options)
-    wanted = stored(their_room.serialize(theirs))
-    ours = our_room.get(wanted)
-    same(wanted, stored(our_room.serialize(ours)))
-    again = their_room.get(stored(our_room.serialize(ours)))
-    same(stored(their_room.serialize(again)), stored(our_room.serialize(ours)))
-    if room == "initializers":
-        # Not from the config, which is what Keras makes of its own: `Identity` loses its gain.
-        ours = getattr(our_room, name)(**options)
+@pytest.mark.parametrize(("module", "name", "options"), SMALL, ids=lambda v: str(v))
+def test_objects_of_layers_equal_those_of_keras(module, name, options):
+    their_module, our_module = getattr(real, module), getattr(keras, module)
+    theirs = getattr(their_module, name)(**options)
+    wanted = stored(their_module.serialize(theirs))
+    ours = our_module.get(wanted)
+    same(wanted, stored(our_module.serialize(ours)))
+    again = their_module.get(stored(our_module.serialize(ours)))
+    same(stored(their_module.serialize(again)), stored(our_module.serialize(ours)))
+    if module == "initializers":
+        # Not made from Keras's config, because `Identity` loses its gain there.
+        ours = getattr(our_module, name)(**options)
         w, v = (np.asarray(one((60, 50), "float32")) for one in (theirs, ours))
         assert abs(v.mean() - w.mean()) <= 0.1 * w.std()
         assert v.std() == pytest.approx(w.std(), rel=0.1)

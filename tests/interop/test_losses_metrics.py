@@ -1,4 +1,4 @@
-"""Losses and metrics against real Keras: values, gradients of training, descriptions."""
+"""Losses and metrics compared with real Keras: values, gradients and descriptions."""
 
 import json
 import os
@@ -56,7 +56,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", None])
 @pytest.mark.parametrize(("name", "settings", "true", "predicted"), LOSSES)
-def test_losses(name, settings, true, predicted, reduction):
+def test_loss_equals_that_of_keras(name, settings, true, predicted, reduction):
     ours = getattr(losses, name)(reduction=reduction, **settings)
     other = getattr(theirs.losses, name)(reduction=reduction, **settings)
     for weights in (None, WEIGHTS):
@@ -151,7 +151,7 @@ METRICS = [
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("name", "settings", "true", "predicted"), METRICS)
-def test_metrics(name, settings, true, predicted, weighted):
+def test_metric_equals_that_of_keras(name, settings, true, predicted, weighted):
     ours, other = getattr(metrics, name)(**settings), getattr(theirs.metrics, name)(**settings)
     many = len(true) == 60
     for part in HALVES if many else BATCHES:

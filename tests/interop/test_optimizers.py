@@ -1,4 +1,4 @@
-"""Optimizers and schedules against real Keras: weights after some steps, state, descriptions."""
+"""Optimizers and schedules compared with real Keras: weights after some steps, state, descriptions."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_steps_and_state(name, settings):
     ours = getattr(optimizers, name)(**settings)
     other = getattr(theirs.optimizers, name)(**settings)
     own, reference = run_ours(ours), run_theirs(other)
-    # Keras takes powers of beta in float32, which 1 - 0.999 brings out.
+    # Keras computes powers of beta in float32, with an error that 1 - 0.999 amplifies.
     assert_close(own, reference, rtol=2e-5, atol=1e-5)
     # The variables of files: their order, shapes and values.
     assert [v.shape for v in ours.variables] == [tuple(v.shape) for v in other.variables]
@@ -88,7 +88,7 @@ def test_steps_and_state(name, settings):
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda v: str(v))
-def test_descriptions(name, settings):
+def test_description_goes_both_ways(name, settings):
     ours = getattr(optimizers, name)(**settings)
     other = getattr(theirs.optimizers, name)(**settings)
     mine, reference = optimizers.serialize(ours), theirs.optimizers.serialize(other)
@@ -109,7 +109,7 @@ def test_dynamic_loss_scale():
     other.build(reference)
     ours.build(own)
     assert [v.shape for v in ours.variables] == [tuple(v.shape) for v in other.variables]
-    # With JAX only the pure form of this optimizer works in Keras.
+    # With JAX, only the stateless form of this optimizer works in Keras.
     values, state = ([v.value for v in each] for each in (reference, other.variables))
     for number, gradients in enumerate(GRADIENTS):
         bad = np.float32(np.inf if number == 2 else 1)
@@ -117,7 +117,7 @@ def test_dynamic_loss_scale():
         ours.apply([as_tensor(g) for g in scaled], own)
         values, state = other.stateless_apply(state, scaled, values)
         assert_close(own, values, rtol=1e-4, atol=1e-5)
-    # Their order: of the wrapper, then of the inner optimizer. The wrapper's own counter is not used.
+    # The wrapper's variables come first, then the inner optimizer's. The wrapper's counter is not used.
     assert_close(ours.variables[1:], state[1:], rtol=1e-4, atol=1e-5)
     assert int(ours.iterations) == 5
     mine, description = optimizers.serialize(ours), theirs.optimizers.serialize(other)
@@ -159,11 +159,11 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize(("name", "settings"), SCHEDULES, ids=lambda v: str(v))
-def test_schedules(name, settings):
+def test_schedule_equals_that_of_keras(name, settings):
     ours = getattr(optimizers.schedules, name)(**settings)
     other = getattr(theirs.optimizers.schedules, name)(**settings)
     for step in (0, 1, 3, 4, 6, 7, 9, 12, 15):
-        # Keras takes logarithms in float32 to find the restart: at its very step it may err.
+        # Keras finds the restart by logarithms in float32, which may be wrong at the restart's own step.
         if name == "CosineDecayRestarts" and step in (4, 12):
             continue
         np.testing.assert_allclose(float(ours(step)), float(other(step)), rtol=2e-5, atol=1e-7)

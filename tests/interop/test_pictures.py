@@ -1,4 +1,4 @@
-"""Pictures in other sizes against real Keras."""
+"""Resized pictures compared with real Keras."""
 
 import os
 
@@ -18,7 +18,7 @@ FLOATS = PICTURE.astype(np.float32)
 @pytest.mark.parametrize(
     "interpolation", ["bilinear", "nearest", "bicubic", "lanczos3", "lanczos5"]
 )
-def test_sizes(interpolation):
+def test_resized_picture_equals_that_of_keras(interpolation):
     for size in ((6, 31), (31, 5)):
         expected = np.asarray(real.ops.image.resize(FLOATS, size, interpolation=interpolation))
         found = resized(PICTURE, size, interpolation)
@@ -26,8 +26,8 @@ def test_sizes(interpolation):
 
 
 @pytest.mark.parametrize("size", [(20, 5), (3, 17)])
-def test_proportions(size):
-    """Keras's `image_dataset_from_directory` crops by this function."""
+def test_cropped_picture_equals_that_of_keras(size):
+    """Compare with the function by which Keras's `image_dataset_from_directory` crops."""
     expected = real.preprocessing.image.smart_resize(FLOATS, size)
     found = resized(cropped(PICTURE, size), size, "bilinear")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-2)

@@ -1,7 +1,7 @@
 """`fit` with PyTorch's tensors and loaders: the numbers of NumPy arrays with the same values.
 
-PyTorch takes long to install, so that a stand-in with its protocols runs always, and PyTorch itself
-where it is there.
+PyTorch takes long to install, so that a stand-in with its protocols always runs, and PyTorch itself if
+it is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WEIGHTS = RANDOM.random(21).astype(np.float32)
 
 
 class StandIn:
-    """What of a ``torch.Tensor`` others see: its protocols, its own dtypes, its refusals."""
+    """The part of ``torch.Tensor`` that other libraries use: protocols, dtypes and refusals."""
 
     def __init__(self, array, requires_grad=False):
         self._array = array
@@ -67,7 +67,7 @@ class StandIn:
 
 
 class StandInLoader:
-    """A ``DataLoader``: lists of tensors, as often as it is iterated over."""
+    """A stand-in for ``DataLoader``: each iteration yields lists of tensors."""
 
     def __init__(self, tensors, batch_size):
         self._tensors, self._size = tensors, batch_size
@@ -87,7 +87,7 @@ class StandInLoader:
     ]
 )
 def library(request):
-    """Return what makes tensors, and loaders of tensors."""
+    """Return a function that makes tensors, and a class that loads them."""
     if request.param == "stand-in":
         return StandIn, StandInLoader
     torch = pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""`fit` against real Keras: the same numbers, under the same names, and the same weights."""
+"""`fit` compared with real Keras: the same numbers, names and weights."""
 
 import os
 
@@ -72,7 +72,7 @@ def compare(make, fit, replicas, **tolerance):
     [({"sample_weight": WEIGHTS}, 3), ({"class_weight": CLASS_WEIGHTS}, 2)],
     ids=["examples", "classes"],
 )
-def test_one_output(weighted, replicas):
+def test_fit_of_one_output_equals_keras(weighted, replicas):
     compare(
         lambda keras: one(
             keras,
@@ -86,7 +86,7 @@ def test_one_output(weighted, replicas):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_several_outputs(named):
+def test_fit_of_several_outputs_equals_keras(named):
     def of(kind, size):
         return {"kind": kind, "size": size} if named else [kind, size]
 
@@ -105,7 +105,7 @@ def test_several_outputs(named):
 
 
 def test_an_output_without_a_loss():
-    """Targets may be those of the other outputs alone."""
+    """Targets for the other outputs only are enough."""
     for y in ([SIZES], SIZES):
         compare(
             lambda keras: two(keras, False, optimizer="sgd", loss=[None, "mse"]),
@@ -129,7 +129,7 @@ RULES = [
 
 
 def heard(keras, callback, series):
-    """Return what a callback does when it hears these numbers, one in each epoch."""
+    """Return the actions of a callback that gets these numbers, one in each epoch."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(keras.optimizers.SGD(1.0), "mse")
     model.stop_training = False
@@ -150,7 +150,7 @@ def heard(keras, callback, series):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_early_stopping(rule):
+def test_early_stopping_acts_like_that_of_keras(rule):
     for series in SERIES:
         first, second = (
             heard(keras, keras.callbacks.EarlyStopping("val_loss", **rule), series)
@@ -181,7 +181,7 @@ def test_reduce_lr_on_plateau(rule):
     "metric",
     ["accuracy", "Precision", "mae", "CosineSimilarity"],
 )
-def test_what_is_monitored_says_itself_what_is_better(metric):
+def test_monitored_metric_determines_the_direction(metric):
     modes = []
     for keras in (theirs, ours):
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, "sigmoid")])
@@ -192,7 +192,7 @@ def test_what_is_monitored_says_itself_what_is_better(metric):
         model.fit(
             X, np.abs(SIZES) / 4, verbose=0, callbacks=[early], validation_data=(X, 0 * SIZES)
         )
-        # Keras keeps the comparison.
+        # Keras stores the comparison as a function.
         op = getattr(early, "monitor_op", None)
         modes.append(early.mode if op is None else {"less": "min", "greater": "max"}[op.__name__])
     assert modes[0] == modes[1]
@@ -232,8 +232,8 @@ def convolutional(keras, penalty=None, **options):
     return model
 
 
-def test_images():
-    """Convolution, relu, pooling, normalization: 12 steps, each with the numbers of Keras's."""
+def test_fit_of_images_equals_keras():
+    """Train convolution, relu, pooling and normalization for 12 steps; each equals Keras's."""
 
     def trained(model):
         logs = model.fit(IMAGES, LABELS, 5, 3, verbose=0, shuffle=False).history
@@ -243,7 +243,7 @@ def test_images():
     assert np.ptp(expected["loss"]) > 0.1
     for replicas in (1, 2):
         with strategy(replicas).scope():
-            # The batch of all replicas is what Keras normalizes by.
+            # Keras normalizes by the batch of all replicas.
             model = convolutional(ours, "l2", synchronized=replicas > 1)
         logs, found, values = trained(model)
         for name, value in expected.items():
@@ -253,7 +253,7 @@ def test_images():
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_mixed_bfloat16():
+def test_fit_in_mixed_bfloat16_equals_keras():
     def made(keras, policy):
         layers = keras.layers
         model = keras.Sequential(
@@ -271,7 +271,7 @@ def test_mixed_bfloat16():
     assert {str(model.layers[1](model.layers[0](X)).dtype) for model in models} == {"bfloat16"}
     expected, found = (np.asarray(model(X)) for model in models)
     whole = np.asarray(made(ours, "float32")(X))
-    # Both round to 8 bits: nearer to each other than to what was not rounded.
+    # Rounded to 8 bits, both results are nearer to each other than to the unrounded result.
     assert np.abs(found - expected).max() < 0.5 * np.abs(whole - expected).max()
     before = models[0].get_weights()
     losses, weights = zip(
@@ -287,12 +287,12 @@ def test_mixed_bfloat16():
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-2)
     for a, b, old in zip(*weights, before, strict=True):
         assert a.dtype == b.dtype == np.float32
-        # By how much 4 steps have changed them.
+        # Compare the changes of the weights by 4 steps.
         np.testing.assert_allclose(b - old, a - old, rtol=0.03, atol=0.03 * np.abs(a - old).max())
 
 
-def test_mixed_float16():
-    """Steps with scaled losses."""
+def test_fit_in_mixed_float16_equals_keras():
+    """Compare steps with scaled losses."""
 
     def trained(keras):
         keras.mixed_precision.set_global_policy("mixed_float16")
@@ -309,7 +309,7 @@ def test_mixed_float16():
             model.compile("sgd", "sparse_categorical_crossentropy")
             kinds = type(model.optimizer).__name__, {str(w.dtype) for w in model.weights}
             inner = keras.optimizers.SGD(0.1, momentum=0.9)
-            # With 2**15 something in between overflows in Keras, and not here.
+            # With 2**15 an intermediate result overflows in Keras, but not here.
             optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**10)
             model.compile(optimizer, "sparse_categorical_crossentropy")
         finally:

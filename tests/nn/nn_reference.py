@@ -9,7 +9,7 @@ import numpy as np
 
 
 def places(size: int, kernel: int, stride: int, dilation: int, padding: str) -> list[list[int]]:
-    """For each output along one axis, where its taps lie (outside of [0, size) is padding)."""
+    """Return the taps' positions of each output along one axis; outside [0, size) is padding."""
     extent = (kernel - 1) * dilation + 1
     if padding == "SAME":
         count = math.ceil(size / stride)

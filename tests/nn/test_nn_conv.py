@@ -1,4 +1,4 @@
-"""Convolution against its definition: values, gradients, bad input, threads."""
+"""Convolution compared with its definition: values, gradients, bad input, threads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_conv2d_equals_the_reference(case: Any, dtype: str, blocks: None) -> Non
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_gradients_by_finite_differences(case: Any, activation: Any, blocks: None) -> None:
-    """The loss is linear in each number where relu does not switch, so differences are exact."""
+    """The loss is linear in each number if no relu changes its sign, so differences are exact."""
     inputs = arrays(case, "float64")
     rng = np.random.default_rng(4)
     tensors = [as_tensor(a) for a in inputs]
@@ -274,7 +274,7 @@ def test_two_threads_give_the_same_bits_as_one() -> None:
 
 
 def test_results_are_never_overwritten() -> None:
-    """Memory is used again, but not while anything looks at it."""
+    """Memory is reused, but not while there is a reference to it."""
     x, w, b = arrays(((8, 20, 20, 8), (3, 3, 8, 32)), "float32")
     kept, copies = [], []
     for i in range(5):

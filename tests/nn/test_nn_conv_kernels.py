@@ -1,4 +1,4 @@
-"""The compiled kernels of convolution against the plain definition, at every width of registers."""
+"""The compiled kernels of convolution compared with the definition, for every register width."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wide(*arrays: Any) -> list[Any]:
 
 
 def assert_close(actual: Any, expected: Any, terms: int) -> None:
-    """Compare with what was computed in float64; errors grow with the root of the terms summed."""
+    """Compare with float64 results; the tolerance grows with the root of the number of terms."""
     assert actual.shape == expected.shape
     scale = np.abs(expected).max(initial=0) + np.sqrt(terms)
     assert np.abs(actual - expected).max(initial=0) <= TOLERANCE * scale
@@ -147,7 +147,7 @@ def test_winograd_with_pooling(case: Any, width: int, threads: int) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 13, 9, 8), (1, 6, 16, 16), (2, 4, 5, 8)], ids=str)
 def test_pooling_drops_what_no_window_covers(shape: Any, width: int) -> None:
-    """In the last tiles too: of a convolution with odd sizes the last row and column."""
+    """Pooling also drops the last row and column of a convolution with odd sizes."""
     x, w, b, window = winograd_case((shape, 24, "VALID"))
     results = []
     for cut in (window, conv_module._pooled(window, 24, (2, 2)).window):
@@ -158,7 +158,7 @@ def test_pooling_drops_what_no_window_covers(shape: Any, width: int) -> None:
         results.append((y, codes))
     (whole, taps), (cropped, others) = results
     assert_close(whole, cropped.astype(np.float64), 9 * shape[3])
-    far = np.abs(whole) > 1e-3  # a maximum near 0 may be cut off by one and not by the other
+    far = np.abs(whole) > 1e-3  # near 0, relu may clip a maximum in one result only
     np.testing.assert_array_equal((taps == 255)[far], (others == 255)[far])
     assert set(np.unique(taps)) == {0, 1, 2, 3, 255}
 
@@ -293,7 +293,7 @@ def test_what_users_call_agrees_at_every_width(
     assert_close(fused.array, parts.max(axis=(2, 4)), 9 * channels)
     (g,) = (a.astype(dtype) for a in normal(fused.shape))
     gradients = tape.gradient(fused, tensors, Tensor(g))
-    # The gradient by the bias is what was let through.
+    # The gradient of the bias is the sum of the gradients that passed relu.
     let_through = np.where(fused.array > 0, g, 0).astype(np.float64).sum(axis=(0, 1, 2))
     assert_close(gradients[2].array, let_through, 180)
 
@@ -334,7 +334,11 @@ def test_calls_from_many_threads_give_the_same_bits() -> None:
 def test_threads_are_those_of_the_environment(asked: str, found: int, tmp_path: Path) -> None:
     code = "from pycollective import _nn; print(_nn.threads())"
     env = {**os.environ, "OMP_NUM_THREADS": asked, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code]  # elsewhere: the sources have no core beside them
+    command = [
+        sys.executable,
+        "-c",
+        code,
+    ]  # in another folder, because the sources may have no compiled core
     done = subprocess.run(
         command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -376,7 +380,7 @@ def test_replicas_share_the_threads() -> None:
     try:
         with shared_among(2):
             assert kernels.threads() == 2
-            with shared_among(1):  # the outer one decides
+            with shared_among(1):  # the outer limit counts
                 assert kernels.threads() == 2
         assert kernels.threads() == 5
         with shared_among(9):

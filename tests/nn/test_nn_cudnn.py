@@ -1,8 +1,8 @@
 """Descriptions of convolutions for cuDNN, with a stand-in that computes them.
 
-The stand-in follows the front end's interface (release 1.32) and checks what cuDNN would: lengths,
-strides and types as declared, results of the lengths that padding and strides give. That real engines
-do the same is for tests/gpu.
+The stand-in follows the front end's interface (release 1.32), and checks lengths, strides and types as
+cuDNN would. The results must have the lengths that padding and strides give. Real engines are tested in
+tests/gpu.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Described:
         return self
 
     def check(self, data):
-        """Return the array, which must lie as it was described."""
+        """Return the array, whose layout must be the described one."""
         assert type(data) is DeviceArray
         host = data._host
         assert list(host.shape) == self.dim and min(self.dim) > 0
@@ -209,7 +209,7 @@ def test_what_cudnn_computes(library, cupy, case, dtype, activation):
         assert type(ours.array) is DeviceArray and ours.array.flags.c_contiguous
         assert_close(ours.numpy(), right.numpy(), dtype)
         np.testing.assert_array_equal(ours.numpy(), other.numpy())
-    # Batches without rows are nothing for cuDNN.
+    # cuDNN is not called for empty batches.
     rows = case[0][0]
     assert library.executed == (["fprop", "dgrad", "wgrad"] * 2 if rows else [])
     assert library.built == (3 if rows else 0), "a plan is built once"
@@ -248,7 +248,7 @@ def test_a_front_end_that_fails_is_told_of_once(library, cupy, caplog):
     found = results(cupy.asarray, values, case, None)
     for ours, right in zip(found, results(np.asarray, values, case, None), strict=True):
         assert_close(ours.numpy(), right.numpy(), "float32")
-    assert [r.message for r in caplog.records if "without cuDNN" in r.message] == [
-        "convolutions go without cuDNN, whose front end fails: libcudnn.so.9: cannot open shared "
+    assert [r.message for r in caplog.records if "do not use cuDNN" in r.message] == [
+        "convolutions do not use cuDNN, because its front end fails: libcudnn.so.9: cannot open shared "
         "object file"
     ]

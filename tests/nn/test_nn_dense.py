@@ -1,4 +1,4 @@
-"""The fused product, bias and relu against the operations it is made of."""
+"""The fused product, bias and relu compared with the separate operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled kernels of batch normalization against their formulas in float64."""
+"""The compiled kernels of batch normalization compared with formulas in float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_batch_kernels_equal_the_reference(shape: Any, dtype: str, threads: int)
     rng = np.random.default_rng(5)
     rows, channels = shape
     tolerance = {"float32": 2e-6, "float64": 1e-14}[dtype]
-    # Far from 0: squares of numbers themselves would lose the variance.
+    # Far from 0, a sum of squares would lose the variance by rounding.
     x = (rng.normal(size=shape) + 1000).astype(dtype)
     g = rng.normal(size=shape).astype(dtype)
     a, b, c = (rng.normal(size=channels).astype(dtype) for _ in range(3))
@@ -50,7 +50,7 @@ def test_batch_kernels_equal_the_reference(shape: Any, dtype: str, threads: int)
     np.testing.assert_allclose(products, (up * distance).sum(axis=0), atol=scale)
     kernels.batch_combine(g, x, mean, a, b, c, dx)
     np.testing.assert_allclose(dx, up * a + distance * b + c, atol=20 * tolerance)
-    # With relu behind it: what the result shows to be cut off takes no part.
+    # With relu, elements that the result shows as clipped do not count.
     kernels.batch_scale(x, mean, a, b, y)
     cut = up * (y > 0)
     kernels.batch_scale(x, mean, a, b, y, True)

@@ -1,4 +1,4 @@
-"""Max pooling against its definition: values, ties, NaN, gradients, bad input."""
+"""Max pooling compared with its definition: values, ties, NaN, gradients, bad input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES = [
 
 
 def values(shape: Any, dtype: str) -> Any:
-    """Few different values, so that there are many ties."""
+    """Return few different values, so that there are many ties."""
     return np.random.default_rng(7).integers(-2, 3, shape).astype(dtype)
 
 
@@ -128,7 +128,7 @@ def test_max_pool2d_wrong_arguments_raise(shape: Any, options: Any, words: list[
 
 
 def test_kernels_check_their_arrays() -> None:
-    """The last line of defence: wrong sizes and codes are errors before anything runs."""
+    """Wrong sizes and codes are errors before a kernel runs."""
     window = make_window((4, 4, 3), (2, 2), (2, 2), (1, 1), False)
     x, y = np.zeros((1, 4, 4, 3), np.float32), np.zeros((1, 2, 2, 3), np.float32)
     codes = np.zeros((1, 2, 2, 3), np.uint8)

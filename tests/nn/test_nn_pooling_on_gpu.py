@@ -1,4 +1,4 @@
-"""Max pooling by kernels for GPUs, whose source runs on the host here, against the host's own."""
+"""Max pooling by GPU kernels, whose source runs on the host here, compared with the host's kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def results(x, upstream, *how):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_as_on_the_host(cupy, case, dtype):
     shape, size, strides, padding = case
-    # Few values, so that many are equal.
+    # Few different values, so that many maxima are equal.
     x = (RNG.integers(-3, 3, shape) / 2).astype(dtype)
     x.reshape(-1)[::11] = np.nan
     x.reshape(-1)[::5] = -np.inf

@@ -1,4 +1,4 @@
-"""Kernels that do all arrays of a step in one launch: their source runs on the host, nvcc takes it."""
+"""Kernels for all arrays of a step in one launch: the source runs on the host, and nvcc compiles it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_sgd_in_one_launch(cupy, dtype, kind):
 def test_arrays_lie_where_they_lie(cupy):
     with cupy.cuda.Device(1):
         (params, grads) = moved(cupy, [np.ones(3)], [np.arange(3.0)])
-    sgd_update(params, grads, 1.0)  # of another device than the thread's
+    sgd_update(params, grads, 1.0)  # on another device than the thread's current one
     assert params[0]._memory.tolist() == [1.0, 0.0, -1.0]
     assert together.fits(params, grads)
     assert not together.fits(params, [cupy.asarray(np.ones(3))])

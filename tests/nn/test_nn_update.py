@@ -1,4 +1,4 @@
-"""Updates of optimizers and softmax cross-entropy against their formulas in float64."""
+"""Optimizer updates and softmax cross-entropy compared with formulas in float64."""
 
 from __future__ import annotations
 

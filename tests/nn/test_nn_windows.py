@@ -1,4 +1,4 @@
-"""Channelwise, grouped and transposed convolution, averages and resizing against definitions."""
+"""Depthwise, grouped and transposed convolution, mean pooling and resizing by their definitions."""
 
 from __future__ import annotations
 

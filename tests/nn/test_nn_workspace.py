@@ -1,4 +1,4 @@
-"""Memory that is used again: only when nobody looks at it, and within bounds."""
+"""Reused memory: only without references to it, and within limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_kept_is_bounded() -> None:
     held = [space.empty(SHAPE, np.float32) for _ in range(5)]
     assert [a.base is None for a in held] == [False, False, False, True, True]
     del held
-    # Other sizes push out what lies idle.
+    # Requests of other sizes release idle memory.
     for rows in range(60, 70):
         space.empty((rows, 1024), np.float32)
         assert space._kept <= 3 * size
@@ -86,9 +86,7 @@ def test_large_products_come_in_memory_used_before() -> None:
     place = address(product)
     assert np.array_equal(product, a @ b)
     assert np.allclose(space.matmul(b.T, a.T), product.T)
-    assert np.allclose(
-        space.matmul(a, b.astype(np.float32)), product
-    )  # the dtype is NumPy's choice
+    assert np.allclose(space.matmul(a, b.astype(np.float32)), product)  # NumPy determines the dtype
     assert space.matmul(a[None], b).shape == (1, 200, 300)
     assert space.matmul(a[:2], b).base is None
     del product

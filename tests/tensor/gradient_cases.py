@@ -11,7 +11,7 @@ from pycollective.tensor.ops.reductions import sum_over
 
 
 def numbers(*shape, low=-2.0, high=2.0, seed=0):
-    """Distinct numbers, spread evenly, so that no two tie and none is 0."""
+    """Return distinct numbers, spread evenly, without 0."""
     count = int(np.prod(shape))
     spread = np.linspace(low, high, count + 2)[1:-1] + 0.0137 + 0.31 * seed
     return np.random.default_rng(seed).permutation(spread).reshape(shape)
@@ -22,7 +22,7 @@ def positive(*shape, seed=0):
 
 
 def pairs(op, make=numbers, shapes=None):
-    """The broadcasting cases of an operation of two operands."""
+    """Return the broadcasting cases of an operation of two operands."""
     shapes = shapes or [
         ((2, 3), (2, 3)),
         ((2, 3), (3,)),
@@ -175,7 +175,7 @@ CASES = {
     "gelu": [*singles(nn.gelu), *singles(lambda x: nn.gelu(x, approximate=True))],
     "mish": singles(nn.mish),
     "softsign": singles(nn.softsign),
-    # Their corners lie at 0 and 6, and at -3 and 3.
+    # The kinks of these functions are at 0 and 6, and at -3 and 3.
     "relu6": singles(lambda x: nn.relu6(x * 4.0)),
     "hard_sigmoid": singles(lambda x: nn.hard_sigmoid(x * 2.0)),
     "hard_silu": singles(lambda x: nn.hard_silu(x * 2.0)),
@@ -254,7 +254,7 @@ CASES = {
 
 
 def weighted(op, arrays):
-    """The outputs of ``op``, and a scalar in which each of their elements counts differently."""
+    """Return the outputs of ``op``, and a sum of their elements with different weights."""
     outputs = nest.flatten(op(*arrays))
     total = tf.constant(0.0, dtype=outputs[0].dtype)
     for k, out in enumerate(outputs):

@@ -49,7 +49,7 @@ def test_labels_out_of_range(labels):
         nn.sparse_softmax_cross_entropy_with_logits(labels, tf.zeros([2, 3]))
 
 
-def test_zero_rows():
+def test_zero_rows_give_no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for op in (nn.softmax, nn.log_softmax, nn.relu):

@@ -1,4 +1,4 @@
-"""That one module decides between NumPy and CuPy, shown with a small stand-in for CuPy."""
+"""Only one module distinguishes NumPy and CuPy; a small stand-in for CuPy shows it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_no_other_module_knows_cupy():
             r"^\s*(import|from) cupy\b|modules\S*cupy|['\"]cupy['\"]", path.read_text(), re.M
         )
     ]
-    # Arrays are the one's matter, streams and events the other's.
+    # The first module handles arrays, the second one streams and events.
     assert sorted(guilty) == ["array_backend.py", "nccl/device.py"]
 
 
@@ -50,7 +50,7 @@ def test_which_module_an_array_belongs_to(cupy):
     assert type(array_backend.copy(device)) is DeviceArray
 
 
-def test_scatter_add(cupy):
+def test_scatter_add_repeated_indices_add_up(cupy):
     for make in (np.asarray, cupy.asarray):
         target = make(np.zeros(3))
         array_backend.scatter_add(target, make(np.array([1, 1])), make(np.array([2.0, 3.0])))

@@ -1,4 +1,4 @@
-"""Every differentiable operation against finite differences in float64."""
+"""Every differentiable operation compared with finite differences in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`IndexedSlices`: its shape, how it becomes dense, and what it refuses."""
+"""`IndexedSlices`: its shape, conversion to a dense tensor, and refused arguments."""
 
 from __future__ import annotations
 

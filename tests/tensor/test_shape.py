@@ -1,4 +1,4 @@
-"""`TensorShape`: what TensorFlow's has, and that it is still a tuple."""
+"""`TensorShape`: TensorFlow's methods on a tuple."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_variable_that_is_its_own_target():
     assert value(tape.gradient(x, x)) == [1.0, 1.0]
 
 
-def test_unconnected_sources():
+def test_unconnected_sources_have_none_or_zeros():
     x, y = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
     with tf.GradientTape(persistent=True) as tape:
         z = y * 2.0
@@ -126,7 +126,7 @@ def test_a_tape_answers_once_unless_persistent():
 
 def test_entering_twice_is_an_error():
     tape = tf.GradientTape()
-    with tape, pytest.raises(ValueError, match="records already"):
+    with tape, pytest.raises(ValueError, match="already records"):
         tape.__enter__()
     assert not thread_state.tapes
 
@@ -164,7 +164,7 @@ def test_stop_recording_and_stop_gradient():
         pass
 
 
-def test_reset_forgets():
+def test_reset_deletes_the_record():
     x = tf.Variable(3.0)
     with tf.GradientTape() as tape:
         y = x * x
@@ -234,7 +234,7 @@ def test_accumulation_leaves_other_arrays_alone():
 
 
 def test_vjp_closures_keep_their_arrays():
-    """An intermediate gradient that a vjp returned for two inputs must not be added to in place."""
+    """A gradient that a vjp returned for two inputs must not be changed in place."""
     x = tf.Variable([1.0, 2.0])
     y = tf.Variable([3.0, 4.0])
     with tf.GradientTape() as tape:
@@ -285,7 +285,7 @@ def _tracked_op(x, log, name):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_sweep_frees_what_it_has_done(persistent):
-    """Closures of later operations are gone when earlier ones are asked."""
+    """Closures of later operations are freed before earlier ones are called."""
     log = []
     x = tf.Variable(1.0)
     with tf.GradientTape(persistent=persistent) as tape:
@@ -375,7 +375,7 @@ def test_sources_that_stand_for_a_replicas_variable():
 # custom_gradient ---------------------------------------------------------------------------------
 
 
-def test_custom_gradient():
+def test_custom_gradient_replaces_the_recorded_one():
     @tf.custom_gradient
     def log1pexp(x):
         """Doc."""

@@ -56,7 +56,7 @@ def test_it_copies_its_initial_value():
     assert v.numpy().tolist() == [0, 0, 0]
 
 
-def test_assignments():
+def test_assignments_change_the_value():
     v = tf.Variable([1.0, 2.0])
     assert v.assign([3.0, 4.0]) is v
     assert v.assign_add(np.array([1.0, 1.0])) is v  # float64 arrays are converted
@@ -84,7 +84,7 @@ def test_assignments_are_checked(method):
 
 
 def array_of(v):
-    """The identity of the array, without holding it."""
+    """Return the id of the array, without a reference to it."""
     return id(v._tensor.array)
 
 
@@ -106,7 +106,7 @@ def test_an_update_writes_in_place_when_nobody_holds_the_value(update):
     before = array_of(v)
     float((v + 1.0)[0])
     v.numpy()
-    for _ in range(20):  # also after the interpreter has specialised its bytecode
+    for _ in range(20):  # also after CPython has specialized the bytecode
         update(v)
         assert array_of(v) == before
 
@@ -267,10 +267,10 @@ def rows(values, indices, dtype="float32"):
 
 
 @pytest.mark.parametrize("method", SCATTER)
-def test_rows(method):
+def test_scatter_methods_change_rows_in_order(method):
     v = tf.Variable(np.full((3, 2), 6.0, "float32"))
     held = v.value()
-    # Equal indices add up, and are taken in order.
+    # Equal indices are applied one after the other, in order.
     result = getattr(v, method)(rows([[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]], [0, 2, 0]))
     assert result is v
     np.testing.assert_allclose(v.numpy()[:, 0], SCATTER[method], rtol=1e-6)
@@ -281,7 +281,7 @@ def test_rows(method):
 
 
 @pytest.mark.parametrize("method", SCATTER)
-def test_bad_rows(method):
+def test_scatter_methods_refuse_bad_rows(method):
     v = tf.Variable(np.full((3, 2), 6.0, "float32"), name="w")
     write = getattr(v, method)
     with pytest.raises(TypeError, match=f"{method}: sparse_delta is not IndexedSlices: 3"):
@@ -430,7 +430,7 @@ def test_several_are_updated_together():
         update_together([a, b], update)
     assert a.numpy().tolist() == [2.0, 4.0]
     assert b.numpy().tolist() == [4]
-    assert before.numpy().tolist() == [1.0, 2.0]  # what was read stays what it was
+    assert before.numpy().tolist() == [1.0, 2.0]  # a value that was read does not change
     with pytest.raises(RuntimeError):
         update_together([a, b, a], update)
     assert [a.numpy().tolist(), b.numpy().tolist()] == [[2.0, 4.0], [4]]

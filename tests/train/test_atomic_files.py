@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all; what killed writers left is deleted, and nothing else."""
+"""Files that appear whole or not at all; only the files of killed writers are deleted."""
 
 import errno
 import fcntl

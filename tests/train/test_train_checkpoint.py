@@ -1,4 +1,4 @@
-"""Checkpoint: what is saved is restored, now or later, whatever the number of replicas."""
+"""Checkpoint: saved values are restored, now or later, for any number of replicas."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_save_numbers_checkpoints_and_restore_brings_values_back(tmp_path):
     ]
     checkpoint.restore(first).assert_consumed()
     np.testing.assert_array_equal(weight.numpy(), [0, 1, 2])
-    # The counter was restored too: the numbers go on from there.
+    # The counter was restored too, so that the numbers continue.
     assert int(checkpoint.save_counter) == 1
     assert train.latest_checkpoint(tmp_path) == second
 
@@ -109,7 +109,7 @@ def test_restore_before_the_model_is_built_as_in_the_tutorial(tmp_path, trained)
         status.assert_consumed()
     np.testing.assert_array_equal(new_model(INPUTS).numpy(), expected)
     assert float(new_optimizer.learning_rate) == np.float32(0.05)
-    # The slots are made by the first step, with the saved values: both go on alike.
+    # The first step makes the slots with the saved values, so that both continue alike.
     assert [train_step(new_model, new_optimizer) for _ in range(2)] == [
         train_step(model, optimizer) for _ in range(2)
     ]
@@ -259,7 +259,7 @@ def test_restore_into_other_objects_leaves_the_decision_to_the_status(tmp_path, 
     checkpoint.generator = Variable(0.0)
     assert float(checkpoint.generator) == 1
     assert status.assert_nontrivial_match() is status
-    # All saved values are taken by now; what has none is the object that was never saved.
+    # All saved values are in use now; only the object that was never saved has no value.
     with pytest.raises(AssertionError, match="no values for: classifier"):
         status.assert_consumed()
     del checkpoint.classifier
@@ -293,7 +293,7 @@ def test_parts_replaced_while_others_are_missing_keep_their_own_values(tmp_path,
     checkpoint.optimizer = keras.optimizers.Adam(0.9)
     assert float(checkpoint.a) == 5
     np.testing.assert_array_equal(checkpoint.model.layers[0].kernel.numpy(), np.ones((3, 7)))
-    # What was missing is restored as before.
+    # Missing parts are restored as before.
     assert float(checkpoint.optimizer.learning_rate) == np.float32(0.05)
     np.testing.assert_array_equal(net(INPUTS).numpy(), model(INPUTS).numpy())
 
@@ -309,7 +309,7 @@ def test_partly_other_objects_are_named_on_request(tmp_path, caplog):
 
 
 def test_what_cannot_be_saved_is_named():
-    with pytest.raises(ValueError, match=r"step=3 is nothing that can be saved"):
+    with pytest.raises(ValueError, match=r"step=3 cannot be saved"):
         train.Checkpoint(step=3)
 
 

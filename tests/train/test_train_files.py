@@ -18,7 +18,7 @@ from pycollective.train import files
 
 @pytest.fixture
 def two(tmp_path):
-    """A checkpoint of 1s, then one of 2s; returns the checkpoint, its variable and the paths."""
+    """Save a checkpoint of 1s, then one of 2s; return the checkpoint, its variable and the paths."""
     weight = Variable(np.ones(1000, np.float32))
     checkpoint = train.Checkpoint(weight=weight)
     first = checkpoint.save(tmp_path / "ckpt")
@@ -234,17 +234,17 @@ checkpoint.save(directory + "/ckpt")
 @pytest.mark.parametrize(
     ("step", "call", "value"),
     [
-        ("fsync", 1, 2),  # the data is written, not on the disk
-        ("replace", 1, 2),  # ... under its temporary name
-        ("replace", 2, 2),  # the data file is there, the index is not
-        ("replace", 3, 2),  # the checkpoint is there, but not noted
-        ("fsync", 6, 3),  # it is noted
+        ("fsync", 1, 2),  # the data is written, but not on the disk.
+        ("replace", 1, 2),  # The data has its temporary name.
+        ("replace", 2, 2),  # The data file exists, the index does not.
+        ("replace", 3, 2),  # The checkpoint exists, but is not recorded.
+        ("fsync", 6, 3),  # The checkpoint is recorded.
     ],
 )
 def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(tmp_path, step, call, value):
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), step, str(call)],
-        cwd=tmp_path,  # with the package that the tests use, not sources in the present folder
+        cwd=tmp_path,  # so that the tests' package is imported, not the sources in the present folder
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         timeout=60,
@@ -255,7 +255,7 @@ def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(tmp_path, step, call
     checkpoint = train.Checkpoint(weight=weight)
     checkpoint.restore(train.latest_checkpoint(tmp_path)).assert_consumed()
     np.testing.assert_array_equal(weight.numpy(), np.full(5000, float(value)))
-    # And training goes on: the number that was cut short is written anew.
+    # Training continues, and writes the interrupted checkpoint's number again.
     weight.assign(np.full(5000, 9.0))
     path = checkpoint.save(tmp_path / "ckpt")
     assert path == str(tmp_path / f"ckpt-{value + 1}")

@@ -1,4 +1,4 @@
-"""Folders of checkpoints from anywhere: they lead nowhere else, and damage has one error class."""
+"""Untrusted folders of checkpoints: no access outside of them, and one error class for damage."""
 
 import json
 import os
@@ -142,7 +142,7 @@ def test_a_state_file_with_a_wrong_type_at_any_node_raises_checkpoint_error(fold
             found = train.latest_checkpoint(folder)
         except CheckpointError:
             continue
-        # Only names of other checkpoints are no damage.
+        # Only other checkpoints' names are not damage.
         assert wrong == "x" or (path == ("all",) and wrong == [])
         assert found in (None, str(folder / "c-1"), str(folder / "c-2"))
 

@@ -1,4 +1,4 @@
-"""The number of replicas and the algorithm do not change what is learned."""
+"""The number of replicas and the algorithm do not change the learned weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mirrored(replicas, ops="ring"):
 
 
 def digits(count, side=12, seed=0):
-    """Noisy prototypes of ten classes."""
+    """Return noisy prototypes of ten classes."""
     random = np.random.default_rng(seed)
     prototypes = random.random((10, side, side, 1))
     labels = random.integers(0, 10, count).astype("int32")
@@ -32,7 +32,7 @@ TRAINING, TEST = digits(70), digits(33, seed=0)
 
 
 def losses(strategy, dtype, keep=None):
-    """Losses of two epochs with a last batch of 6 (two of four replicas get 2, one none)."""
+    """Return losses of two epochs with a last batch of 6 (two of four replicas get 2, one none)."""
     epochs = train_cnn(
         strategy, TRAINING, TEST, epochs=2, batch_size=16, seed=3, dtype=dtype, keep=keep
     )
@@ -45,7 +45,7 @@ def losses(strategy, dtype, keep=None):
 
 @pytest.fixture(scope="module", params=["float64", "float32"])
 def reference(request):
-    """Without a strategy."""
+    """Return the losses without a strategy."""
     return request.param, losses(tf.distribute.get_strategy(), request.param)
 
 
@@ -74,7 +74,7 @@ def test_the_same_run_twice_gives_the_same_bits():
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 def test_the_guides_custom_loop(replicas):
-    """One Dense(1) with L2(1e-4), binary cross-entropy from logits, SGD, 100 steps on ([1.], [1.])."""
+    """Train Dense(1) with L2(1e-4), binary cross-entropy from logits and SGD for 100 steps."""
     strategy = mirrored(replicas)
     tf.keras.utils.set_random_seed(1)
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""The examples that train run to their ends, where they compare what they have saved and loaded."""
+"""The training examples run to their ends, where they compare saved and loaded models."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def run(name, *options):
     ).stdout
 
 
-def test_keras_fit(tmp_path):
+def test_keras_fit_runs_to_its_end(tmp_path):
     pytest.importorskip("sklearn")
     pytest.importorskip("h5py")
     pytest.importorskip("tensorboard")

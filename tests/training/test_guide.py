@@ -15,12 +15,12 @@ from fast_cases import some_fast
 from pycollective import array_backend
 
 GUIDE = Path(__file__).resolve().parents[2] / "examples" / "guide.py"
-#: As printed in the guide; the rest follows from them.
+#: Losses printed in the guide; the other losses follow from them.
 PRINTED = [0.9024367, 0.8953863, 0.88840]
 
 
 def expected_losses(steps):
-    """The guide's loop by hand: -log(sigmoid(w + b)) + 1e-4 w², steps of 0.01 down the gradient."""
+    """Compute the guide's loop by hand: -log(sigmoid(w + b)) + 1e-4 w², gradient steps of 0.01."""
     low, high = -10.0, 10.0
     for _ in range(100):
         w = (low + high) / 2
@@ -34,9 +34,9 @@ def expected_losses(steps):
 
 
 def expected_fit():
-    """The mean losses of epochs of ten steps for (1, 1), by hand: (w + b - 1)² + 1e-4 w² from 0.5.
+    """Compute the mean losses of epochs of ten steps by hand: (w + b - 1)² + 1e-4 w² from 0.5.
 
-    Before the third the model is evaluated.
+    The model is evaluated before the third epoch.
     """
     w, b, printed = 0.5, 0.0, []
     for epoch in range(4):
@@ -52,7 +52,7 @@ def expected_fit():
 
 
 @pytest.mark.parametrize("replicas", some_fast([1, 2, 4], [2]))
-def test_the_guide(replicas, tmp_path):
+def test_guide_prints_the_numbers_of_tensorflow(replicas, tmp_path):
     done = subprocess.run(
         [sys.executable, str(GUIDE), "--replicas", str(replicas)],
         capture_output=True,

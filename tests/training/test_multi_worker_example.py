@@ -1,4 +1,4 @@
-"""examples/multi_worker.py gives two workers the same numbers, however it is started."""
+"""examples/multi_worker.py gives two workers the same numbers with every launcher."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def started(commands):
         subprocess.Popen(
             words,
             env={**env, **own},
-            cwd=Path(EXAMPLE).parent,  # not beside the sources, which have no core
+            cwd=Path(EXAMPLE).parent,  # not beside the sources, which may have no compiled core
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -54,18 +54,18 @@ def by_hand(words):
     return started(commands)
 
 
-def test_workers_agree(by_hand):
+def test_workers_by_hand_agree(by_hand):
     first, second = by_hand
     assert first.removeprefix("worker 0") == second.removeprefix("worker 1")
 
 
-def test_pycollective_run(words, by_hand):
+def test_pycollective_run_gives_the_same(words, by_hand):
     run = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
     assert started([([*run, *words], {})]) == by_hand
 
 
 @pytest.mark.parametrize("program", ["mpirun", "mpiexec.hydra"])
-def test_mpi(words, by_hand, program):
+def test_mpi_gives_the_same(words, by_hand, program):
     if shutil.which(program) is None:
         pytest.skip(f"no {program}")
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -73,7 +73,7 @@ def test_mpi(words, by_hand, program):
     assert started([([program, "-n", "2", sys.executable, *words], allowed)]) == by_hand
 
 
-def test_ray(words, by_hand):
+def test_ray_gives_the_same(words, by_hand):
     pytest.importorskip("ray")
     env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     assert started([([sys.executable, *words, "--ray", "2"], env)]) == by_hand

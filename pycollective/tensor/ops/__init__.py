@@ -1,4 +1,4 @@
-"""The operations on tensors, under TensorFlow's names."""
+"""Operations on tensors, under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ += reductions.__all__
 
 
 def _equal(x: Any, y: Any) -> Any:
-    # Nothing is equal to None; that needs no tensor.
+    # None equals no tensor, and needs no conversion.
     return False if y is None else elementwise.equal(x, y)
 
 
@@ -28,7 +28,7 @@ def _not_equal(x: Any, y: Any) -> Any:
 
 
 def _install() -> None:
-    """Make the operators of tensors out of the operations."""
+    """Store the operations as the operators of tensors."""
     two_operands: dict[str, Any] = {
         "add": elementwise.add,
         "sub": elementwise.subtract,

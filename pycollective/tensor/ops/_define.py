@@ -1,4 +1,4 @@
-"""How operations are made: their operands, and what broadcasting means for gradients."""
+"""Definition of operations: operands, broadcasting and its gradient."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..tensor import Tensor, as_tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Every operation that gradients flow through, by name; the tests check each one.
+#: Every differentiable operation by name; the tests check each one.
 DIFFERENTIABLE: dict[str, Callable[..., Any]] = {}
 
 
 def differentiable(function: _Function) -> _Function:
-    """Enter an operation in `DIFFERENTIABLE`."""
+    """Register an operation in `DIFFERENTIABLE`."""
     DIFFERENTIABLE[function.__name__] = function
     return function
 
@@ -60,7 +60,7 @@ def check_dtypes(name: str, *tensors: Tensor) -> None:
 
 
 def keep_dtype(array: Any, dtype: np.dtype[Any]) -> Any:
-    """Return ``array`` in ``dtype``; NumPy 1 leaves it where 0-d values meet Python numbers."""
+    """Return ``array`` in ``dtype``; NumPy 1 changes the dtype of 0-d values with Python numbers."""
     return array if array.dtype == dtype else array.astype(dtype)
 
 
@@ -86,8 +86,8 @@ def unary(
 ) -> Callable[[Any], Tensor]:
     """Make an elementwise operation of one operand.
 
-    ``derivative(g, x, y)`` is the gradient of ``x``, given that of the result ``y``. With
-    ``floating`` the operand must be of a floating-point dtype.
+    The function ``derivative(g, x, y)`` returns the gradient of ``x`` from the gradient ``g`` of the
+    result ``y``. With ``floating`` the operand must have a floating-point dtype.
     """
 
     def operation(x: Any) -> Tensor:
@@ -119,9 +119,9 @@ def binary(
 ) -> Callable[[Any, Any], Tensor]:
     """Make an elementwise operation of two operands that broadcast.
 
-    ``by_x(g, x, y, z)`` is the gradient of ``x`` before it is summed to the shape of ``x``, given
-    that of the result ``z``. With ``linear`` it gets None for all but ``g``, and the arrays
-    are not kept.
+    The function ``by_x(g, x, y, z)`` gets the gradient ``g`` of the result ``z``. The function returns
+    the gradient of ``x`` before its sum to the shape of ``x``. With ``linear`` all arguments other than
+    ``g`` are None, and the arrays are not kept.
     """
     ufunc = isinstance(forward, np.ufunc)
 
@@ -152,7 +152,7 @@ def binary(
 
 
 def plain(name: str, forward: Callable[[Any, Any], Any], doc: str) -> Callable[[Any, Any], Tensor]:
-    """Make an operation of two operands that has no gradient (comparisons, logic)."""
+    """Make an operation of two operands without gradient (comparisons, logic)."""
 
     def operation(x: Any, y: Any) -> Tensor:
         if x.__class__ is not Tensor or y.__class__ is not Tensor:

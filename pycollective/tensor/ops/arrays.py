@@ -1,4 +1,4 @@
-"""Operations on shapes, parts and element types, and tensors made from nothing."""
+"""Operations on shapes, parts and dtypes, and tensors of given values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
     shape
         The shape of the result; a value with one element fills it.
     name
-        Accepted for TensorFlow's sake.
+        Ignored, for TensorFlow's programs.
     """
     array = as_tensor(value, dtype).array
     if shape is not None:
@@ -90,7 +90,7 @@ def convert_to_tensor(
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Return a shape given as a number, a tensor, or a list of numbers and tensors."""
+    """Return a shape that is a number, a tensor, or a list of numbers and tensors, as a tuple."""
     if isinstance(value, Tensor):
         value = value.array.tolist()
     items = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
@@ -120,13 +120,13 @@ def fill(dims: Any, value: Any) -> Tensor:
 
 
 def zeros_like(input: Any, dtype: Any = None) -> Tensor:
-    """Return zeros in the shape of ``input``, and in its dtype by default."""
+    """Return zeros in the shape of ``input``, by default in its dtype."""
     a = as_tensor(input).array
     return Tensor(array_module(a).zeros(a.shape, a.dtype if dtype is None else as_dtype(dtype)))
 
 
 def ones_like(input: Any, dtype: Any = None) -> Tensor:
-    """Return ones in the shape of ``input``, and in its dtype by default."""
+    """Return ones in the shape of ``input``, by default in its dtype."""
     a = as_tensor(input).array
     return Tensor(array_module(a).ones(a.shape, a.dtype if dtype is None else as_dtype(dtype)))
 
@@ -138,7 +138,7 @@ def eye(num_rows: Any, num_columns: Any = None, dtype: Any = float32) -> Tensor:
 
 
 def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> Tensor:
-    """Return the numbers from ``start`` (0 if alone) below ``limit`` in steps of ``delta``."""
+    """Return numbers from ``start`` (with one argument from 0) to below ``limit``, by ``delta``."""
     if limit is None:
         start, limit = 0, start
     ends = [as_tensor(item) for item in (start, limit, delta)]
@@ -161,7 +161,7 @@ def one_hot(
 ) -> Tensor:
     """Return vectors of ``depth`` elements: ``on_value`` at the index, ``off_value`` elsewhere.
 
-    An index outside of 0 to ``depth - 1`` gives ``off_value`` everywhere, as in TensorFlow.
+    An index outside 0 to ``depth - 1`` gives ``off_value`` everywhere, as in TensorFlow.
     """
     index = as_tensor(indices).array
     if index.dtype.kind not in "iu":
@@ -196,26 +196,26 @@ def rank(input: Any) -> Tensor:
 
 @differentiable
 def identity(input: Any, name: str | None = None) -> Tensor:
-    """Return a tensor of its own with the same value."""
+    """Return a new tensor with the same value."""
     x = as_tensor(input)
     return record(x.array, (x,), lambda g, _need: (g,))
 
 
 def stop_gradient(input: Any) -> Tensor:
-    """Return the value as a constant: no gradient flows through it."""
+    """Return the value as a constant, through which no gradient flows."""
     return Tensor(as_tensor(input).array)
 
 
 @differentiable
 def cast(x: Any, dtype: Any) -> Tensor:
-    """Return ``x`` with another dtype; floats are cut to integers towards zero.
+    """Return ``x`` in another dtype; floats are truncated to integers.
 
     Gradients flow between floating-point dtypes.
 
     Raises
     ------
     TypeError
-        For bfloat16 on a GPU, which CuPy has from 14 on, and not in all of what tensors need.
+        The dtype is bfloat16 on a GPU, which CuPy supports from version 14, for some operations only.
     """
     tensor = as_tensor(x)
     target = as_dtype(dtype)
@@ -224,7 +224,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
         return tensor
     if target.kind == "V" and not on_host(a):
         raise TypeError(
-            f"{target} on a GPU: CuPy has no such type before 14, and not for all operations since. "
+            f"{target} on a GPU: CuPy supports this type from version 14, for some operations only. "
             "Use float16 there (the policy 'mixed_float16'), or CPU devices"
         )
     source = a.dtype
@@ -233,7 +233,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 @differentiable
 def reshape(tensor: Any, shape: Any) -> Tensor:
-    """Return the elements in another shape; one length may be -1, for what is left."""
+    """Return the elements in another shape, in which one length may be -1 (the rest)."""
     x = as_tensor(tensor)
     a = x.array
     target = shape_of(shape)
@@ -250,7 +250,7 @@ def reshape(tensor: Any, shape: Any) -> Tensor:
 
 @differentiable
 def transpose(a: Any, perm: Any = None) -> Tensor:
-    """Return the tensor with its axes in the order ``perm``; by default reversed."""
+    """Return the tensor with its axes in the order ``perm``, by default reversed."""
     x = as_tensor(a)
     order = (
         tuple(builtins.range(x.ndim))[::-1]
@@ -265,7 +265,7 @@ def transpose(a: Any, perm: Any = None) -> Tensor:
 
 @differentiable
 def expand_dims(input: Any, axis: Any) -> Tensor:
-    """Return the tensor with an axis of length 1 put in at ``axis``."""
+    """Return the tensor with a new axis of length 1 at ``axis``."""
     x = as_tensor(input)
     (place,) = axes_of(axis, x.ndim + 1, "expand_dims")
     old = x.shape
@@ -276,7 +276,7 @@ def expand_dims(input: Any, axis: Any) -> Tensor:
 
 @differentiable
 def squeeze(input: Any, axis: Any = None) -> Tensor:
-    """Return the tensor without its axes of length 1, or without those that ``axis`` names."""
+    """Return the tensor without its axes of length 1, or without those in ``axis``."""
     x = as_tensor(input)
     old = x.shape
     if axis is None or (isinstance(axis, (list, tuple)) and not axis):
@@ -318,7 +318,7 @@ def tile(input: Any, multiples: Any) -> Tensor:
 
 @differentiable
 def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Tensor:
-    """Return the tensor with ``paddings[i] = (before, after)`` elements put around along axis i."""
+    """Return the tensor padded by ``paddings[i] = (before, after)`` elements along axis i."""
     x = as_tensor(tensor)
     if mode.upper() != "CONSTANT":
         raise ValueError(f"pad: mode must be 'CONSTANT', got {mode!r}")
@@ -334,6 +334,6 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
 
 
 def nest_rows(value: Any) -> list[Any]:
-    """Return the rows of a matrix of numbers given as lists or as a tensor."""
+    """Return the rows of a matrix that is a list of lists or a tensor."""
     rows = value.array.tolist() if isinstance(value, Tensor) else value
     return [row.tolist() if is_array(row) else row for row in rows]

@@ -89,21 +89,21 @@ divide = binary(
     np.true_divide,
     lambda g, x, y, z: g / y,
     lambda g, x, y, z: -(g * z / y),
-    "Return ``x / y``; the shapes broadcast, and integers give floating point.",
+    "Return ``x / y``; the shapes broadcast, and integers give floating-point numbers.",
 )
 maximum = binary(
     "maximum",
     np.maximum,
     lambda g, x, y, z: g * (x >= y),
     lambda g, x, y, z: g * (x < y),
-    "Return the larger of ``x`` and ``y``; of equal ones, ``x`` gets the gradient.",
+    "Return the larger of ``x`` and ``y``; if both are equal, ``x`` gets the gradient.",
 )
 minimum = binary(
     "minimum",
     np.minimum,
     lambda g, x, y, z: g * (x <= y),
     lambda g, x, y, z: g * (x > y),
-    "Return the smaller of ``x`` and ``y``; of equal ones, ``x`` gets the gradient.",
+    "Return the smaller of ``x`` and ``y``; if both are equal, ``x`` gets the gradient.",
 )
 squared_difference = binary(
     "squared_difference",
@@ -121,12 +121,12 @@ def _power(x: Array, y: Array) -> Any:
 
 
 def _power_by_x(g: Array, x: Array, y: Array, z: Array) -> Any:
-    # y = 0 has gradient 0 also at x = 0, where x ** -1 is infinite.
+    # The gradient for y = 0 is 0 also at x = 0, where x ** -1 is infinite.
     return g * y * np.power(x, np.where(y == 0, np.ones_like(y), y - 1))
 
 
 def _power_by_y(g: Array, x: Array, y: Array, z: Array) -> Any:
-    # The limit for x -> 0; for x < 0 there is no derivative, and 0 is TensorFlow's answer.
+    # The limit for x -> 0. For x < 0 there is no derivative; TensorFlow's result is 0.
     return g * z * np.log(np.where(x > 0, x, np.ones_like(x)))
 
 
@@ -135,7 +135,7 @@ pow = binary(
     _power,
     _power_by_x,
     _power_by_y,
-    "Return ``x ** y``; the shapes broadcast. The gradient by ``y`` is 0 where ``x <= 0``.",
+    "Return ``x ** y``; the shapes broadcast. The gradient for ``y`` is 0 where ``x <= 0``.",
 )
 
 
@@ -168,12 +168,12 @@ less = plain("less", np.less, "Return ``x < y`` by element.")
 less_equal = plain("less_equal", np.less_equal, "Return ``x <= y`` by element.")
 greater = plain("greater", np.greater, "Return ``x > y`` by element.")
 greater_equal = plain("greater_equal", np.greater_equal, "Return ``x >= y`` by element.")
-logical_and = plain("logical_and", np.logical_and, "Return whether both are true, by element.")
-logical_or = plain("logical_or", np.logical_or, "Return whether one is true, by element.")
+logical_and = plain("logical_and", np.logical_and, "Return True if both are true, by element.")
+logical_or = plain("logical_or", np.logical_or, "Return True if one is true, by element.")
 
 
 def logical_not(x: Any) -> Tensor:
-    """Return whether elements are false."""
+    """Return True for elements that are false, and False for others."""
     return Tensor(np.logical_not(as_tensor(x).array))
 
 
@@ -181,7 +181,7 @@ def logical_not(x: Any) -> Tensor:
 
 
 def _sigmoid(x: Array) -> Any:
-    # exp of a negative number only: no overflow.
+    # The argument of exp is never positive, so that exp does not overflow.
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
@@ -212,17 +212,17 @@ sigmoid = unary(
 
 
 def sign(x: Any) -> Tensor:
-    """Return -1, 0 or 1 by element; without gradient."""
+    """Return -1, 0 or 1 by element, without gradient."""
     return Tensor(np.sign(as_tensor(x).array))
 
 
 def floor(x: Any) -> Tensor:
-    """Return the largest integers that are not above ``x``; without gradient."""
+    """Return the largest integers that are not above ``x``, without gradient."""
     return Tensor(np.floor(as_tensor(x).array))
 
 
 def round(x: Any) -> Tensor:
-    """Return the nearest integers, of two the even one; without gradient."""
+    """Return the nearest integers, halves rounded to even, without gradient."""
     return Tensor(np.rint(as_tensor(x).array))
 
 
@@ -231,15 +231,15 @@ def round(x: Any) -> Tensor:
 
 @differentiable
 def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
-    """Return the elements of ``x`` where ``condition`` holds, else those of ``y``.
+    """Return the elements of ``x`` where ``condition`` is True, else those of ``y``.
 
-    All three broadcast. Without ``x`` and ``y``: the indices of the true elements, int64, one row
-    each.
+    All three broadcast. Without ``x`` and ``y``, return the indices of the true elements as rows of
+    int64.
 
     Raises
     ------
     TypeError
-        If ``condition`` is not bool, or ``x`` and ``y`` have different dtypes.
+        ``condition`` is not bool, or ``x`` and ``y`` have different dtypes.
     """
     chosen = as_tensor(condition).array
     if chosen.dtype.kind != "b":

@@ -1,4 +1,4 @@
-"""Operations that join tensors, or take parts of them."""
+"""Operations that join tensors, or return parts of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["concat", "gather", "getitem", "split", "stack", "unstack"]
 
 @differentiable
 def concat(values: Any, axis: Any) -> Tensor:
-    """Return the tensors of a list joined along an axis they have."""
+    """Return the tensors of a list joined along an existing axis."""
     tensors = _tensors("concat", values)
     (place,) = axes_of(axis, tensors[0].ndim, "concat")
     for tensor in tensors:
@@ -50,7 +50,7 @@ def _tensors(name: str, values: Any) -> list[Tensor]:
 
 
 def _along(place: int, item: Any) -> tuple[Any, ...]:
-    """Return the index that is ``item`` for one axis and everything before it."""
+    """Return the index with ``item`` for the axis number ``place``."""
     return (*(slice(None),) * place, item)
 
 
@@ -60,7 +60,7 @@ def _without(sizes: tuple[int, ...], place: int) -> tuple[int, ...]:
 
 @differentiable
 def stack(values: Any, axis: Any = 0) -> Tensor:
-    """Return the tensors of a list, all of one shape, along a new axis."""
+    """Return the tensors of a list, all of one shape, joined along a new axis."""
     tensors = _tensors("stack", values)
     (place,) = axes_of(axis, tensors[0].ndim + 1, "stack")
     for tensor in tensors:
@@ -75,7 +75,7 @@ def stack(values: Any, axis: Any = 0) -> Tensor:
 
 @differentiable
 def unstack(value: Any, num: int | None = None, axis: Any = 0) -> list[Tensor]:
-    """Return the parts of a tensor along ``axis``, without that axis."""
+    """Return the slices of a tensor along ``axis``, without that axis."""
     x = as_tensor(value)
     (place,) = axes_of(axis, x.ndim, "unstack")
     if num is not None and num != x.shape[place]:
@@ -111,7 +111,7 @@ def split(value: Any, num_or_size_splits: Any, axis: Any = 0) -> list[Tensor]:
 
 
 def _index_of(item: Any, like: Array) -> Any:
-    """Return one part of an index of the array ``like`` in NumPy's terms."""
+    """Return one item of an index of the array ``like`` as NumPy needs it."""
     if isinstance(item, slice):
         parts = (item.start, item.stop, item.step)
         return slice(*(None if p is None else p.__index__() for p in parts))
@@ -122,7 +122,7 @@ def _index_of(item: Any, like: Array) -> Any:
 
 @differentiable
 def getitem(tensor: Any, index: Any) -> Tensor:
-    """Return ``tensor[index]`` by NumPy's rules; index and bool tensors may be part of it."""
+    """Return ``tensor[index]`` by NumPy's rules; the index may contain integer and bool tensors."""
     x = as_tensor(tensor)
     a = x.array
     places = tuple(_index_of(i, a) for i in (index if isinstance(index, tuple) else (index,)))
@@ -142,17 +142,17 @@ def getitem(tensor: Any, index: Any) -> Tensor:
 
 @differentiable
 def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
-    """Return the parts of ``params`` at ``indices`` along ``axis``.
+    """Return the slices of ``params`` at ``indices`` along ``axis``.
 
     Raises
     ------
     IndexError
-        If an index is not in 0 to the length of the axis - 1.
+        An index is not in 0 to the length of the axis - 1.
 
     Notes
     -----
-    Floating-point numbers on a device are gathered without a look at the indices, which would mean to
-    wait for it: what an index outside would give is NaN there.
+    For floating-point numbers on a device the indices are not checked, because that would wait for the
+    device: an index out of range gives NaN.
     """
     x = as_tensor(params)
     a = x.array
@@ -172,7 +172,7 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     places = _along(place, index)
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        # In halves many small summands would be lost.
+        # Sum halves in float32: in half precision many small summands would be lost.
         wide = np.float32 if a.dtype.itemsize == 2 else a.dtype
         full = array_module(a).zeros(a.shape, wide)
         scatter_add(full, places, g.astype(wide, copy=False))

@@ -1,4 +1,4 @@
-"""Operations that make fewer elements of many, and the matrix products."""
+"""Reductions, and matrix products."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 
-# So many numbers are written sooner than a view is made that repeats one.
+# Up to this many elements, writing them is faster than making a broadcast view.
 _FEW = 1024
 
 
 def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
-    """Return the axes that ``axis`` (None, an integer or several) means, counted from 0."""
+    """Return the axes that ``axis`` (None, an integer or several) names, counted from 0."""
     if axis is None:
         return tuple(range(ndim))
     if axis.__class__ is int and -ndim <= axis < ndim:
@@ -55,7 +55,7 @@ def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
 
 
 def _with_axes(array: Any, axes: tuple[int, ...], ndim: int) -> Array:
-    """Return a reduced array with its reduced axes as axes of length 1."""
+    """Return a reduced array with its reduced axes restored as axes of length 1."""
     kept = iter(np.shape(array))
     expanded: Array = array.reshape([1 if i in axes else next(kept) for i in range(ndim)])
     return expanded
@@ -85,7 +85,7 @@ def _spread(g: Array, axes: tuple[int, ...], shape: tuple[int, ...], keepdims: b
 
 @differentiable
 def sum_over(input_tensor: Any, count: float) -> Tensor:
-    """Return the sum of all elements divided by a number other than 0, as one operation."""
+    """Return the sum of all elements divided by a nonzero number, as one operation."""
     x = as_tensor(input_tensor)
     a = x.array
     if a.dtype.kind not in "fV":
@@ -102,7 +102,7 @@ def sum_over(input_tensor: Any, count: float) -> Tensor:
 def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Return the means over ``axis`` (all axes by default), in the tensor's dtype.
 
-    The mean of nothing is NaN; integers are divided downwards, as TensorFlow does.
+    The mean of no elements is NaN. Means of integers are rounded down, as in TensorFlow.
     """
     x = as_tensor(input_tensor)
     a = x.array
@@ -152,12 +152,12 @@ def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
 reduce_max = _extremum(
     "reduce_max",
     "max",
-    "Return the largest elements along ``axis``; equal ones share the gradient.",
+    "Return the largest elements along ``axis``; equal elements share the gradient.",
 )
 reduce_min = _extremum(
     "reduce_min",
     "min",
-    "Return the smallest elements along ``axis``; equal ones share the gradient.",
+    "Return the smallest elements along ``axis``; equal elements share the gradient.",
 )
 
 
@@ -169,7 +169,7 @@ def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
     axes = axes_of(axis, a.ndim, "reduce_prod")
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        # The product of the others, from the left and from the right: right for zeros too.
+        # Multiply the products of the elements before and after, which is correct for zeros too.
         rest = tuple(i for i in range(a.ndim) if i not in axes)
         order = rest + axes
         moved = a.transpose(order)
@@ -185,13 +185,13 @@ def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
 
 
 def reduce_all(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Return whether all elements along ``axis`` are true."""
+    """Return True if all elements along ``axis`` are true."""
     a = as_tensor(input_tensor).array
     return Tensor(np.all(a, axis=axes_of(axis, a.ndim, "reduce_all"), keepdims=keepdims))
 
 
 def reduce_any(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Return whether an element along ``axis`` is true."""
+    """Return True if an element along ``axis`` is true."""
     a = as_tensor(input_tensor).array
     return Tensor(np.any(a, axis=axes_of(axis, a.ndim, "reduce_any"), keepdims=keepdims))
 
@@ -205,12 +205,12 @@ def _arg(name: str, input: Any, axis: Any, output_type: Any) -> Tensor:
 
 
 def argmax(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
-    """Return the (first) indices of the largest elements along ``axis``, 0 by default."""
+    """Return the indices of the (first) largest elements along ``axis``, by default 0."""
     return _arg("argmax", input, axis, output_type)
 
 
 def argmin(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
-    """Return the (first) indices of the smallest elements along ``axis``, 0 by default."""
+    """Return the indices of the (first) smallest elements along ``axis``, by default 0."""
     return _arg("argmin", input, axis, output_type)
 
 
@@ -226,7 +226,7 @@ def add_n(inputs: Any) -> Tensor:
     for array in arrays:
         if array.shape != shape:
             raise ValueError(f"add_n: shapes {shape} and {array.shape} differ")
-    # Numbers add up without the machinery for arrays.
+    # Scalars add up faster than 0-d arrays.
     if not shape:
         arrays = [x[()] if x.__class__ is np.ndarray else x for x in arrays]
     total = functools.reduce(operator.add, arrays)
@@ -239,21 +239,21 @@ def add_n(inputs: Any) -> Tensor:
 
 @differentiable
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-    """Return the product of matrices, or of stacks of them that broadcast.
+    """Return the product of matrices, or of stacks of matrices that broadcast.
 
-    Both need two axes at least; ``transpose_a`` and ``transpose_b`` swap the last two first.
+    The operands need at least two axes; ``transpose_a`` and ``transpose_b`` first swap the last two.
 
     Raises
     ------
     ValueError
-        If an operand has fewer than two axes, or the inner lengths differ.
+        An operand has fewer than two axes, or the inner lengths differ.
     """
     x, y = operands(a, b)
     check_dtypes("matmul", x, y)
     left, right = x.array, y.array
     if left.ndim < 2 or right.ndim < 2:
         raise ValueError(
-            f"matmul needs operands with two axes at least, got shapes {left.shape} and "
+            f"matmul needs operands with at least two axes, got shapes {left.shape} and "
             f"{right.shape}; use expand_dims() or tensordot()"
         )
     if transpose_a:
@@ -282,7 +282,7 @@ def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False)
 
 
 def _product(left: Array, right: Array) -> Array:
-    """Return the product of matrices; that of halves is summed in float32, as BLAS has no halves."""
+    """Return the product of matrices; halves are summed in float32, because BLAS has no halves."""
     dtype = left.dtype
     if isinstance(left, np.ndarray) and dtype.kind in "fV" and dtype.itemsize == 2:
         halves = np.matmul(left.astype(np.float32), right.astype(np.float32))
@@ -301,8 +301,8 @@ def tensordot(a: Any, b: Any, axes: Any) -> Tensor:
     a, b
         The operands, of one dtype.
     axes
-        A number n, for the last n axes of ``a`` and the first n of ``b``; or two lists of axes that
-        belong together.
+        A number n, for the last n axes of ``a`` and the first n of ``b``; or two lists of
+        corresponding axes.
     """
     x, y = operands(a, b)
     check_dtypes("tensordot", x, y)
@@ -331,7 +331,7 @@ def tensordot(a: Any, b: Any, axes: Any) -> Tensor:
         split = len(free_a)
         if need[0]:
             product = np.tensordot(g, right, (list(range(split, g.ndim)), free_b))
-            # Its last axes are the summed ones, in the order they have in b.
+            # The product's last axes are the summed ones, in b's order.
             summed = [axes_a[axes_b.index(j)] for j in sorted(axes_b)]
             by_left = product.transpose(np.argsort([*free_a, *summed]).tolist())
         if need[1]:
