@@ -35,7 +35,7 @@ class TensorBoard(Callback):
     log_dir
         The directory of the runs.
     histogram_freq
-        The number of epochs between histograms of the weights; 0: none.
+        A number n, for histograms of the weights after every n-th epoch; 0: never.
     write_graph
         True to write the layers, as a graph and as the text of `Model.summary`.
     write_images

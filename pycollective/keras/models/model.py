@@ -150,7 +150,7 @@ class Model(Trainer):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Compute the graph's outputs; a model without a graph overrides this method.
 
-        ``training`` applies to every layer, because their calls inherit the value of this call.
+        ``training`` applies to every layer, because the layers' calls inherit its value.
         """
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} must override call()")

@@ -95,7 +95,7 @@ def _rows(
         count = f"{layer.count_params():,}" if known else "0"
     row = [name, _shape(layer), count]
     if graph is not None:
-        row.append(_readings(layer, graph) if not depth else "-")
+        row.append(_connected_to(layer, graph) if not depth else "-")
     if show_trainable:
         trained = "Y" if known and layer.trainable else "N"
         row.append(trained if known and layer.weights else "-")
@@ -113,7 +113,7 @@ def _shape(layer: Any) -> str:
     return "?" if shape is None else str(shape)
 
 
-def _readings(layer: Any, graph: Any) -> str:
+def _connected_to(layer: Any, graph: Any) -> str:
     inside = {id(node) for node in graph.nodes}
     read = [
         f"{tensor.history.operation.name}[{tensor.history.node_index}][{tensor.history.tensor_index}]"

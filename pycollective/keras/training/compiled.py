@@ -25,7 +25,7 @@ from pycollective.keras.losses.loss import (
 from pycollective.keras.losses.objects import LossFunctionWrapper
 from pycollective.keras.metrics.accuracies import accuracy_by_shape
 from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, Metric, add_to_sums
-from pycollective.keras.training.outputs import names_of, parts_of, with_gaps
+from pycollective.keras.training.outputs import names_of, parts_of, with_missing_targets
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
@@ -170,7 +170,9 @@ class Compiled:
             weights = parts_of("sample_weight", sample_weight, names)
         else:
             weights = [sample_weight] * count
-        targets = parts_of("y", with_gaps(y, [bool(o.losses) for o in self._outputs]), names)
+        targets = parts_of(
+            "y", with_missing_targets(y, [bool(o.losses) for o in self._outputs]), names
+        )
         return list(zip(self._outputs, targets, nest.flatten(y_pred), weights, strict=True))
 
     def _scope(self) -> AbstractContextManager[Any]:
