@@ -102,8 +102,8 @@ def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array
 def _only_top(values: Array, k: int) -> Array:
     """Set all but the ``k`` largest values of a row to the lowest; of equal values, keep the first."""
     best_first = np.argsort(-values, axis=-1, kind="stable")
-    place = np.argsort(best_first, axis=-1, kind="stable")
-    kept: Array = np.where(place < k, values, values.dtype.type(_LOWEST))
+    rank = np.argsort(best_first, axis=-1, kind="stable")
+    kept: Array = np.where(rank < k, values, values.dtype.type(_LOWEST))
     return kept
 
 

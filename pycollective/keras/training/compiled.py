@@ -163,7 +163,7 @@ class Compiled:
         if self._outputs is None or len(self._outputs) != count:
             with self._scope(), created_once(self):
                 if self._outputs is None or len(self._outputs) != count:
-                    self._outputs = self._settled(names)
+                    self._outputs = self._outputs_of(names)
         if y is None and any(output.needs_target for output in self._outputs):
             raise ValueError(f"the compiled {what} needs targets: give y, or datasets of (x, y)")
         if nest.is_nested(sample_weight):
@@ -178,7 +178,7 @@ class Compiled:
     def _scope(self) -> AbstractContextManager[Any]:
         return nullcontext() if current_mode() is not None else self.strategy.scope()
 
-    def _settled(self, names: Any) -> list[_Output]:
+    def _outputs_of(self, names: Any) -> list[_Output]:
         leaves = nest.flatten(names)
         several = len(leaves) > 1
         loss = [self.loss] * len(leaves)

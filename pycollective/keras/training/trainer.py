@@ -351,7 +351,7 @@ class Trainer(Learner):
     ) -> Any:
         """Make one step with arrays, which the replicas share.
 
-        The result has the form of `evaluate`'s, and is that of this batch alone.
+        Return the loss and metrics of this batch alone, in the form of `evaluate`.
         """
         self._settings("train_on_batch")
         step = self.train_step
