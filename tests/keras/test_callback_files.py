@@ -73,7 +73,7 @@ def test_history_plot_draws_the_results(tmp_path):
     assert [text.get_text() for text in figure.legends[0].texts] == ["training", "validation"]
     history.plot(["loss"]).savefig(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="found no .'accuracy'"):
+    with pytest.raises(ValueError, match="history has no .'accuracy'"):
         history.plot(["accuracy"])
 
 

@@ -217,7 +217,7 @@ def test_early_stopping_stops_after_patience():
     assert stopped([3.0, 2.0, 2.5, 1.9, 2.5, 0.5], patience=2)[0] == 5
     assert stopped([3.0, 2.0, 1.95, 0.0], min_delta=0.1)[0] == 2
     assert stopped([3.0, 4.0, 3.5, 9.0], mode="max")[0] == 2
-    # An improvement never ends training, even below the baseline.
+    # An improvement never ends training, even if it does not beat the baseline.
     assert stopped([3.0, 2.0, 1.0, 1.5, 0.6], baseline=0.5, patience=2)[0] == 3
     assert stopped([3.0, 0.4, 0.5, 0.45, 0.3], baseline=0.5, patience=2)[0] == 3
     assert stopped([3.0, 5.0, 4.0, 9.0], start_from_epoch=2)[0] == 3

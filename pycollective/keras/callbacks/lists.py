@@ -77,7 +77,9 @@ class History(Callback):
         chosen = known if names is None else list(names)
         missing = [name for name in chosen if name not in self.history]
         if missing or not chosen:
-            raise ValueError(f"History.plot: found no {missing or 'results'}; found {known}")
+            raise ValueError(
+                f"History.plot: the history has no {missing or 'results'}, only {known}"
+            )
         figure, every_axes = plots.panels(len(chosen), 5, 4)
         kinds: dict[str, Any] = {}
         for axes, name in zip(every_axes, chosen, strict=True):

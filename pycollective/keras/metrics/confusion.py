@@ -295,7 +295,7 @@ class AUC(Metric):
     name, dtype
         As for `Metric`.
     thresholds
-        Thresholds between 0 and 1, which are added, instead of ``num_thresholds``.
+        The thresholds, instead of ``num_thresholds``; 0 and 1 are added to them.
     multi_label
         True to give each label its own curve; the result is the mean of their areas.
     num_labels
