@@ -137,7 +137,7 @@ def get_custom_objects() -> dict[str, Any]:
 
 
 def custom_objects() -> dict[str, Any]:
-    """Return the registered objects, and those of the current scopes, by name."""
+    """Return the registered objects and the objects of the current scopes, by name."""
     return {**_registered, **_scopes.objects}
 
 

@@ -73,7 +73,7 @@ def test_history_plot_draws_the_results(tmp_path):
     assert [text.get_text() for text in figure.legends[0].texts] == ["training", "validation"]
     history.plot(["loss"]).savefig(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="found no .'accuracy'"):
+    with pytest.raises(ValueError, match="history has no .'accuracy'"):
         history.plot(["accuracy"])
 
 
@@ -209,17 +209,17 @@ def test_backup_sigterm_saves_then_exits(tmp_path):
         "save_before_preemption": True,
     }
 
-    def told(batch, logs):
+    def send_sigterm(batch, logs):
         if int(model.optimizer.iterations) == 8:
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
     model, straight, again = (answering("mirrored 2") for _ in range(3))
     expected = answered(straight, "arrays").history
-    tells = callbacks.LambdaCallback(on_train_batch_end=told)
+    sender = callbacks.LambdaCallback(on_train_batch_end=send_sigterm)
     try:
         with pytest.raises(SystemExit) as ended:
-            answered(model, "arrays", tells, callbacks.BackupAndRestore(**backup))
+            answered(model, "arrays", sender, callbacks.BackupAndRestore(**backup))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 42
@@ -242,16 +242,16 @@ def test_backup_sigterm_after_last_step_exits(tmp_path):
         more = (*more, callbacks.BackupAndRestore(**backup))
         return answered(model, "arrays", *more).history
 
-    def told(logs):
+    def send_sigterm(logs):
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
     model, again = answering("mirrored 2"), answering("mirrored 2")
     try:
         with pytest.raises(SystemExit) as ended:
-            fit(model, callbacks.LambdaCallback(on_train_end=told))
+            fit(model, callbacks.LambdaCallback(on_train_end=send_sigterm))
         assert ended.value.code == 42
-        told(None)  # a further signal does not change the exit code
+        send_sigterm(None)  # a further signal does not change the exit code
     finally:
         signal.signal(signal.SIGTERM, before)
     assert int(model.optimizer.iterations) == 20
@@ -264,21 +264,21 @@ def test_backup_sigterm_after_last_step_exits(tmp_path):
 
 def test_backup_unhandled_sigterm_reaches_the_previous_handler(tmp_path):
     """The previous handler gets this signal and all later ones."""
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
 
-    def told(epoch, logs):
+    def send_sigterm(epoch, logs):
         os.kill(os.getpid(), signal.SIGTERM)
         raise Interrupted
 
     backup = callbacks.BackupAndRestore(tmp_path, save_before_preemption=True)
     try:
-        tells = callbacks.LambdaCallback(on_epoch_end=told)
+        sender = callbacks.LambdaCallback(on_epoch_end=send_sigterm)
         with pytest.raises(Interrupted):
-            answered(answering("default"), "arrays", backup, tells)
-        assert heard == [1]
+            answered(answering("default"), "arrays", backup, sender)
+        assert received == [1]
         signal.raise_signal(signal.SIGTERM)
-        assert heard == [1, 1]
+        assert received == [1, 1]
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -329,7 +329,7 @@ def test_model_checkpoint_saves_whole_models(tmp_path):
 # Monitored values ---------------------------------------------------------------------------------
 
 
-class Says(callbacks.Callback):
+class SetsValues(callbacks.Callback):
     """Sets a given value in the logs of each epoch."""
 
     def __init__(self, values):
@@ -346,7 +346,9 @@ def test_reduce_on_plateau_lowers_the_learning_rate(capsys):
         "said", factor=0.5, patience=2, cooldown=3, min_lr=0.3, verbose=1, mode="min"
     )
     model = linear(optimizer=keras.optimizers.SGD(1.0))
-    logs = model.fit(ONES, ONES, epochs=9, verbose=0, callbacks=[Says(values), plateau]).history
+    logs = model.fit(
+        ONES, ONES, epochs=9, verbose=0, callbacks=[SetsValues(values), plateau]
+    ).history
     # Two epochs equal the second one, then the cooldown covers three, the last of which counts.
     assert logs["learning_rate"] == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.3])
     assert "Epoch 4: ReduceLROnPlateau reducing learning rate to 0.5." in capsys.readouterr().out

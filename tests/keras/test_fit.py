@@ -434,12 +434,12 @@ def test_fit_loss_not_finite_warns_with_the_step(name):
 def test_fit_arrays_are_shuffled_in_each_epoch():
     seen = []
 
-    class Sees(keras.Model):
+    class KeepsOrder(keras.Model):
         def train_step(self, data):
             seen.append(data[0].numpy().tolist())
             return {}
 
-    model = Sees()
+    model = KeepsOrder()
     model.compile()
     keras.utils.set_random_seed(1)
     for shuffle in True, False:
@@ -453,11 +453,11 @@ def test_fit_arrays_are_shuffled_in_each_epoch():
 
 def test_fit_default_step_does_not_synchronize_for_metrics(monkeypatch):
     """Only an overridden step that reads the metrics synchronizes the replicas."""
-    meetings = []
+    merge_calls = []
     merge = tf.distribute.ReplicaContext.merge_call
 
     def merge_call(self, *args, **kwargs):
-        meetings.append(self.replica_id_in_sync_group)
+        merge_calls.append(self.replica_id_in_sync_group)
         return merge(self, *args, **kwargs)
 
     class Own(keras.Sequential):
@@ -472,12 +472,12 @@ def test_fit_default_step_does_not_synchronize_for_metrics(monkeypatch):
             model = kind([keras.layers.Dense(2, input_shape=(3,), kernel_initializer="ones")])
             model.compile("sgd", "mse", metrics=["mae"])
         model.fit(X, TARGETS, 8, 1, shuffle=False, verbose=0)
-        meetings.clear()
+        merge_calls.clear()
         found.append(model.fit(X, TARGETS, 8, 2, shuffle=False, verbose=0).history)
         # There are 3 steps in each of 2 epochs.
-        assert sorted(meetings) == ([] if kind is keras.Sequential else [0] * 6 + [1] * 6)
+        assert sorted(merge_calls) == ([] if kind is keras.Sequential else [0] * 6 + [1] * 6)
         model.evaluate(X, TARGETS, 8, verbose=0)
-        assert len(meetings) == (0 if kind is keras.Sequential else 12)
+        assert len(merge_calls) == (0 if kind is keras.Sequential else 12)
     for name, values in found[0].items():
         assert found[1][name] == values
     # The results of a step are summed over the replicas.

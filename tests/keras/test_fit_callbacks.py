@@ -28,7 +28,7 @@ class Recorder(callbacks.Callback):
             return super().__getattribute__(name)
         return lambda *args: self.calls.append((name[3:], *args))
 
-    def heard(self):
+    def named_calls(self):
         """Return each call's name, batch or epoch, and names in the logs."""
         return [
             tuple(" ".join(a) if isinstance(a, dict) else a for a in call if a != {})
@@ -43,7 +43,7 @@ def test_callbacks_order_equals_that_of_keras():
     model.fit(
         ONES, ONES, batch_size=5, verbose=0, epochs=1, validation_split=0.5, callbacks=[recorder]
     )
-    assert recorder.heard() == [
+    assert recorder.named_calls() == [
         ("train_begin",),
         ("epoch_begin", 0),
         ("train_batch_begin", 0),
@@ -57,7 +57,7 @@ def test_callbacks_order_equals_that_of_keras():
     ]
     recorder.calls.clear()
     model.predict(ONES, batch_size=6, verbose=0, callbacks=[recorder])
-    assert recorder.heard() == [
+    assert recorder.named_calls() == [
         ("predict_begin",),
         ("predict_batch_begin", 0),
         ("predict_batch_end", 0, "outputs"),
@@ -88,21 +88,21 @@ def test_callbacks_steps_per_execution_joins_batch_calls(name):
 
 
 def test_callbacks_older_names_and_lambda_callback_work():
-    heard = []
+    seen = []
 
     class Older(callbacks.Callback):
         def on_batch_begin(self, batch, logs=None):
-            heard.append(("begin", batch))
+            seen.append(("begin", batch))
 
         def on_batch_end(self, batch, logs=None):
-            heard.append(("end", batch, logs["loss"]))
+            seen.append(("end", batch, logs["loss"]))
             assert self.model is model
             assert self.params == {"verbose": 0, "epochs": 1, "steps": 2}
 
-    function = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: heard.append(("e", epoch)))
+    function = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(("e", epoch)))
     model = linear()
     model.fit(ONES, ONES, batch_size=5, verbose=0, callbacks=[Older(), function])
-    assert [entry[:2] for entry in heard] == [
+    assert [entry[:2] for entry in seen] == [
         ("begin", 0),
         ("end", 0),
         ("begin", 1),
@@ -110,13 +110,13 @@ def test_callbacks_older_names_and_lambda_callback_work():
         ("e", 0),
     ]
     started = callbacks.LambdaCallback(
-        on_train_begin=lambda logs: heard.append(("t", logs)),
-        on_epoch_begin=lambda epoch, logs: heard.append((epoch, logs)),
-        on_train_batch_begin=lambda batch, logs: heard.append((batch, logs)),
+        on_train_begin=lambda logs: seen.append(("t", logs)),
+        on_epoch_begin=lambda epoch, logs: seen.append((epoch, logs)),
+        on_train_batch_begin=lambda batch, logs: seen.append((batch, logs)),
     )
-    heard.clear()
+    seen.clear()
     model.fit(ONES, ONES, verbose=0, callbacks=[started])
-    assert heard == [("t", {}), (0, {}), (0, {})]
+    assert seen == [("t", {}), (0, {}), (0, {})]
     with pytest.raises(TypeError, match="on_epoch"):
         callbacks.LambdaCallback(on_epoch=print)
     with pytest.raises(TypeError, match="no keras.callbacks.Callback"):
@@ -217,7 +217,7 @@ def test_early_stopping_stops_after_patience():
     assert stopped([3.0, 2.0, 2.5, 1.9, 2.5, 0.5], patience=2)[0] == 5
     assert stopped([3.0, 2.0, 1.95, 0.0], min_delta=0.1)[0] == 2
     assert stopped([3.0, 4.0, 3.5, 9.0], mode="max")[0] == 2
-    # An improvement never ends training, even below the baseline.
+    # An improvement never ends training, even if it does not beat the baseline.
     assert stopped([3.0, 2.0, 1.0, 1.5, 0.6], baseline=0.5, patience=2)[0] == 3
     assert stopped([3.0, 0.4, 0.5, 0.45, 0.3], baseline=0.5, patience=2)[0] == 3
     assert stopped([3.0, 5.0, 4.0, 9.0], start_from_epoch=2)[0] == 3
@@ -360,24 +360,24 @@ def test_progbar_terminal_updates_one_line(monkeypatch):
 def test_callbacks_stop_flags_end_evaluate_and_predict(name):
     with STRATEGIES[name]().scope():
         model = linear()
-    heard = []
+    seen = []
 
     class Stops(callbacks.Callback):
         def on_test_batch_end(self, batch, logs=None):
-            heard.append(("test", batch))
+            seen.append(("test", batch))
             self.model.stop_evaluating = batch == 1
 
         def on_predict_batch_end(self, batch, logs=None):
-            heard.append(("predict", batch))
+            seen.append(("predict", batch))
             self.model.stop_predicting = batch == 1
 
     model.evaluate(ONES, ONES, batch_size=2, verbose=0, callbacks=[Stops()])
     assert len(model.predict(ONES, batch_size=2, verbose=0, callbacks=[Stops()])) == 4
-    assert heard == [("test", 0), ("test", 1), ("predict", 0), ("predict", 1)]
+    assert seen == [("test", 0), ("test", 1), ("predict", 0), ("predict", 1)]
     # The next calls reset the flags.
     assert len(model.predict(ONES, batch_size=2, verbose=0)) == 10
     assert model.evaluate(np.arange(4.0), np.zeros(4), batch_size=2, verbose=0) == 0.0
-    heard.clear()
+    seen.clear()
     model.fit(
         ONES,
         ONES,
@@ -387,25 +387,25 @@ def test_callbacks_stop_flags_end_evaluate_and_predict(name):
         verbose=0,
         callbacks=[Stops()],
     )
-    assert heard == [("test", 0), ("test", 1)] * 2
+    assert seen == [("test", 0), ("test", 1)] * 2
 
 
 def test_callback_list_forwards_the_older_names():
-    heard = []
+    seen = []
 
     class Older(callbacks.Callback):
         def on_batch_begin(self, batch, logs=None):
-            heard.append(("begin", batch, logs))
+            seen.append(("begin", batch, logs))
 
         def on_batch_end(self, batch, logs=None):
-            heard.append(("end", batch, logs))
+            seen.append(("end", batch, logs))
 
     group = callbacks.CallbackList([Older()])
     group.on_batch_begin(0)
     group.on_batch_end(0, {"loss": 1.0})
     group.on_train_batch_begin(1)
     group.on_train_batch_end(1, {"loss": 2.0})
-    assert heard == [
+    assert seen == [
         ("begin", 0, {}),
         ("end", 0, {"loss": 1.0}),
         ("begin", 1, {}),

@@ -64,7 +64,7 @@ class Fetches(callbacks.Callback):
         self.logs.append(logs)
 
 
-def fitted(model, *heard, epochs=2):
+def fitted(model, *listeners, epochs=2):
     data = IMAGES, LABELS
     return model.fit(
         *data,
@@ -73,7 +73,7 @@ def fitted(model, *heard, epochs=2):
         shuffle=False,
         verbose=0,
         validation_data=data,
-        callbacks=list(heard),
+        callbacks=list(listeners),
     ).history
 
 
@@ -151,9 +151,9 @@ def test_fit_loss_not_finite_warns_at_the_epoch_end(cupy):
     images[9] = np.nan
     said = []
     ends = callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: said.append(batch))
-    with pytest.warns(RuntimeWarning, match="the loss is nan since step 3 of epoch 1:") as heard:
+    with pytest.warns(RuntimeWarning, match="the loss is nan since step 3 of epoch 1:") as found:
         model.fit(images, LABELS, 4, 2, shuffle=False, verbose=0, callbacks=[ends])
-    assert len(heard) == 1
+    assert len(found) == 1
 
 
 @pytest.mark.filterwarnings("ignore:the loss is nan:RuntimeWarning")

@@ -245,7 +245,7 @@ def test_accumulate_steps_overridden_train_step_accumulates(name):
 class Parts(keras.utils.PyDataset):
     def __init__(self):
         super().__init__(workers=2)
-        self.heard = []
+        self.ends = []
 
     def __len__(self):
         return 3
@@ -255,7 +255,7 @@ class Parts(keras.utils.PyDataset):
         return X[part], TARGETS[part]
 
     def on_epoch_end(self):
-        self.heard.append("end")
+        self.ends.append("end")
 
 
 class Loader:
@@ -279,7 +279,7 @@ def test_fit_py_dataset_and_loader_equal_arrays(name):
     expected = trained((X, TARGETS), batch_size=8)
     parts = Parts()
     np.testing.assert_allclose(trained((parts,)), expected, rtol=1e-12)
-    assert parts.heard == ["end", "end"]
+    assert parts.ends == ["end", "end"]
     np.testing.assert_allclose(trained((Loader(),)), expected, rtol=1e-12)
     for given in [X], {"rows": X}:
         found = trained((given, TARGETS), batch_size=8)

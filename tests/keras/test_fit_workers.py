@@ -43,14 +43,14 @@ class Stop(keras.callbacks.Callback):
 
 
 data = x, x[:, :2]
-heard = [
+listeners = [
     keras.callbacks.TensorBoard(directory + "/logs", histogram_freq=1),
     keras.callbacks.CSVLogger(directory + "/log.csv", append=True),
     keras.callbacks.BackupAndRestore(directory + "/backup", save_freq=2),
     Stop(),
 ]
 history = model.fit(
-    *data, 10, 4, verbose=0, shuffle=False, callbacks=heard, validation_data=data
+    *data, 10, 4, verbose=0, shuffle=False, callbacks=listeners, validation_data=data
 )
 print(history.epoch, *(f"{value:.7f}" for value in history.history["loss"]))
 print(*(f"{w.sum():.6f}" for w in model.get_weights()))
@@ -81,11 +81,11 @@ with strategy.scope():
         [layers.Dense(4, "relu", input_shape=(3,)), layers.BatchNormalization(), layers.Dense(2)]
     )
     model.compile(keras.optimizers.Adam(0.01), "mse", accumulate_steps=2)
-heard = [
+listeners = [
     keras.callbacks.ModelCheckpoint(directory + "/m{epoch}.keras"),
     keras.callbacks.ModelCheckpoint(directory + "/best.keras", monitor="loss", save_best_only=True),
 ]
-model.fit(*data, 10, 2, verbose=0, shuffle=False, callbacks=heard)
+model.fit(*data, 10, 2, verbose=0, shuffle=False, callbacks=listeners)
 with strategy.scope():
     loaded = keras.models.load_model(directory + "/m2.keras")
 assert loaded.distribute_strategy is strategy

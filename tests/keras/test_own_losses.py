@@ -62,17 +62,17 @@ def test_compute_loss_without_training_argument_is_called_without(name):
 
 
 def test_compute_loss_with_training_argument_gets_it():
-    told = []
+    passed = []
 
     class Own(keras.Sequential):
         def compute_loss(self, x, y, y_pred, sample_weight, training):
-            told.append(training)
+            passed.append(training)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
 
     model = Own([layers.Input((3,)), dense()])
     model.compile("sgd", "mse")
     losses_of(model, Y)
-    assert told == [False, True]
+    assert passed == [False, True]
 
 
 # Losses -------------------------------------------------------------------------------------------

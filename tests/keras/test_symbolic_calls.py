@@ -200,8 +200,8 @@ def test_model_settings_can_be_assigned():
     model.run_eagerly, model.jit_compile, model.steps_per_execution = True, True, 2
     assert (model.run_eagerly, model.jit_compile, model.steps_per_execution) == (True, True, 2)
     ends = []
-    heard = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, _: ends.append(batch))
-    model.fit(np.ones((4, 3)), np.ones((4, 1)), batch_size=1, verbose=0, callbacks=[heard])
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, _: ends.append(batch))
+    model.fit(np.ones((4, 3)), np.ones((4, 1)), batch_size=1, verbose=0, callbacks=[counter])
     assert ends == [1, 3]
     with pytest.raises(ValueError, match="steps_per_execution must be at least 1, got 0"):
         model.steps_per_execution = 0

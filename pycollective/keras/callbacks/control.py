@@ -172,8 +172,8 @@ class EarlyStopping(Monitor):
     verbose
         1: print a message.
     baseline
-        A value that an improvement must also exceed to reset the count of epochs. As in Keras, an
-        epoch with an improvement does not end training.
+        A value that an improvement must also beat to reset the count of epochs. As in Keras, an epoch
+        with an improvement does not end training.
     restore_best_weights
         True to restore the weights of the best epoch at the end.
     start_from_epoch
@@ -218,7 +218,7 @@ class EarlyStopping(Monitor):
             self.best, self.best_epoch = value, epoch
             if self.restore_best_weights:
                 self.best_weights = self.model.get_weights()
-            # An improvement below the baseline does not reset the count, but never ends training.
+            # An improvement that does not beat the baseline keeps the count, but never ends training.
             if self.baseline is None or self.is_better(value, self.baseline):
                 self.wait = 0
             return

@@ -41,8 +41,8 @@ class EventFile:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         os.makedirs(directory, exist_ok=True)
         # The id makes the name unique: one process may open two files at the same time.
-        place = f"{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.{id(self) % 10**6}"
-        path = os.path.join(directory, f"events.out.tfevents.{place}.v2")
+        suffix = f"{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.{id(self) % 10**6}"
+        path = os.path.join(directory, f"events.out.tfevents.{suffix}.v2")
         self._records = RecordWriter(open(path, "wb"))  # noqa: SIM115  (closed by close)
         self._write(file_version="brain.Event:2")
 

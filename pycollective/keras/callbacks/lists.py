@@ -77,7 +77,9 @@ class History(Callback):
         chosen = known if names is None else list(names)
         missing = [name for name in chosen if name not in self.history]
         if missing or not chosen:
-            raise ValueError(f"History.plot: found no {missing or 'results'}; found {known}")
+            raise ValueError(
+                f"History.plot: the history has no {missing or 'results'}, only {known}"
+            )
         figure, every_axes = plots.panels(len(chosen), 5, 4)
         kinds: dict[str, Any] = {}
         for axes, name in zip(every_axes, chosen, strict=True):
@@ -94,11 +96,9 @@ class History(Callback):
         return figure
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Clear the history."""
         self.epoch = []
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Add an epoch's results."""
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
@@ -205,19 +205,16 @@ class CallbackList(Callback):
         self.callbacks.append(callback)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Set ``params`` in all callbacks."""
         self.params = params
         for callback in self.callbacks:
             callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Set the model in all callbacks."""
         self.model = model
         for callback in self.callbacks:
             callback.set_model(model)
 
     def abandon(self, error: BaseException) -> None:
-        """Call `Callback.abandon` of all callbacks."""
         for callback in self.callbacks:
             callback.abandon(error)
 

@@ -186,15 +186,15 @@ class BackupAndRestore(Callback):
             Variable(np.zeros((), np.int64), trainable=False, name=name)
             for name in ("epoch", "step_in_epoch")
         )
-        place = {"epoch": self._epoch, "step_in_epoch": self._step}
-        self._checkpoint: Any = Checkpoint(model=self.model, **place)
+        position = {"epoch": self._epoch, "step_in_epoch": self._step}
+        self._checkpoint: Any = Checkpoint(model=self.model, **position)
         self._manager = CheckpointManager(
             self._checkpoint, self.backup_dir, 2 if self.double_checkpoint else 1, "backup"
         )
         # The state of metrics is only needed within an epoch.
         latest = self._manager.latest_checkpoint
         if latest is not None:
-            Checkpoint(**place).read(latest)
+            Checkpoint(**position).read(latest)
         metrics = self.model.metrics if int(self._step) else []
         self._checkpoint.metrics = metrics
         if self.save_before_preemption:

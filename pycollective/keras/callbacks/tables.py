@@ -48,7 +48,6 @@ class CSVLogger(Callback):
         self.keys = None
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write a line, preceded by a header in the first epoch."""
         if self._file is None:
             return
         found = logs or {}

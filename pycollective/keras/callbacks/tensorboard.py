@@ -35,7 +35,7 @@ class TensorBoard(Callback):
     log_dir
         The directory of the runs.
     histogram_freq
-        The number of epochs between histograms of the weights; 0: none.
+        A number n, for histograms of the weights after every n-th epoch; 0: never.
     write_graph
         True to write the layers, as a graph and as the text of `Model.summary`.
     write_images
@@ -116,12 +116,10 @@ class TensorBoard(Callback):
                 file.scalar(f"{start}{name}{end}", float(value), step)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Reset the state for new files."""
         self._batches = 0
         self._close()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Close the files."""
         self._close()
 
     def _close(self) -> None:
@@ -130,15 +128,12 @@ class TensorBoard(Callback):
         self._files.clear()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Store the time of the beginning."""
         self._epoch_began = (time.perf_counter(), self._batches)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Store the number of the first batch."""
         self._first_batch = batch
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Write a step's results if they are due; write the layers in the first step."""
         before = self._batches
         self._batches += batch - self._first_batch + 1
         if self.write_graph and not before:
@@ -148,14 +143,12 @@ class TensorBoard(Callback):
             self._scalars("train", "batch_", logs or {}, self._batches)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Write the results of an evaluation."""
         optimizer = self.model.optimizer
         if optimizer is not None:
             step = int(optimizer.iterations)
             self._scalars("validation", "evaluation_", logs or {}, step, "_vs_iterations")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write an epoch's results and weights."""
         found = logs or {}
         train = {name: value for name, value in found.items() if not name.startswith("val_")}
         if self.model.optimizer is not None:

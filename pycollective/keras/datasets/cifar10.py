@@ -49,12 +49,12 @@ def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Image
     DataError
         If the files are missing or damaged; the message explains what to do.
     """
-    parts = [_records(name, data) for name, data in _files(_place(path))]
+    parts = [_records(name, data) for name, data in _files(_location(path))]
     images, labels = (list(each) for each in zip(*parts, strict=True))
     return (np.concatenate(images[:-1]), np.concatenate(labels[:-1])), (images[-1], labels[-1])
 
 
-def _place(path: str | os.PathLike[str] | None) -> Path:
+def _location(path: str | os.PathLike[str] | None) -> Path:
     """Return the archive, or the folder of the unpacked files."""
     if path is not None:
         given = Path(path)
@@ -93,21 +93,21 @@ def _in_folder(folder: Path) -> Path | None:
     return None
 
 
-def _files(place: Path) -> Iterator[tuple[str, bytes]]:
+def _files(location: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the names (for messages) and bytes of the six files, in order."""
-    if place.is_dir():
+    if location.is_dir():
         for name in _NAMES:
             try:
-                yield str(place / name), (place / name).read_bytes()
+                yield str(location / name), (location / name).read_bytes()
             except FileNotFoundError:
                 raise DataError(
-                    f"the folder {str(place)!r} lacks {name}; put all six files of CIFAR-10 there"
+                    f"the folder {str(location)!r} lacks {name}; put all six files of CIFAR-10 there"
                 ) from None
         return
     found: dict[str, bytes] = {}
     try:
         # The archive is read as a stream. No file is unpacked, so that member names are harmless.
-        with tarfile.open(place, "r|gz") as archive:
+        with tarfile.open(location, "r|gz") as archive:
             for member in archive:
                 name = PurePosixPath(member.name).name
                 if name in _NAMES and member.isfile() and member.size <= _LARGEST:
@@ -116,17 +116,17 @@ def _files(place: Path) -> Iterator[tuple[str, bytes]]:
                     found[name] = file.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(
-            f"{str(place)!r} is truncated, or no archive of CIFAR-10's binary version ({error}); "
+            f"{str(location)!r} is truncated, or no archive of CIFAR-10's binary version ({error}); "
             "delete it and download it again"
         ) from error
     missing = [name for name in _NAMES if name not in found]
     if missing:
         raise DataError(
-            f"{str(place)!r} lacks {', '.join(missing)}; delete it and download {ARCHIVE} again (the "
+            f"{str(location)!r} lacks {', '.join(missing)}; delete it and download {ARCHIVE} again (the "
             "'python version' holds pickles, and is not read)"
         )
     for name in _NAMES:
-        yield f"{name} in {str(place)!r}", found[name]
+        yield f"{name} in {str(location)!r}", found[name]
 
 
 def _records(where: str, data: bytes) -> Images:

@@ -185,7 +185,7 @@ class _Plan:
         follower = {
             id(node.args[0]): node
             for node in graph.nodes
-            if _alone(node) and readers[id(node.args[0])] == 1
+            if _reads_one_tensor(node) and readers[id(node.args[0])] == 1
         }
         for tensor in graph.inputs:
             self._slot(tensor)
@@ -196,7 +196,7 @@ class _Plan:
             if node.is_input or id(node) in taken:
                 continue
             chain = [node]
-            while _chains(chain[-1]) and (following := follower.get(id(chain[-1].outputs))):
+            while _can_continue(chain[-1]) and (following := follower.get(id(chain[-1].outputs))):
                 chain.append(following)
             taken.update(map(id, chain))
             self._parts.append(self._part(chain))
@@ -286,7 +286,7 @@ class _Part:
             values[slot] = None
 
 
-def _alone(node: Node) -> bool:
+def _reads_one_tensor(node: Node) -> bool:
     """Return True if a node is a layer's call with one tensor as its only argument."""
     return (
         isinstance(node.operation, Layer)
@@ -296,7 +296,7 @@ def _alone(node: Node) -> bool:
     )
 
 
-def _chains(node: Node) -> bool:
+def _can_continue(node: Node) -> bool:
     """Return True if a chain can continue after this node."""
     return (
         isinstance(node.operation, Layer)

@@ -220,12 +220,12 @@ class GetItem(Operation):
             raise TypeError(
                 f"{x} can be indexed by integers, slices, ... and None, not by {wrong[0]!r}"
             )
-        whole = [place for place, k in enumerate(keys) if k is Ellipsis]
+        whole = [position for position, k in enumerate(keys) if k is Ellipsis]
         used = sum(_is_index(k) for k in keys)
         if used > x.ndim or len(whole) > 1:
             raise ValueError(f"{x} has {x.ndim} axes: the index {key!r} does not fit")
-        place = whole[0] if whole else len(keys)
-        keys[place : place + 1] = [slice(None)] * (x.ndim - used)
+        position = whole[0] if whole else len(keys)
+        keys[position : position + 1] = [slice(None)] * (x.ndim - used)
         lengths = iter(x.shape)
         shape: list[int | None] = []
         for k in keys:

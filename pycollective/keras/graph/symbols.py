@@ -100,8 +100,8 @@ class KerasTensor:
 
     def _refuse(self, use: str) -> TypeError:
         return TypeError(
-            f"{self} is symbolic: it has no values, so that it cannot be used {use}. Put what is to "
-            "be done with it into a layer, and call that layer on it"
+            f"{self} is symbolic: it has no values, so that it cannot be used {use}. Do this in the "
+            "call() of a layer, and call the layer on the tensor"
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -144,7 +144,7 @@ class KerasTensor:
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, list):
-            # A file would store the list like a tuple, which NumPy interprets differently.
+            # GetItem reads a list as a tuple, because files store tuples as lists. NumPy does not.
             raise TypeError(
                 f"{self} can be indexed by integers, slices, ... and None, not by {key}"
             )

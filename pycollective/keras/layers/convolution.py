@@ -13,7 +13,7 @@ from pycollective.keras.layers.images import (
     ImageLayer,
     data_format_of,
     padding_of,
-    places,
+    window_positions,
 )
 from pycollective.keras.layers.shapes import Shape
 from pycollective.nn.transposed import spread_conv2d
@@ -98,7 +98,7 @@ class _Convolution(ImageLayer):
         """Return the output shape for images of a shape; None is any length."""
         self._must_fit(input_shape)
         height, width = (
-            places(n, k, s, self.padding)
+            window_positions(n, k, s, self.padding)
             for n, k, s in zip(input_shape[1:3], self._window(), self.strides, strict=True)
         )
         return (input_shape[0], height, width, filters)

@@ -109,7 +109,6 @@ class Dense(Layer):
         return activated
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the input's shape with ``units`` as its last length."""
         return (*input_shape[:-1], self.units)
 
 
@@ -186,7 +185,6 @@ class Embedding(Layer):
             ) from None
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return ``(*input_shape, output_dim)``."""
         return (*input_shape, self.output_dim)
 
 

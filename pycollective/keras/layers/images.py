@@ -28,7 +28,7 @@ def padding_of(value: str) -> str:
     return padding
 
 
-def places(length: int | None, window: int, stride: int, padding: str) -> int | None:
+def window_positions(length: int | None, window: int, stride: int, padding: str) -> int | None:
     """Return the number of positions of a window along an axis, or None for an unknown length."""
     if length is None:
         return None

@@ -439,11 +439,11 @@ class Layer(Described, Holder):
                 "input tensors"
             )
         for number, (spec, value) in enumerate(zip(specs, given, strict=True)):
-            refusal = None if spec is None else spec.refusal(value)
-            if refusal is not None:
+            mismatch = None if spec is None else spec.refusal(value)
+            if mismatch is not None:
                 raise ValueError(
                     f'Input {number} of layer "{self._name}" is incompatible with the layer: '
-                    f"{refusal}. Full shape received: {tuple(value.shape)}"
+                    f"{mismatch}. Full shape received: {tuple(value.shape)}"
                 )
 
     def _penalize(self, outputs: Any) -> None:

@@ -79,8 +79,8 @@ class _Elementwise(_Merge):
             raise self._mismatch(shapes, needed)
         most = max(len(shape) for shape in shapes)
         merged: list[int | None] = []
-        for place in range(1 - most, 0):
-            lengths = {shape[place] for shape in shapes if len(shape) > -place} - {1}
+        for axis in range(1 - most, 0):
+            lengths = {shape[axis] for shape in shapes if len(shape) > -axis} - {1}
             known = lengths - {None}
             if len(known) > 1:
                 raise self._mismatch(shapes, needed)
@@ -171,9 +171,9 @@ class Concatenate(_Merge):
         if len(ranks) != 1 or not -(rank := ranks.pop()) <= self.axis < rank:
             raise self._mismatch(shapes, needed)
         joined: list[int | None] = []
-        for place, lengths in enumerate(zip(*shapes, strict=True)):
+        for axis, lengths in enumerate(zip(*shapes, strict=True)):
             known = [n for n in lengths if n is not None]
-            if place == self.axis % rank:
+            if axis == self.axis % rank:
                 joined.append(sum(known) if len(known) == len(lengths) else None)
                 continue
             if len(set(known)) > 1:

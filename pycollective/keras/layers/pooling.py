@@ -6,7 +6,12 @@ from typing import Any
 
 from pycollective import nn
 from pycollective.keras.layers.core import pair_of
-from pycollective.keras.layers.images import ImageLayer, data_format_of, padding_of, places
+from pycollective.keras.layers.images import (
+    ImageLayer,
+    data_format_of,
+    padding_of,
+    window_positions,
+)
 from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
@@ -40,7 +45,7 @@ class _Pooling(ImageLayer):
     def compute_output_shape(self, input_shape: Any) -> Shape:
         self._check_extent(input_shape, *self.pool_size, self.padding)
         height, width = (
-            places(n, k, s, self.padding)
+            window_positions(n, k, s, self.padding)
             for n, k, s in zip(input_shape[1:3], self.pool_size, self.strides, strict=True)
         )
         return (input_shape[0], height, width, input_shape[3])

@@ -96,9 +96,9 @@ def _class_numbers(labels: Any, classes: int) -> Any:
     wrong = (numbers != labels) | (numbers < 0) | (numbers >= classes)
     if not wrong.any():
         return numbers
-    place = tuple(int(axis[0]) for axis in wrong.nonzero())
+    position = tuple(int(axis[0]) for axis in wrong.nonzero())
     raise ValueError(
-        f"label {labels[place].item()} at position {list(place)} is out of range: with {classes} "
+        f"label {labels[position].item()} at position {list(position)} is out of range: with {classes} "
         f"classes, labels are integers from 0 to {classes - 1}"
     )
 

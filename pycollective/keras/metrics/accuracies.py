@@ -54,13 +54,13 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
 
 
 def categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return 1 for each example whose largest prediction is that of its class, else 0."""
+    """Return 1 for each example whose class has the largest prediction, else 0."""
     true, predicted = matched(y_true, y_pred)
     return _as_floats(predicted.array.argmax(axis=-1) == true.array.argmax(axis=-1))
 
 
 def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return 1 for each example whose largest prediction is that of its label, else 0.
+    """Return 1 for each example whose label has the largest prediction, else 0.
 
     Parameters
     ----------
@@ -132,9 +132,9 @@ def _labelled(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
 def _in_top(labels: Array, predicted: Array, k: int) -> Array:
     """Return True for each row with fewer than ``k`` predictions above the label's prediction."""
     classes = predicted.shape[-1]
-    places = labels.astype(np.int64)
-    inside = (places >= 0) & (places < classes)
-    own = np.take_along_axis(predicted, np.where(inside, places, 0)[..., None], axis=-1)
+    indices = labels.astype(np.int64)
+    inside = (indices >= 0) & (indices < classes)
+    own = np.take_along_axis(predicted, np.where(inside, indices, 0)[..., None], axis=-1)
     # As in Keras, a label whose prediction is NaN or infinite is never in the top k.
     right: Array = inside & np.isfinite(own[..., 0]) & ((predicted > own).sum(axis=-1) < k)
     return right
@@ -169,14 +169,14 @@ class BinaryAccuracy(MeanMetricWrapper):
 
 
 class CategoricalAccuracy(MeanOf):
-    """The fraction of examples whose largest prediction is where ``y_true`` is largest."""
+    """The fraction of examples whose class, the maximum of ``y_true``, has the largest prediction."""
 
     direction = "up"
     _of = staticmethod(categorical_accuracy)
 
 
 class SparseCategoricalAccuracy(MeanOf):
-    """The fraction of examples whose largest prediction is that of their label."""
+    """The fraction of examples whose label has the largest prediction."""
 
     direction = "up"
     _of = staticmethod(sparse_categorical_accuracy)

@@ -102,8 +102,8 @@ def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array
 def _only_top(values: Array, k: int) -> Array:
     """Set all but the ``k`` largest values of a row to the lowest; of equal values, keep the first."""
     best_first = np.argsort(-values, axis=-1, kind="stable")
-    place = np.argsort(best_first, axis=-1, kind="stable")
-    kept: Array = np.where(place < k, values, values.dtype.type(_LOWEST))
+    rank = np.argsort(best_first, axis=-1, kind="stable")
+    kept: Array = np.where(rank < k, values, values.dtype.type(_LOWEST))
     return kept
 
 
@@ -295,7 +295,7 @@ class AUC(Metric):
     name, dtype
         As for `Metric`.
     thresholds
-        Thresholds between 0 and 1, which are added, instead of ``num_thresholds``.
+        The thresholds, instead of ``num_thresholds``; 0 and 1 are added to them.
     multi_label
         True to give each label its own curve; the result is the mean of their areas.
     num_labels

@@ -135,7 +135,7 @@ class Metric(CopiedByConfig, Trackable):
                 part.assign(np.zeros(part.shape, part.dtype))
 
     def reset_states(self) -> None:
-        """Call `reset_state`, of which this is the older name."""
+        """Call `reset_state`, under its older name."""
         self.reset_state()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -150,14 +150,13 @@ class Model(Trainer):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Compute the graph's outputs; a model without a graph overrides this method.
 
-        ``training`` applies to every layer, because their calls inherit the value of this call.
+        ``training`` applies to every layer, because the layers' calls inherit its value.
         """
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} must override call()")
         return self._graph.run(self.name, inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the output shapes for an input shape; None is any length."""
         if self._graph is None or _open(input_shape) != _open(self._input_shape):
             return super().compute_output_shape(input_shape)
         return self._output_shape
@@ -224,7 +223,6 @@ class Model(Trainer):
         return model
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return the shapes that the model was built for."""
         return {"input_shape": None} if self._graph is not None else super().get_build_config()
 
     def to_json(self, **options: Any) -> str:
@@ -241,19 +239,13 @@ class Model(Trainer):
         save_model(self, filepath, overwrite=overwrite, zipped=zipped)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Write the weights to a ``.weights.h5`` file or a checkpoint.
-
-        See `keras.saving.save_weights`.
-        """
+        """Write the weights to a file or a checkpoint; see `keras.saving.save_weights`."""
         save_weights(self, filepath, overwrite=overwrite)
 
     def load_weights(
         self, filepath: str | os.PathLike[str] | None, skip_mismatch: bool = False
     ) -> None:
-        """Load the weights of a ``.weights.h5`` or ``.keras`` file, or of a checkpoint.
-
-        See `keras.saving.load_weights`.
-        """
+        """Load the weights of a file or a checkpoint; see `keras.saving.load_weights`."""
         load_weights(self, filepath, skip_mismatch=skip_mismatch)
 
     _build_calls = True

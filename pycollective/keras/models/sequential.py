@@ -171,14 +171,12 @@ class Sequential(Model):
         self._output_shape = (None, *shape[1:])
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the output shape of the last layer."""
         shape = input_shape
         for layer in self._stack:
             shape = layer.compute_output_shape(shape)
         return shape
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config of the model and its layers, under Keras 3's names."""
         layers = [self._input_layer, *self._stack] if self._input_layer else self._stack
         config = {
             **super().get_config(),
@@ -192,7 +190,6 @@ class Sequential(Model):
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make a model from the result of `get_config`, of this package or of Keras."""
         if "name" not in config or "layers" not in config:
             raise ValueError(
                 "A Sequential model configuration must be a dictionary containing the 'name' and "
@@ -208,7 +205,6 @@ class Sequential(Model):
         return model
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return the shape that the model was built for."""
         return {"input_shape": self._input_shape or self._built_shapes} if self.built else None
 
     def _to_inputs(self, inputs: Any) -> Any:

@@ -74,13 +74,13 @@ def _selected(layers: list[Any], layer_range: Sequence[str] | None) -> list[Any]
         return layers
     if len(layer_range) != 2:
         raise ValueError(f"layer_range must be the names of two layers, got {layer_range!r}")
-    places = [[i for i, x in enumerate(layers) if re.match(n, x.name)] for n in layer_range]
-    if not all(places):
+    matches = [[i for i, x in enumerate(layers) if re.match(n, x.name)] for n in layer_range]
+    if not all(matches):
         raise ValueError(
             f"layer_range {list(layer_range)} does not match the layers "
             f"{', '.join(layer.name for layer in layers)}"
         )
-    first, last = sorted((places[0][0], places[1][-1]))
+    first, last = sorted((matches[0][0], matches[1][-1]))
     return layers[first : last + 1]
 
 
@@ -95,7 +95,7 @@ def _rows(
         count = f"{layer.count_params():,}" if known else "0"
     row = [name, _shape(layer), count]
     if graph is not None:
-        row.append(_readings(layer, graph) if not depth else "-")
+        row.append(_connected_to(layer, graph) if not depth else "-")
     if show_trainable:
         trained = "Y" if known and layer.trainable else "N"
         row.append(trained if known and layer.weights else "-")
@@ -113,7 +113,7 @@ def _shape(layer: Any) -> str:
     return "?" if shape is None else str(shape)
 
 
-def _readings(layer: Any, graph: Any) -> str:
+def _connected_to(layer: Any, graph: Any) -> str:
     inside = {id(node) for node in graph.nodes}
     read = [
         f"{tensor.history.operation.name}[{tensor.history.node_index}][{tensor.history.tensor_index}]"
@@ -143,10 +143,12 @@ def _table(header: list[str], rows: list[list[str]], widths: list[int]) -> Itera
 
 def _row(cells: list[str], widths: list[int], border: str) -> Iterator[str]:
     columns = []
-    for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        lines = textwrap.wrap(cell, width, drop_whitespace=place != 0) or [""]
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        lines = textwrap.wrap(cell, width, drop_whitespace=number != 0) or [""]
         # Column 2 holds parameter counts, which are right-aligned.
-        columns.append([f"{line:>{width}}" if place == 2 else f"{line:<{width}}" for line in lines])
+        columns.append(
+            [f"{line:>{width}}" if number == 2 else f"{line:<{width}}" for line in lines]
+        )
     for line in range(max(map(len, columns))):
         parts = [
             column[line] if line < len(column) else " " * width

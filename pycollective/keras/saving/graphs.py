@@ -56,7 +56,7 @@ def graph_config(graph: Graph) -> dict[str, Any]:
         for each in graph.operations
     ]
 
-    def place(tensor: KerasTensor) -> list[Any]:
+    def reference(tensor: KerasTensor) -> list[Any]:
         operation, _, tensor_index = tensor.history
         # Keras counts the definition of a nested functional model as its first call.
         first = 1 if _is_functional(operation) else 0
@@ -64,8 +64,8 @@ def graph_config(graph: Graph) -> dict[str, Any]:
 
     return {
         "layers": layers,
-        "input_layers": nest.map_structure(place, graph.input_structure),
-        "output_layers": nest.map_structure(place, graph.output_structure),
+        "input_layers": nest.map_structure(reference, graph.input_structure),
+        "output_layers": nest.map_structure(reference, graph.output_structure),
     }
 
 
@@ -117,8 +117,8 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
                 f"of {left} are missing"
             )
 
-    def tensor(place: list[Any]) -> Any:
-        name, number, index = place
+    def tensor(reference: list[Any]) -> Any:
+        name, number, index = reference
         if name not in layers:
             raise ValueError(f'the config of a model refers to a layer "{name}" that is not in it')
         first = 1 if _is_functional(layers[name]) else 0

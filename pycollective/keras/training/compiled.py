@@ -25,7 +25,7 @@ from pycollective.keras.losses.loss import (
 from pycollective.keras.losses.objects import LossFunctionWrapper
 from pycollective.keras.metrics.accuracies import accuracy_by_shape
 from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, Metric, add_to_sums
-from pycollective.keras.training.outputs import names_of, parts_of, with_gaps
+from pycollective.keras.training.outputs import names_of, parts_of, with_missing_targets
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
@@ -163,20 +163,22 @@ class Compiled:
         if self._outputs is None or len(self._outputs) != count:
             with self._scope(), created_once(self):
                 if self._outputs is None or len(self._outputs) != count:
-                    self._outputs = self._settled(names)
+                    self._outputs = self._outputs_of(names)
         if y is None and any(output.needs_target for output in self._outputs):
             raise ValueError(f"the compiled {what} needs targets: give y, or datasets of (x, y)")
         if nest.is_nested(sample_weight):
             weights = parts_of("sample_weight", sample_weight, names)
         else:
             weights = [sample_weight] * count
-        targets = parts_of("y", with_gaps(y, [bool(o.losses) for o in self._outputs]), names)
+        targets = parts_of(
+            "y", with_missing_targets(y, [bool(o.losses) for o in self._outputs]), names
+        )
         return list(zip(self._outputs, targets, nest.flatten(y_pred), weights, strict=True))
 
     def _scope(self) -> AbstractContextManager[Any]:
         return nullcontext() if current_mode() is not None else self.strategy.scope()
 
-    def _settled(self, names: Any) -> list[_Output]:
+    def _outputs_of(self, names: Any) -> list[_Output]:
         leaves = nest.flatten(names)
         several = len(leaves) > 1
         loss = [self.loss] * len(leaves)

@@ -135,7 +135,7 @@ def batches_of(
     return strategy.experimental_distribute_dataset(dataset.batch(batch_size or _BATCH_SIZE))
 
 
-def dealt_by_rows(strategy: Strategy, x: Any) -> Any:
+def sharded_by_rows(strategy: Strategy, x: Any) -> Any:
     """Return input that several workers read completely, each keeping rows in turn.
 
     The order of all rows is then known, which `values_of` needs.
@@ -242,7 +242,7 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
             "Expected `class_weight` to be a dict whose keys are class numbers, from 0 on, found "
             f"{dict(class_weight)}"
         )
-    # The last entry, 1, is the weight of all larger class numbers.
+    # The last entry, 1, is the weight of all class numbers outside of the table.
     others = max(class_weight, default=-1) + 1
     table = np.ones(others + 1, floatx())
     for number, weight in class_weight.items():

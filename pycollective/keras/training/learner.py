@@ -257,7 +257,7 @@ class Learner(Layer):
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data: Any) -> Logs:
-        """Evaluate a replica's part of a batch; argument and result are those of `train_step`."""
+        """Evaluate a replica's part of a batch, with the argument and result of `train_step`."""
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)

@@ -20,21 +20,21 @@ _MOST_PENDING = 1000
 class DeviceLogs(dict[str, Any]):
     """A dict of step results that fetches values from a device when the first value is read."""
 
-    def __init__(self, found: Mapping[str, Any], waiting: Mapping[str, list[Tensor]]) -> None:
+    def __init__(self, found: Mapping[str, Any], pending: Mapping[str, list[Tensor]]) -> None:
         super().__init__(found)
-        self._waiting = dict(waiting)
+        self._pending = dict(pending)
 
     def _fetch(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for name, parts in waiting.items():
+        pending, self._pending = self._pending, {}
+        for name, parts in pending.items():
             super().__setitem__(name, _number(parts))
 
     def parts(self, name: str) -> list[Tensor]:
         """Return the replicas' summands of a value that is still on the device, or an empty list."""
-        return self._waiting.get(name, [])
+        return self._pending.get(name, [])
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._waiting.pop(name, None)
+        self._pending.pop(name, None)
         super().__setitem__(name, value)
 
     def __iter__(self) -> Any:
@@ -75,16 +75,16 @@ def numbers_of(name: str, results: Any) -> dict[str, Any]:
             f"{type(results).__name__}: {results!r}"
         )
     found: dict[str, Any] = {}
-    waiting: dict[str, list[Tensor]] = {}
+    pending: dict[str, list[Tensor]] = {}
     for key, value in results.items():
         given = value.values if isinstance(value, DistributedValues) else (value,)
         parts = [as_tensor(part) for part in given]
         if all(on_host(part.array) for part in parts):
             found[str(key)] = _number(parts)
         else:
-            waiting[str(key)] = parts
+            pending[str(key)] = parts
             found[str(key)] = None
-    return DeviceLogs(found, waiting) if waiting else found
+    return DeviceLogs(found, pending) if pending else found
 
 
 def _number(parts: list[Tensor]) -> Any:

@@ -86,7 +86,7 @@ def _inside(what: str, value: Any, names: Any, lists: bool) -> list[Any]:
     return [value]
 
 
-def with_gaps(y: Any, wanted: list[bool]) -> Any:
+def with_missing_targets(y: Any, wanted: list[bool]) -> Any:
     """Insert None for the outputs without a target, if ``y`` has targets for the others only."""
     given = list(y) if isinstance(y, (list, tuple)) else [y]
     if y is None or isinstance(y, Mapping) or len(given) in (0, len(wanted)):

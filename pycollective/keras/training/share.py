@@ -40,7 +40,7 @@ def reports() -> bool:
 
 
 @contextmanager
-def held(share: StepShare, reports: bool = True) -> Iterator[None]:
+def share_scope(share: StepShare, reports: bool = True) -> Iterator[None]:
     """Set this thread's share, and the result of `reports`, for a block."""
     before = _thread.share, _thread.reports
     _thread.share, _thread.reports = share, reports

@@ -12,7 +12,7 @@ from pycollective.keras.optimizers.gathering import Gathering, gathered
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.inputs import (
     batches_of,
-    dealt_by_rows,
+    sharded_by_rows,
     share_of_element,
     split_off,
     values_of,
@@ -20,7 +20,7 @@ from pycollective.keras.training.inputs import (
 )
 from pycollective.keras.training.learner import Learner, Logs
 from pycollective.keras.training.numbers import LossWatch, numbers_of
-from pycollective.keras.training.share import StepShare, held
+from pycollective.keras.training.share import StepShare, share_scope
 from pycollective.keras.training.steps import Steps
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 
@@ -114,7 +114,7 @@ class Trainer(Learner):
         validation_steps, validation_batch_size
             ``steps`` and ``batch_size`` of `evaluate`.
         validation_freq
-            The number of epochs between validations, or a list of epochs, counted from 1.
+            A number n, for a validation after every n-th epoch, or a list of epochs, from 1.
 
         Returns
         -------
@@ -161,14 +161,20 @@ class Trainer(Learner):
                     # An iterator cannot start again.
                     resumes=isinstance(held_out[0], Iterator),
                 )
-            heard = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
-            self.history = heard.history
+            callback_list = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
+            self.history = callback_list.history
             try:
                 self._fit(
-                    settings, steps, validation, heard, prepare, initial_epoch, validation_freq
+                    settings,
+                    steps,
+                    validation,
+                    callback_list,
+                    prepare,
+                    initial_epoch,
+                    validation_freq,
                 )
             except BaseException as error:
-                heard.abandon(error)
+                callback_list.abandon(error)
                 raise
         return self.history
 
@@ -265,9 +271,9 @@ class Trainer(Learner):
         with strategy.scope():
             needed = _needed(steps, 1)
             batches = batches_of(strategy, x, y, sample_weight, batch_size, at_most=needed)
-            looked_at = Steps(batches, steps, "steps")
-            heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
-            logs = self._evaluate(settings, looked_at, heard)
+            epoch_steps = Steps(batches, steps, "steps")
+            callback_list = CallbackList.of(callbacks, self, False, verbose, 1, epoch_steps.total)
+            logs = self._evaluate(settings, epoch_steps, callback_list)
         return logs if return_dict else _in_order(logs)
 
     def _evaluate(self, settings: Compiled, steps: Steps, callbacks: CallbackList) -> Logs:
@@ -314,23 +320,23 @@ class Trainer(Learner):
         execute = self._executor(self.predict_step)
         outputs: list[Any] = []
         with strategy.scope():
-            rows = dealt_by_rows(strategy, x)
+            rows = sharded_by_rows(strategy, x)
             needed = _needed(steps, 1)
             batches = batches_of(strategy, rows, batch_size=batch_size, at_most=needed)
-            looked_at = Steps(batches, steps, "steps")
-            heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
+            epoch_steps = Steps(batches, steps, "steps")
+            callback_list = CallbackList.of(callbacks, self, False, verbose, 1, epoch_steps.total)
             self.stop_predicting = False
-            heard.on_predict_begin()
-            for first, batches in looked_at.epoch(at_once):
-                heard.on_predict_batch_begin(first)
+            callback_list.on_predict_begin()
+            for first, batches in epoch_steps.epoch(at_once):
+                callback_list.on_predict_batch_begin(first)
                 found = execute(batches)
                 outputs += found
-                heard.on_predict_batch_end(first + len(batches) - 1, {"outputs": found[-1]})
+                callback_list.on_predict_batch_end(first + len(batches) - 1, {"outputs": found[-1]})
                 if self.stop_predicting:
                     break
             if not outputs:
                 raise ValueError("predict: the input has no batch")
-            heard.on_predict_end()
+            callback_list.on_predict_end()
             return values_of(strategy, outputs)
 
     # Single batches --------------------------------------------------------------------------
@@ -345,7 +351,7 @@ class Trainer(Learner):
     ) -> Any:
         """Make one step with arrays, which the replicas share.
 
-        The result has the form of `evaluate`'s, and is that of this batch alone.
+        Return the loss and metrics of this batch alone, in the form of `evaluate`.
         """
         self._settings("train_on_batch")
         step = self.train_step
@@ -420,7 +426,7 @@ class Trainer(Learner):
             for number, (data, share) in enumerate(work, 1):
                 if gathering is not None:
                     gathering.last = number % together == 0 or number == len(work)
-                with held(share, reports), gathered(gathering):
+                with share_scope(share, reports), gathered(gathering):
                     results.append(step(data))
             return results
 

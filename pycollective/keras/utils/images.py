@@ -253,8 +253,8 @@ def _dataset(
     shuffle: bool,
     seed: int | None,
 ) -> Dataset:
-    places = np.arange(len(files))
-    dataset = Dataset.from_tensor_slices(places if targets is None else (places, targets))
+    indices = np.arange(len(files))
+    dataset = Dataset.from_tensor_slices(indices if targets is None else (indices, targets))
     if shuffle:
         dataset = dataset.shuffle(len(files), seed)
     if targets is None:

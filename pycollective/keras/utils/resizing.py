@@ -1,7 +1,7 @@
 """Resizing of images without antialiasing, with the results of TensorFlow and Keras.
 
-A new pixel is a weighted mean of a fixed number of old pixels around its center. So an image that
-becomes smaller skips old pixels.
+A new pixel is a weighted mean of a fixed number of old pixels around its center. So shrinking an
+image skips old pixels.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ def _taps(source: int, target: int, interpolation: str) -> tuple[Array, Array]:
         # The weight of an old pixel is the length of its overlap with the new pixel.
         begin = np.arange(target) * scale
         first = np.floor(begin).astype(np.int64)
-        places = first[:, None] + np.arange(int(np.ceil(scale)) + 1)
-        covered = np.minimum(places + 1, (begin + scale)[:, None]) - np.maximum(
-            places, begin[:, None]
+        indices = first[:, None] + np.arange(int(np.ceil(scale)) + 1)
+        covered = np.minimum(indices + 1, (begin + scale)[:, None]) - np.maximum(
+            indices, begin[:, None]
         )
         weights = np.maximum(covered, 0)
     elif interpolation == "nearest":
-        places = np.floor((np.arange(target) + 0.5) * scale).astype(np.int64)[:, None]
-        weights = np.ones(places.shape)
+        indices = np.floor((np.arange(target) + 0.5) * scale).astype(np.int64)[:, None]
+        weights = np.ones(indices.shape)
     else:
         radius, kernel = _KERNELS[interpolation]
         center = (np.arange(target) + 0.5) * scale - 0.5
-        places = np.floor(center).astype(np.int64)[:, None] + np.arange(1 - radius, 1 + radius)
-        weights = kernel(places - center[:, None])
+        indices = np.floor(center).astype(np.int64)[:, None] + np.arange(1 - radius, 1 + radius)
+        weights = kernel(indices - center[:, None])
     # Positions outside of the image have no weight.
-    weights = np.where((places >= 0) & (places < source), weights, 0)
+    weights = np.where((indices >= 0) & (indices < source), weights, 0)
     weights = weights / weights.sum(axis=1, keepdims=True)
-    return np.clip(places, 0, source - 1), weights.astype(np.float32)
+    return np.clip(indices, 0, source - 1), weights.astype(np.float32)
 
 
 def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
@@ -80,12 +80,12 @@ def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
     for axis in (0, 1):
         if result.shape[axis] == size[axis]:
             continue
-        places, weights = _taps(result.shape[axis], size[axis], interpolation)
+        indices, weights = _taps(result.shape[axis], size[axis], interpolation)
         shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
         # The sum runs over single taps, so that only the needed pixels are converted to float.
         total = None
-        for place, weight in zip(places.T, weights.T, strict=True):
-            part = result.take(place, axis).astype(np.float32)
+        for index, weight in zip(indices.T, weights.T, strict=True):
+            part = result.take(index, axis).astype(np.float32)
             part *= weight.reshape(shape)
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None

@@ -24,7 +24,7 @@ def split_dataset(
         The sizes of the parts: a fraction (float) or a number of elements (int). The default is the
         remainder.
     shuffle, seed
-        True to shuffle the elements first, always in the same order; and the seed of this order.
+        True to shuffle the elements before the split, and the seed of their order.
 
     Raises
     ------
