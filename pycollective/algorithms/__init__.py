@@ -187,7 +187,8 @@ def verify(
 
 def show(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
     """Return the steps of every rank as text, a line each."""
-    return text_of(_name(what), schedule(what, size, collective))
+    made = schedule(what, size, collective)
+    return text_of(_name(what), made)
 
 
 def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
