@@ -1,4 +1,4 @@
-"""Descriptions of convolutions for cuDNN, with a stand-in that computes them.
+"""How convolutions are described to cuDNN, shown with a stand-in that computes what it is told.
 
 The stand-in follows the front end's interface (release 1.32) and checks what cuDNN would: lengths,
 strides and types as declared, results of the lengths that padding and strides give. That real engines
