@@ -377,7 +377,7 @@ void bind_communicator(py::module_& m) {
                         label);
           },
           py::arg("output"), py::arg("source"), py::arg("tag"), py::arg("timeout"),
-          py::arg("async_op") = false, py::arg("label") = "", "As of `send`.")
+          py::arg("async_op") = false, py::arg("label") = "", "`label`: as in send().")
       .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
@@ -478,8 +478,8 @@ void bind_communicator(py::module_& m) {
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("count"),
           py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
           py::arg("async_op") = false, py::arg("label") = "",
-          "Gather, scatter, all_gather or all_to_all of parts of `count` items; `shape` is what "
-          "the ranks must agree on, and `label` the element type's name, if not the dtype's.")
+          "Gather, scatter, all_gather or all_to_all with parts of `count` items. The ranks must "
+          "agree on `shape`. `label`: the name of the element type, if not the dtype's.")
       .def(
           "move_ragged",
           [](Communicator& self, Collective collective, std::optional<py::array> input,

@@ -1,4 +1,4 @@
-"""Descriptions of convolutions for cuDNN, with a stand-in that computes them.
+"""How convolutions are described to cuDNN, shown with a stand-in that computes what it is told.
 
 The stand-in follows the front end's interface (release 1.32), and checks lengths, strides and types as
 cuDNN would. The results must have the lengths that padding and strides give. Real engines are tested in

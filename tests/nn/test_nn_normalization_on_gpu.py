@@ -52,7 +52,7 @@ def test_as_on_the_host(cupy, dtype, activation, parameters, shape):
 
 
 def test_gradients_in_another_order(cupy):
-    """The gradient of relu is 0 in the same places for any layout of the gradient."""
+    """What relu has cut off is cut off whatever the gradient's layout."""
     x, upstream = RNG.standard_normal((6, 4)), RNG.standard_normal((4, 6)).T
     expected = results([x, None, None], upstream, "relu")
     there = cupy.asarray(upstream)
