@@ -138,7 +138,7 @@ def test_layers_in_a_set_are_refused():
             super().__init__()
             self.parts = {layers.Dense(1)}
 
-    with pytest.raises(TypeError, match="stand in a set, which has no order"):
+    with pytest.raises(TypeError, match="are in a set, which has no order"):
         _ = Model().weights
 
 
@@ -156,7 +156,7 @@ def test_layers_put_into_a_set_later_are_refused():
     model(X)
     assert model.weights == []
     model.parts.add(layers.Dense(1))
-    with pytest.raises(TypeError, match="stand in a set, which has no order"):
+    with pytest.raises(TypeError, match="are in a set, which has no order"):
         _ = model.weights
 
 
