@@ -3,8 +3,8 @@
 Code elsewhere works on arrays through their operators and methods, and through NumPy's functions. NEP 13
 and NEP 18 make these work on CuPy arrays: ``np.exp(x)`` of a CuPy array runs on its device. This module
 has the operations in which the libraries differ: making arrays, moving them between host and devices,
-and scattering. CuPy is imported only if a GPU is requested, or if an
-array of another library is on a GPU.
+and scattering. CuPy is imported only if a GPU is requested, or if an array of another library is on
+a GPU.
 """
 
 from __future__ import annotations

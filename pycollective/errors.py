@@ -1,9 +1,9 @@
 """The package's errors: those of TensorFlow's ``tf.errors``, and its own.
 
-Each error of ``tf.errors`` is also a built-in exception that a program without TensorFlow would expect.
-For example, `InvalidArgumentError` is a ValueError, and `OutOfRangeError` a StopIteration. A
-failure between ranks is a `CollectiveError`, and also the error of ``tf.errors`` that TensorFlow raises
-in this case.
+Each error of ``tf.errors`` is also a built-in exception that a program without TensorFlow would
+expect. For example, `InvalidArgumentError` is a ValueError, and `OutOfRangeError` a StopIteration.
+A failure between ranks is a `CollectiveError`, and also the error of ``tf.errors`` that TensorFlow
+raises in this case.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class PeerLostError(_OpAndCollective, UnavailableError, CollectiveError):
     ranks : tuple of int
         The lost ranks.
     hosts, call
-        As of `CollectiveError`.
+        As in `CollectiveError`.
     """
 
 

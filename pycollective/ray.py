@@ -150,10 +150,10 @@ class _Workers:
             ray.get(self._group.ready(), timeout=timeout)
         except ray.exceptions.GetTimeoutError:
             ray.util.remove_placement_group(self._group)
-            raise self._no_room(f"{count} workers") from None
+            raise self._no_resources(f"{count} workers") from None
         self._actors = [self._actor(rank) for rank in range(count)]
 
-    def _no_room(self, what: str) -> RendezvousError:
+    def _no_resources(self, what: str) -> RendezvousError:
         return RendezvousError(
             f"Ray has no room for {what} of {self._bundle} within {self._timeout:g} s; it has "
             f"{self._ray.available_resources()}"
@@ -210,7 +210,7 @@ class _Workers:
             if not done:
                 if over:
                     break
-                raise self._no_room(
+                raise self._no_resources(
                     "a replacement of worker " + ", ".join(map(str, sorted(coming.values())))
                 )
             if done in coming:

@@ -206,7 +206,7 @@ class Arrays:
     Attributes
     ----------
     call : callable
-        Make the call on the arrays.
+        A function that makes the call on the arrays.
     """
 
     def __init__(self, comm: Communicator, case: Case) -> None:

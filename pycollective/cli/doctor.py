@@ -316,9 +316,8 @@ def _placed(findings: Findings, member: Membership, rank: int) -> str:
 def _links(communicator: Communicator, member: Membership) -> list[str]:
     """Measure every link, one after the other; return this worker's, and on worker 0 a table."""
     size, rank = communicator.size, communicator.rank
-    table = np.full(
-        (3, size, size), np.nan
-    )  # seconds; bytes per second from row to column, and back
+    # Seconds; bytes per second from row to column, and back.
+    table = np.full((3, size, size), np.nan)
     for a in range(size):
         for b in range(a + 1, size):
             communicator.barrier()

@@ -97,7 +97,7 @@ class RankedClusterResolver(ClusterResolver):
 
     def _number(self, name: str, least: int) -> int:
         if name not in self._environ:
-            raise ValueError(f"{name} is not set, which {self.launcher} sets")
+            raise ValueError(f"{name} is not set, although {self.launcher} always sets it")
         return number(self._environ, name, least)
 
     def _master(self) -> str | None:

@@ -237,7 +237,7 @@ def _dealt(env: Mapping[str, str], tasks_of_host: dict[str, int]) -> list[tuple[
         size = how.partition("=")[2] or env.get("SLURM_DIST_PLANESIZE", "")
         if not is_number(size) or int(size) < 1:
             raise RuntimeError(
-                "SLURM_DISTRIBUTION is plane, and SLURM_DIST_PLANESIZE no size of one"
+                f"SLURM_DISTRIBUTION is plane, and its size {size!r} is not a number from 1"
             )
         turn = int(size)
     else:

@@ -60,9 +60,9 @@ class Prefetcher:
     """An iterator that makes up to ``size`` elements of ``make()`` ahead of time in a thread.
 
     The thread ends after the last element, at an error of the iterator, at `close`, or when this
-    object is deleted. The consumer gets the error. Random operations in the thread use
-    their own generator, which is derived from the default one. Neither side's random numbers therefore
-    depend on timing, or on the use of a thread.
+    object is deleted. The consumer gets the error. Random operations in the thread use their own
+    generator, which is derived from the default one. Neither side's random numbers therefore depend
+    on timing, or on the use of a thread.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], size: int) -> None:

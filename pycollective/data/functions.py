@@ -49,9 +49,8 @@ class Map(Transformed):
     def _call(self, element: Any) -> Any:
         made = called(self._function, element)
         if isinstance(made, list):
-            made = tuple(
-                made
-            )  # as in TensorFlow, a list's items are components; stack() joins them
+            # As in TensorFlow, a list's items are components; stack() joins them.
+            made = tuple(made)
         try:
             return as_element(made, own=True)
         except (TypeError, ValueError) as error:

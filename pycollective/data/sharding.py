@@ -99,8 +99,8 @@ def shard_by_file(dataset: Dataset, num_workers: int, worker_index: int) -> Data
     """Return the dataset limited to a worker's files; raise NotFoundError if it reads no files.
 
     Files are names that go into `TextLineDataset`, or strings that go into the function of
-    `Dataset.interleave` or `Dataset.flat_map`. A shuffle of the names is
-    moved after the selection, so that workers need not agree on the order.
+    `Dataset.interleave` or `Dataset.flat_map`. A shuffle of the names is moved after the selection,
+    so that workers need not agree on the order.
     """
     if isinstance(dataset, AssertCardinality):
         if num_workers > 1:

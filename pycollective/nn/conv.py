@@ -114,7 +114,7 @@ def _direct(w: Array) -> bool:
 
 
 def _winograd(w: Array, window: Window) -> bool:
-    """Return True for 3 x 3 filters at every pixel, if they are enough for Winograd's kernels."""
+    """Return True for 3 x 3 filters at every pixel, if their number suits Winograd's kernels."""
     return _winograd_kind(w.shape, w.dtype, window)
 
 

@@ -112,7 +112,6 @@ def grouped_conv2d(
         Number of groups; it must divide the numbers of channels and of filters.
     bias, strides, padding, dilations, activation
         As in `conv2d`.
-        As for `conv2d`.
 
     Returns
     -------

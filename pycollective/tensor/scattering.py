@@ -32,9 +32,8 @@ def _divide(own: Array, index: Array, rows: Array) -> None:
     parts = own[places]
     signs = module.sign(parts)
     module.multiply.at(signs, back, module.sign(rows))
-    unsigned = np.dtype(
-        f"u{own.itemsize}"
-    )  # the magnitude of the lowest integer does not fit its signed dtype
+    # The magnitude of the lowest integer does not fit its signed dtype.
+    unsigned = np.dtype(f"u{own.itemsize}")
     sizes = module.abs(parts).astype(unsigned)
     module.floor_divide.at(sizes, back, module.abs(rows).astype(unsigned))
     own[places] = sizes.astype(own.dtype) * signs

@@ -141,7 +141,7 @@ def is_complete(path: str) -> bool:
 
 
 def remove_files(path: str) -> None:
-    """Delete a checkpoint, the index first, so that a rest is never taken for a checkpoint."""
+    """Delete a checkpoint, the index first, so that leftover files are never taken for a checkpoint."""
     _unlink(path + INDEX_SUFFIX)
     for data_file in _data_files(path):
         _unlink(data_file)

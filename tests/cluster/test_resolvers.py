@@ -412,7 +412,7 @@ def test_a_step_whose_tasks_are_elsewhere(monkeypatch):
     ):
         SlurmClusterResolver()
     in_step(monkeypatch, {**MIXED, "SLURM_DISTRIBUTION": "plane"}, 0, "node01", 0)
-    with pytest.raises(RuntimeError, match="SLURM_DIST_PLANESIZE no size of one"):
+    with pytest.raises(RuntimeError, match="is plane, and its size '.*' is not a number from 1"):
         SlurmClusterResolver()
     # Ranks of a step over several components go on where one component's end.
     in_step(monkeypatch, MIXED, 9, "other", 0, SLURM_HET_SIZE="2")

@@ -153,7 +153,7 @@ def test_what_is_refused(alone):
             alone.all_reduce(x, out=out)
     with pytest.raises(TypeError, match="would lose their masks"):
         alone.all_reduce(np.ma.array([1, 2], mask=[0, 1]))
-    with pytest.raises(TypeError, match="Dlpack lies on a GPU, and CuPy, .*is not installed"):
+    with pytest.raises(TypeError, match="Dlpack is on a GPU, and CuPy, .*is not installed"):
         alone.all_reduce(Dlpack(x, device=2))
     with pytest.raises(TypeError, match=r"Dlpack lies on a device \(DLPack's type 10\)"):
         alone.all_reduce(Dlpack(x, device=10))

@@ -123,7 +123,7 @@ def test_what_is_refused():
         (lambda: Generator(Generator.from_seed(1), alg=1), ValueError, "not both"),
         (lambda: Generator.from_state([1, 2], 1), ValueError, r"3 integers .* shape \(2,\)"),
         (lambda: Generator.from_state([1.0, 2.0, 3.0], 1), ValueError, "not float32"),
-        (lambda: Generator.from_seed(1.5), TypeError, "a seed is made of integers"),
+        (lambda: Generator.from_seed(1.5), TypeError, "a seed consists of integers"),
         (lambda: Generator.from_seed(1, "dice"), ValueError, "unknown algorithm 'dice'"),
         (lambda: Generator.from_seed(1, "threefry"), NotImplementedError, "use 'philox'"),
         (lambda: Generator.from_seed(1).uniform_full_int([2], tf.float32), ValueError, "integers"),

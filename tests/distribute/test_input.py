@@ -611,8 +611,8 @@ def test_a_worker_that_gets_nothing_is_warned_once():
     ones = Dataset.range(3).batch(1)
     with pytest.warns(
         RuntimeWarning,
-        match=r"worker 1 of 2 gets nothing but empty batches: each global batch of 1 rows is cut into "
-        r"mini-batches of 1 row\(s\), and these 1 are dealt to workers 0 to 0",
+        match=r"worker 1 of 2 gets empty batches only: each global batch of 1 rows is cut into "
+        r"mini-batches of 1 row\(s\), and these 1 go to workers 0 to 0",
     ):
         dataset = distribute(ones)
     for _ in range(2):  # warnings are errors here: it has been said

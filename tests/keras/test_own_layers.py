@@ -138,7 +138,7 @@ def test_layer_attribute_set_of_layers_raises():
             super().__init__()
             self.parts = {layers.Dense(1)}
 
-    with pytest.raises(TypeError, match="stand in a set, which has no order"):
+    with pytest.raises(TypeError, match="are in a set, which has no order"):
         _ = Model().weights
 
 
@@ -156,7 +156,7 @@ def test_layer_added_to_a_set_attribute_raises():
     model(X)
     assert model.weights == []
     model.parts.add(layers.Dense(1))
-    with pytest.raises(TypeError, match="stand in a set, which has no order"):
+    with pytest.raises(TypeError, match="are in a set, which has no order"):
         _ = model.weights
 
 

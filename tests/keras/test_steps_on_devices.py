@@ -181,7 +181,7 @@ def test_step_half_precision_fetches_nothing(cupy):
 
 def test_bfloat16_on_device_raises(cupy):
     pytest.importorskip("ml_dtypes")
-    with pytest.raises(TypeError, match="bfloat16 on a GPU: .* before 14.* Use float16"):
+    with pytest.raises(TypeError, match="bfloat16 on a GPU: .* from version 14.* Use float16"):
         train(STRATEGIES["one device"](), OPTIMIZERS["adam"], cupy, "mixed_bfloat16")
 
 
