@@ -57,7 +57,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_values(case: Any, dtype: str, blocks: None) -> None:
+def test_values_equal_the_definition(case: Any, dtype: str, blocks: None) -> None:
     x, w, b = arrays(case, dtype)
     expected = reference.conv2d(x, w, b, *case[2:])
     y = conv2d(x, w, b, *case[2:])
@@ -94,7 +94,7 @@ def test_gradients_by_finite_differences(case: Any, activation: Any, blocks: Non
                 losses.append((weights * (result if activation is None else result.clip(0))).sum())
             expected = (losses[0] - losses[1]) / (2 * step)
             assert abs(gradient.array[at] - expected) < 1e-6 * (1 + abs(expected))
-    # What is asked for alone is the same: other routes are taken then.
+    # A gradient alone is the same, although its computation uses other kernels.
     for tensor, gradient in zip(tensors, gradients, strict=True):
         alone = tape.gradient(y, tensor, Tensor(weights))
         np.testing.assert_allclose(alone.array, gradient.array, rtol=1e-10, atol=1e-10)
@@ -171,7 +171,7 @@ def test_nan_stays_nan_and_has_no_gradient_through_relu() -> None:
         ((2, 3, 3, 1), (2, 2, 1, 4), {"activation": "tanh"}, ["tanh"]),
     ],
 )
-def test_bad_input(x: Any, w: Any, options: Any, words: list[str]) -> None:
+def test_bad_input_is_named(x: Any, w: Any, options: Any, words: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         conv2d(np.zeros(x), np.zeros(w), **options)
     for word in words:

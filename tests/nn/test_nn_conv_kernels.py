@@ -26,7 +26,7 @@ TOLERANCE = 3e-6
 
 @pytest.fixture(params=[64, 32, 16])
 def width(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Let the kernels use registers of so many bytes."""
+    """Let the kernels use registers with this number of bytes."""
     before = kernels.limit_vector_bytes(request.param)
     if kernels.vector_bytes() != request.param:
         kernels.limit_vector_bytes(before)
@@ -37,7 +37,7 @@ def width(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Let each kernel work on so many threads."""
+    """Let each kernel use this number of threads."""
     before = kernels.threads()
     kernels.set_threads(request.param)
     yield request.param
@@ -86,7 +86,7 @@ def winograd_case(case: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("case", WINOGRAD, ids=str)
-def test_winograd(case: Any, width: int, threads: int) -> None:
+def test_winograd_equals_the_definition(case: Any, width: int, threads: int) -> None:
     x, w, b, window = winograd_case(case)
     terms = 9 * case[0][3]
     for bias, relu in ((b, True), (None, False)):
@@ -200,7 +200,7 @@ SPARSE = [
 
 
 @pytest.mark.parametrize("case", SPARSE, ids=str)
-def test_sparse_gradient(case: Any, width: int, threads: int) -> None:
+def test_sparse_gradient_equals_the_definition(case: Any, width: int, threads: int) -> None:
     shape, filters, strides, padding, dilations, size = case
     x, w = normal(shape, filters)
     window = make_window(shape[1:], filters[:2], strides, dilations, padding == "SAME")
@@ -227,7 +227,7 @@ def test_sparse_gradient(case: Any, width: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("case", SPARSE, ids=str)
-def test_blocked(case: Any, width: int, threads: int) -> None:
+def test_blocked_kernels_equal_the_definition(case: Any, width: int, threads: int) -> None:
     shape, filters, strides, padding, dilations, size = case
     x, w, b = normal(shape, filters, filters[3:])
     window = make_window(shape[1:], filters[:2], strides, dilations, padding == "SAME")

@@ -1,4 +1,4 @@
-"""How convolutions are described to cuDNN, shown with a stand-in that computes what it is told.
+"""The description of convolutions for cuDNN, with a stand-in that computes the described operation.
 
 The stand-in follows the front end's interface (release 1.32), and checks lengths, strides and types as
 cuDNN would. The results must have the lengths that padding and strides give. Real engines are tested in

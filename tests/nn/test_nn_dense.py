@@ -48,7 +48,7 @@ def test_dense_is_the_composition(shape: Any, biased: bool, activation: Any, dty
 @pytest.mark.parametrize(
     "shape", [(64, 300, 64), (7, 130, 200), (65, 257, 10), (1, 1, 129), (3, 0, 4), (90, 64, 70)]
 )
-def test_dense_kernels(shape: Any, width: int, threads: int) -> None:
+def test_dense_kernels_equal_the_definition(shape: Any, width: int, threads: int) -> None:
     n, inputs, units = shape
     rng = np.random.default_rng(2)
     x, w, b, g = (
@@ -84,7 +84,7 @@ def test_dense_kernels(shape: Any, width: int, threads: int) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=3e-6 * np.sqrt(300))
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match=r"\(2, 3\).*\(4, 5\)"):
         dense(np.zeros((2, 3)), np.zeros((4, 5)))
     with pytest.raises(ValueError, match=r"\(3,\)"):

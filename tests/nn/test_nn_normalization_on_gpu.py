@@ -52,7 +52,7 @@ def test_as_on_the_host(cupy, dtype, activation, parameters, shape):
 
 
 def test_gradients_in_another_order(cupy):
-    """What relu has cut off is cut off whatever the gradient's layout."""
+    """The mask of relu applies for any layout of the gradient."""
     x, upstream = RNG.standard_normal((6, 4)), RNG.standard_normal((4, 6)).T
     expected = results([x, None, None], upstream, "relu")
     there = cupy.asarray(upstream)

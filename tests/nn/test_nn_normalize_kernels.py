@@ -15,7 +15,7 @@ SHAPES = [(4096, 16), (1000, 3), (7, 33), (1, 5), (0, 4), (3000, 300), (64, 1)]
 
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Let each kernel work on so many threads."""
+    """Let each kernel use this number of threads."""
     before = kernels.threads()
     kernels.set_threads(request.param)
     yield request.param
@@ -24,7 +24,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_batch_kernels(shape: Any, dtype: str, threads: int) -> None:
+def test_batch_kernels_equal_the_formulas(shape: Any, dtype: str, threads: int) -> None:
     rng = np.random.default_rng(5)
     rows, channels = shape
     tolerance = {"float32": 2e-6, "float64": 1e-14}[dtype]

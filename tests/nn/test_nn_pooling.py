@@ -120,7 +120,7 @@ def test_integers_and_noncontiguous_input() -> None:
         ((1, 2, 2, 3), {"padding": None}, ["padding"]),
     ],
 )
-def test_bad_input(shape: Any, options: Any, words: list[str]) -> None:
+def test_bad_input_is_named(shape: Any, options: Any, words: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         max_pool2d(np.zeros(shape), **options)
     for word in words:

@@ -99,7 +99,7 @@ def test_what_no_kernel_takes(cupy):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_unscaled(cupy, dtype):
+def test_unscaled_divides_and_finds_infinities(cupy, dtype):
     scale = cupy.asarray(np.float32(8))
     grads = drawn([(5,), (2, 2)], dtype)
     (there,) = moved(cupy, grads)
@@ -115,7 +115,7 @@ def test_unscaled(cupy, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("keep", [True, False])
-def test_put_back(cupy, dtype, keep):
+def test_put_back_restores_unless_kept(cupy, dtype, keep):
     (arrays,) = moved(cupy, drawn([(5,), (2, 2)], dtype))
     before = together.copies(arrays)
     for array in arrays:

@@ -19,7 +19,7 @@ def normal(rng: Any, shape: Any, dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_adam(shape: Any, dtype: str) -> None:
+def test_adam_equals_the_formula(shape: Any, dtype: str) -> None:
     rng = np.random.default_rng(1)
     tolerance = 1e-6 if dtype == "float32" else 1e-14
     p = normal(rng, shape, dtype)
@@ -42,7 +42,7 @@ def test_adam(shape: Any, dtype: str) -> None:
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("momentum", [None, 0.8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rmsprop(shape: Any, dtype: str, centered: bool, momentum: Any) -> None:
+def test_rmsprop_equals_the_formula(shape: Any, dtype: str, centered: bool, momentum: Any) -> None:
     rng = np.random.default_rng(3)
     tolerance = 1e-5 if dtype == "float32" else 1e-13
     p = normal(rng, shape, dtype)
@@ -69,7 +69,7 @@ def test_rmsprop(shape: Any, dtype: str, centered: bool, momentum: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_adagrad(shape: Any, dtype: str) -> None:
+def test_adagrad_equals_the_formula(shape: Any, dtype: str) -> None:
     rng = np.random.default_rng(4)
     tolerance = 1e-5 if dtype == "float32" else 1e-13
     p, a = normal(rng, shape, dtype), np.full(shape, 0.1, dtype)
@@ -87,7 +87,7 @@ def test_adagrad(shape: Any, dtype: str) -> None:
 @pytest.mark.parametrize("momentum", [None, 0.9])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sgd(shape: Any, dtype: str, momentum: Any, nesterov: bool) -> None:
+def test_sgd_equals_the_formula(shape: Any, dtype: str, momentum: Any, nesterov: bool) -> None:
     rng = np.random.default_rng(2)
     tolerance = 1e-6 if dtype == "float32" else 1e-14
     p = normal(rng, shape, dtype)

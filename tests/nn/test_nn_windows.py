@@ -56,7 +56,7 @@ WINDOWS = [
 
 @pytest.mark.parametrize("multiplier", [1, 3])
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
-def test_depthwise(case: Any, multiplier: int) -> None:
+def test_depthwise_equals_a_convolution_per_channel(case: Any, multiplier: int) -> None:
     shape, kernel, strides, padding, dilations = case
     x, w = numbers(*shape), numbers(*kernel, shape[3], multiplier)
     y = check_gradients(lambda x, w: nn.depthwise_conv2d(x, w, strides, padding, dilations), [x, w])
@@ -74,7 +74,7 @@ def test_depthwise(case: Any, multiplier: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_grouped(groups: int) -> None:
+def test_grouped_equals_a_convolution_per_group(groups: int) -> None:
     x, w, b = numbers(2, 5, 6, 4), numbers(3, 2, 4 // groups, 8), numbers(8)
     y = check_gradients(lambda x, w, b: nn.grouped_conv2d(x, w, groups, b, 2, "SAME", 1), [x, w, b])
     n, m = 4 // groups, 8 // groups
@@ -103,7 +103,7 @@ def test_transpose_is_the_gradient_of_a_convolution(case: Any) -> None:
 
 
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
-def test_average_pooling(case: Any) -> None:
+def test_average_pooling_equals_the_definition(case: Any) -> None:
     shape, kernel, strides, padding, _ = case
     x = numbers(*shape)
     y = check_gradients(lambda x: nn.avg_pool2d(x, kernel, strides, padding), [x])
@@ -134,7 +134,7 @@ def test_dtypes_are_kept(dtype: str) -> None:
         assert y.dtype == dtype
 
 
-def test_resizing() -> None:
+def test_resizing_repeats_and_interpolates() -> None:
     x = np.arange(12.0).reshape(1, 2, 3, 2)
     large = check_gradients(lambda x: nn.upsample_nearest(x, (3, 2)), [x])
     np.testing.assert_array_equal(large, x.repeat(3, axis=1).repeat(2, axis=2))
