@@ -157,6 +157,9 @@ void bind_group(py::module_& m) {
       .def("follow", &ShmGroup::follow, py::arg("other"),
            "From now on, a process that is lost to the other group is lost to this one as well.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.")
+      .def_property_readonly("all_read", &ShmGroup::all_read,
+                             "Whether each rank is known to be able to read the ordinary memory of "
+                             "all ranks, through the system.")
       .def_property_readonly(
           "needing_fences", &ShmGroup::needing_fences,
           "The ranks whose wake-up costs a fence: not in the group, or without membarrier.");

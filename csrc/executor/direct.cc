@@ -110,7 +110,8 @@ bool DirectExecution::is_taker(int rank) const {
 }
 
 bool DirectExecution::is_staging(int rank) const {
-  return is_source(rank) && !board_.peers[static_cast<std::size_t>(rank)].input;
+  const auto& peer = board_.peers[static_cast<std::size_t>(rank)];
+  return is_source(rank) && !peer.input && !peer.lent;
 }
 
 bool DirectExecution::is_awaited(int rank) const {
@@ -282,8 +283,11 @@ bool DirectExecution::post() {
     const bool writable = is_cut_ || reduces;  // others' results
     slot.places = {in ? board_.place_of(call_.input, in) : 0,
                    out && writable ? board_.place_of(call_.output, out) : 0, shift_of(call_.input),
-                   shift_of(call_.output)};
-    input_is_mapped_ = slot.places.input != 0;
+                   shift_of(call_.output), 0};
+    if (call_.collective == Collective::scatter && !slot.places.input) {
+      slot.places.lent = board_.lend(call_.input, in);
+    }
+    input_is_mapped_ = slot.places.input != 0 || slot.places.lent != 0;
     output_is_mapped_ = slot.places.output != 0;
     if (output_is_mapped_) board_.written = {call_.output, out};
     for (auto& peer : board_.peers) peer = {};
@@ -345,6 +349,7 @@ bool DirectExecution::have_come() {
     auto& peer = board_.peers[static_cast<std::size_t>(come_)];
     const Board::Places places = slot.places;
     if (places.input) peer.input = board_.reach(come_, places.input, input_bytes(come_));
+    peer.lent = places.lent;
     if (places.output) peer.output = board_.reach(come_, places.output, output_bytes(come_));
   }
   if (awaits_all_) board_.settled = turn_;
@@ -523,7 +528,7 @@ void DirectExecution::consume(const Block& block) {
   const int rank = board_.rank(), size = board_.size();
   const Span own = input_span(block, rank);
   bool reaches = false;
-  for (const auto& peer : board_.peers) reaches = reaches || peer.input || peer.output;
+  for (const auto& peer : board_.peers) reaches = reaches || peer.input || peer.output || peer.lent;
   Reaching reaching(board_, endpoint_, reaches);
   auto source = [&](int r) -> const std::byte* {
     if (r == rank) return call_.input + own.offset;
@@ -535,8 +540,12 @@ void DirectExecution::consume(const Block& block) {
       int r = (rank + i) % size;
       if (r == rank) {
         copy_own(block);
-      } else if (is_source(r)) {
-        write(call_.output + output_span(block, r).offset, source(r), own.bytes);
+      } else if (std::byte* to = call_.output + output_span(block, r).offset; is_source(r)) {
+        if (const std::uint64_t lent = board_.peers[static_cast<std::size_t>(r)].lent) {
+          board_.read(r, lent + own.offset, to, own.bytes);
+        } else {
+          write(to, source(r), own.bytes);
+        }
       }
     }
     reaching.check();

@@ -23,6 +23,8 @@ class ShmBoard final : public Board {
   explicit ShmBoard(ShmEndpoint& endpoint);
   std::uint64_t place_of(const void* data, std::size_t bytes) const override;
   std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) override;
+  std::uint64_t lend(const void* data, std::size_t bytes) override;
+  void read(int peer, std::uint64_t lent, std::byte* to, std::size_t bytes) override;
   bool in_crowd() const override;
   [[noreturn]] void mismatch(int peer) override;
 
