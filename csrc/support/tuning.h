@@ -62,7 +62,7 @@ inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
 }
 // From this size on, ranks read the array of a scatter's root through the system, if it is
 // ordinary.
-inline constexpr std::size_t kLentArrayBytes = std::size_t{2} << 20;
+inline constexpr std::size_t kLentArrayBytes = std::size_t{4} << 20;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
