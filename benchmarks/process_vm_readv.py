@@ -2,10 +2,10 @@
 
     pycollective run -n 4 benchmarks/process_vm_readv.py [--calls gather] [--sizes 1M 16M] > results.json
 
-µs of a call, timed as compare.py does it. With process_vm_readv, a barrier says that the arrays are ready,
-each rank reads the parts that it lacks, and a second barrier that they may change. With process_vm_writev,
-each rank writes the parts that the others lack. The library's calls work on ordinary arrays and on arrays
-of comm.empty().
+µs of a call, timed as compare.py does it. With process_vm_readv, a barrier says that the arrays are
+ready, each rank reads the parts that it lacks, and a second barrier says that they may change. With
+process_vm_writev, each rank writes the parts that the others lack. The library's calls work on
+ordinary arrays and on arrays of comm.empty().
 """
 
 import argparse
@@ -40,7 +40,7 @@ def part_of(
         "gather": (0, source * part, part), "all_gather": (0, source * part, part),
         "all_to_all": (target * part, source * part, part),
     }[call]  # fmt: skip
-    if call in ("broadcast", "scatter") and source or call == "gather" and target:
+    if (call in ("broadcast", "scatter") and source) or (call == "gather" and target):
         return None
     return found
 
@@ -113,7 +113,8 @@ def main() -> None:
     cpu = Path("/proc/cpuinfo").read_text().split("model name\t: ")[1].split("\n")[0]
     report = {"benchmark": "process_vm_readv", "processor": cpu, "cores": os.cpu_count(),
               "kernel": os.uname().release, "ranks": group.size,
-              "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "unit": "µs", "rows": []}  # fmt: skip
+              "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+              "unit": "µs", "rows": []}  # fmt: skip
     for call, size in product(args.calls, args.sizes):
         found = measure_call(group, call, size, args.seconds)
         report["rows"].append({"call": call, "bytes": size, **found})

@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "executor/measure.h"
 #include "support/interpreter_release.h"
+#include "support/tuning.h"
 
 namespace py = pybind11;
 
@@ -23,6 +24,19 @@ void bind_measure(py::module_& m) {
       py::arg("ranks"), py::arg("bytes"), py::arg("iterations"),
       py::call_guard<InterpreterRelease>(),
       "Bytes a second that each of `ranks` threads copies, and adds, at the same time.");
+  m.def(
+      "measure_handshake",
+      [](const py::buffer& lines, int rank, int ranks, int rounds, bool crowd) {
+        const py::buffer_info memory = lines.request(/*writable=*/true);
+        const auto needed = static_cast<py::ssize_t>(ranks) * static_cast<py::ssize_t>(kCacheLine);
+        if (rank < 0 || rank >= ranks || rounds < 1 || memory.size * memory.itemsize < needed) {
+          throw py::value_error("a handshake needs a cache line for each rank, and rounds");
+        }
+        InterpreterRelease release;
+        return measure_handshake(static_cast<std::byte*>(memory.ptr), rank, ranks, rounds, crowd);
+      },
+      py::arg("lines"), py::arg("rank"), py::arg("ranks"), py::arg("rounds"), py::arg("crowd"),
+      "Seconds of a round in which each rank writes its cache line and waits for all others'.");
 }
 
 }  // namespace pycollective

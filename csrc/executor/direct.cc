@@ -254,6 +254,7 @@ bool DirectExecution::post() {
   }
   if (!board_.is_free(turn_)) return false;
   shot_bytes_ = std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
+  board_.awaits_one = false;
   auto& slot = board_.slot(rank, turn_);
   if (shot_bytes_ <= kOneShotBytes && shot_bytes_ * size <= kOneShotTotalBytes) {
     const std::size_t ring = board_.input_bytes();
@@ -312,6 +313,7 @@ bool DirectExecution::post() {
 
 // Lays out the blocks, when it is known what each rank does.
 void DirectExecution::begin_blocks() {
+  board_.awaits_one = call_.collective == Collective::gather && !is_taker(board_.rank());
   last_.input_end = board_.input_position;
   last_.output_end = board_.output_position;
   lay_out(last_);

@@ -112,6 +112,8 @@ class Board {
   // Whether there are more ranks than cores for them.
   virtual bool in_crowd() const = 0;
 
+  // Of the present call: another rank works for all, and needs the core of one that waits.
+  bool awaits_one = false;
   // Of the present call: where this rank reaches the ranks' arrays; nullptr where it does not.
   struct Peer {
     std::byte *input = nullptr, *output = nullptr;
