@@ -33,7 +33,7 @@ def move(system_call, pid: int, there: int, here: int, count: int) -> None:
 def part_of(
     call: str, source: int, target: int, ranks: int, size: int
 ) -> tuple[int, int, int] | None:
-    """Return what `target` needs of `source`: its place there, its place here, and its length."""
+    """Return the part that `target` needs of `source`: its place there, its place here, its length."""
     part = size // ranks
     found = {
         "broadcast": (0, 0, size), "scatter": (target * part, 0, part),

@@ -87,8 +87,8 @@ class Board {
   // which fails the group if there is no such memory.
   virtual std::uint64_t place_of(const void* data, std::size_t bytes) const = 0;
   virtual std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) = 0;
-  // How peers name a rank's array that they do not reach, but read through the system; 0 if they
-  // cannot, or should not. All ranks of a call ask, those that lend nothing with nullptr: each
+  // Returns the name of a rank's array that peers do not reach, but read through the system; 0 if
+  // they cannot, or should not. All ranks of a call ask, those that lend nothing with nullptr: each
   // finds out whether it can read.
   virtual std::uint64_t lend(const void* /*data*/, std::size_t /*bytes*/) { return 0; }
   // Reads what a peer has lent. Fails the group if there is no such memory.
@@ -112,7 +112,7 @@ class Board {
   // Whether there are more ranks than cores for them.
   virtual bool in_crowd() const = 0;
 
-  // Of the present call: another rank works for all, and needs the core of one that waits.
+  // True while another rank works for all: it needs the core of a rank that waits.
   bool awaits_one = false;
   // Of the present call: where this rank reaches the ranks' arrays; nullptr where it does not.
   struct Peer {

@@ -42,7 +42,7 @@ class ShmGroup final : public Group {
   std::shared_ptr<Arena> arena() override { return arena_; }
   std::string_view transport() const override { return "shared memory"; }
   bool in_crowd() const override;
-  // Whether each rank is known to be able to read the ordinary memory of all ranks.
+  // Returns true if each rank is known to be able to read the ordinary memory of all ranks.
   bool all_read() const;
   // The ranks whose wake-up costs their peers a fence, because they may not interrupt them.
   std::vector<int> needing_fences() const;

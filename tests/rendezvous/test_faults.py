@@ -413,7 +413,9 @@ for turn in range(300):
 
 @knows_numbers
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_scatter_of_an_ordinary_array_with_and_without_the_right_to_read_peers(tmp_path, is_refused):
+def test_scatter_of_an_ordinary_array_with_and_without_the_right_to_read_peers(
+    tmp_path, is_refused
+):
     preamble = f"""
 from in_ranks import *
 if {is_refused} and os.environ["PYCOLLECTIVE_RANK"] == "1":
