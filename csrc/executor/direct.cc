@@ -313,7 +313,9 @@ bool DirectExecution::post() {
 
 // Lays out the blocks, when it is known what each rank does.
 void DirectExecution::begin_blocks() {
-  board_.awaits_one = call_.collective == Collective::gather && !is_taker(board_.rank());
+  // Whoever sleeps is woken for each block: that is worth it for long arrays that are staged.
+  board_.awaits_one = call_.collective == Collective::gather && !is_taker(board_.rank()) &&
+                      !input_is_mapped_ && unit_ > kOutputStagingBytes;
   last_.input_end = board_.input_position;
   last_.output_end = board_.output_position;
   lay_out(last_);
