@@ -1,20 +1,25 @@
-"""Time each call on ordinary arrays beside the copies that every implementation must make.
+"""Time each call beside what no implementation can leave out: copies, or a handshake.
 
     pycollective run -n 2 benchmarks/bare_copies.py [--json FILE] [--calls gather] [--sizes 64K 1M]
+    pycollective run -n 8 benchmarks/bare_copies.py
 
-Two processes cannot see each other's ordinary arrays. Bytes for another rank are therefore copied twice:
-into memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read
-the peer's bytes instead of the second copy.
+Two processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
+memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read the
+peer's bytes in place of the second copy. "bare" is the time of these copies alone, by np.copyto and
+np.add in blocks of 128 KiB, in the same processes. No rank waits for the other, and the other process
+wrote each block of the shared memory last. A ratio near 1 says that a call is nothing but copying. Below
+1, the call's copies overlap better than NumPy's. compare.py has the same calls beside MPI's.
 
-The column "bare" is the time of these copies alone, by np.copyto and np.add in blocks of 128 KiB, in the
-same processes. No rank waits for the other, and the other process was the last to write each block of
-the shared memory. A ratio near 1 means that a call takes only the time of its copies. A ratio below 1
-means that the call's copies overlap better than NumPy's. The same calls beside MPI's are in compare.py.
+Calls of a few bytes wait for all ranks. Their "bare" time is a handshake in the core, without Python:
+each rank writes its own cache line and waits until it has seen the lines of the others. With more ranks
+than cores, a rank that waits yields its core, so that every rank runs once in each handshake.
+More than 2 ranks have the handshake alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import mmap
 import os
@@ -27,27 +32,32 @@ from compare import byte_count, size_text, time_text
 from compare_ranks import TINY, Pycollective, Values, calls_until_renewed, measure, slowest
 
 import pycollective
+from pycollective import _core
 
 BLOCK = 128 << 10
 CALLS = ("broadcast", "reduce", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all",
          "all_reduce", "send_recv")  # fmt: skip
 
 
+def shared_memory(comm: Any, size: int) -> Any:
+    """Return memory that all processes map, as bytes."""
+    made = os.memfd_create("bare") if comm.rank == 0 else -1
+    if made >= 0:
+        os.ftruncate(made, size)
+    who, what = comm.broadcast(np.array([os.getpid(), made]), 0)
+    with open(f"/proc/{who}/fd/{what}", "r+b") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+    comm.barrier()
+    if made >= 0:
+        os.close(made)
+    return mapped
+
+
 class Both:
     """Memory that both processes map; each process writes one half."""
 
     def __init__(self, comm: Any, size: int) -> None:
-        made = os.memfd_create("bare") if comm.rank == 0 else -1
-        if made >= 0:
-            os.ftruncate(made, 2 * size)
-        who, what = comm.broadcast(np.array([os.getpid(), made]), 0)
-        path = f"/proc/{who}/fd/{what}"
-        with open(path, "r+b") as file:
-            mapped = np.frombuffer(mmap.mmap(file.fileno(), 2 * size), np.float32)
-        comm.barrier()
-        if made >= 0:
-            os.close(made)
-        halves = mapped.reshape(2, -1)
+        halves = shared_memory(comm, 2 * size).view(np.float32).reshape(2, -1)
         self.mine, self.theirs = halves[comm.rank], halves[1 - comm.rank]
         self.mine[:] = TINY
 
@@ -114,6 +124,26 @@ def bare(call: str, rank: int, x: Any, out: Any, both: Both) -> Any:
     return run
 
 
+def handshakes(group: Pycollective, seconds: float) -> list[dict[str, Any]]:
+    """Time calls of a few bytes, and handshakes."""
+    comm = group.comm
+    lines = shared_memory(comm, 4096)
+    x = np.full(2, TINY, np.float32)
+    handshake = functools.partial(
+        _core.measure_handshake, lines, comm.rank, comm.size, 100, comm.size > (os.cpu_count() or 1)
+    )
+    rows = []
+    for call in ("barrier", "all_reduce"):
+        times = {}
+        for name, run, count in (("us", group.calls(x, x)[call], 1), ("bare", handshake, 100)):
+            found = measure(run, seconds, meet=comm.barrier,
+                            slowest=lambda own: slowest(group, own), renew=lambda: x.fill(TINY),
+                            most=calls_until_renewed(comm.size))  # fmt: skip
+            times[name] = found["us"] / count
+        rows.append({"call": call, "size": 0 if call == "barrier" else 8, **times})
+    return rows
+
+
 def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -125,13 +155,12 @@ def main() -> None:
     p.add_argument("--json", type=Path, metavar="FILE", help="where rank 0 writes the numbers")
     args = p.parse_args()
     comm = pycollective.init()
-    if comm.size != 2:
-        raise SystemExit("start 2 processes: pycollective run -n 2 benchmarks/bare_copies.py")
     group = Pycollective(comm)
-    both = Both(comm, max(args.sizes))
-    rows: list[dict[str, Any]] = []
+    rows = handshakes(group, args.seconds)
+    sizes = args.sizes if comm.size == 2 else []
+    both = Both(comm, max(sizes)) if sizes else None
     for call in args.calls:
-        for size in args.sizes:
+        for size in sizes:
             values = Values(call, size, comm.rank, 2)
             x, out = (np.full(count, TINY, np.float32) for count in (values.given, values.got))
             times = {}
@@ -153,16 +182,21 @@ def main() -> None:
         return
     if args.json:
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        report = {"benchmark": "bare_copies", "when": when, "rows": rows}
+        report = {"benchmark": "bare_copies", "when": when, "ranks": comm.size, "rows": rows}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
-    print("| call / bare copies (µs of both) | " + " | ".join(map(size_text, args.sizes)) + " |")
-    print("| --- |" + " --- |" * len(args.sizes))
+    for row in rows:
+        row["text"] = f"**{row['us'] / row['bare']:.2f}** " + (
+            f"({time_text(row['us'])} / {time_text(row['bare'])})"
+        )
+    print("call / bare handshake (µs of both): " + ", ".join(
+        f"{r['call']} {r['text']}" for r in rows if r["size"] <= 8
+    ))  # fmt: skip
+    if not sizes:
+        return
+    print("| call / bare copies (µs of both) | " + " | ".join(map(size_text, sizes)) + " |")
+    print("| --- |" + " --- |" * len(sizes))
     for call in args.calls:
-        found = [r for r in rows if r["call"] == call]
-        cells = [
-            f"**{r['us'] / r['bare']:.2f}** ({time_text(r['us'])} / {time_text(r['bare'])})"
-            for r in found
-        ]
+        cells = [r["text"] for r in rows if r["call"] == call and r["size"] in sizes]
         print(f"| {call} | " + " | ".join(cells) + " |")
 
 

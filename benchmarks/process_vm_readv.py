@@ -1,13 +1,14 @@
 """Compare a trial with process_vm_readv, which reads a peer's ordinary array, with the library's way.
 
-    pycollective run -n 2 benchmarks/process_vm_readv.py > results.json
+    pycollective run -n 4 benchmarks/process_vm_readv.py [--calls gather] [--sizes 1M 16M] > results.json
 
-The numbers are µs of a broadcast and of an all_gather, timed as in compare.py. With process_vm_readv, a
-first barrier announces that the arrays are ready. Then each rank reads the parts that it lacks, and a
-second barrier allows changes. The library's calls work on ordinary arrays and on arrays of comm.empty().
-The number "copy" is a copy, by the same ranks, of the bytes that process_vm_readv reads: the minimum.
+µs of a call, timed as compare.py does it. With process_vm_readv, a barrier says that the arrays are
+ready, each rank reads the parts that it lacks, and a second barrier says that they may change. With
+process_vm_writev, each rank writes the parts that the others lack. The library's calls work on
+ordinary arrays and on arrays of comm.empty().
 """
 
+import argparse
 import ctypes
 import json
 import os
@@ -16,56 +17,107 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from compare_ranks import Empty, Pycollective, measure, slowest
+from compare import byte_count
+from compare_ranks import Empty, Pycollective, Values, measure, slowest
 
-MI, SECONDS = 1 << 20, 0.15
+CALLS = ("broadcast", "scatter", "gather", "all_gather", "all_to_all")
 LIBC = ctypes.CDLL(None, use_errno=True)
 iovec = ctypes.c_size_t * 2
 
 
-def read(pid: int, address: int, out: np.ndarray) -> None:
-    here, there = iovec(out.ctypes.data, out.nbytes), iovec(address, out.nbytes)
-    if LIBC.process_vm_readv(pid, here, 1, there, 1, 0) != out.nbytes:
-        raise OSError(ctypes.get_errno(), f"process_vm_readv of {out.nbytes} bytes")
+def move(system_call, pid: int, there: int, here: int, count: int) -> None:
+    if system_call(pid, iovec(here, count), 1, iovec(there, count), 1, 0) != count:
+        raise OSError(ctypes.get_errno(), f"process_vm_readv or _writev of {count} bytes")
 
 
-def measure_call(group: Pycollective, call: str, size: int) -> dict[str, float]:
-    comm, rank, empty = group.comm, group.rank, Empty(group.comm)
-    parts = comm.size if call == "all_gather" else 1  # part r is rank r's
-    whole = np.zeros((parts, size // 4 // parts), np.float32)
-    own = np.full(whole.shape[1], rank + 1, np.float32)
-    where = comm.all_gather(np.array([[os.getpid(), own.ctypes.data]])).tolist()
-    lacks = [r for r in range(parts) if r != rank]
+def part_of(
+    call: str, source: int, target: int, ranks: int, size: int
+) -> tuple[int, int, int] | None:
+    """Return the part that `target` needs of `source`: its place there, its place here, its length."""
+    part = size // ranks
+    found = {
+        "broadcast": (0, 0, size), "scatter": (target * part, 0, part),
+        "gather": (0, source * part, part), "all_gather": (0, source * part, part),
+        "all_to_all": (target * part, source * part, part),
+    }[call]  # fmt: skip
+    if (call in ("broadcast", "scatter") and source) or (call == "gather" and target):
+        return None
+    return found
+
+
+def measure_call(group: Pycollective, call: str, size: int, seconds: float) -> dict[str, float]:
+    comm, rank, ranks = group.comm, group.rank, group.size
+    values = Values(call, size, rank, ranks)
+    given, got = values.of(rank), np.zeros(values.got, np.float32)
+    mine = np.array([[os.getpid(), given.ctypes.data, got.ctypes.data]])
+    where = comm.all_gather(mine).tolist()
+    turns = [(rank + i) % ranks for i in range(1, ranks)]
+    length = 4 * values.count
+
+    def copy_own() -> None:
+        found = part_of(call, rank, rank, ranks, length)
+        if call != "broadcast" and found:
+            there, here, count = (n // 4 for n in found)
+            got[here : here + count] = given[there : there + count]
 
     def reading() -> None:
-        if call == "all_gather":
-            whole[rank] = own
         comm.barrier()
-        for r in lacks:
-            read(*where[r], whole[r])
+        for peer in turns:
+            if found := part_of(call, peer, rank, ranks, length):
+                there, here, count = found
+                pid, address, _ = where[peer]
+                move(LIBC.process_vm_readv, pid, address + there, mine[0, 2] + here, count)
+        copy_own()
         comm.barrier()
 
-    ways = {"copy": lambda: [np.copyto(whole[r], own) for r in lacks], "process_vm_readv": reading}
-    for name, kind in (("ordinary", group), ("comm.empty()", empty)):
-        x = kind.array(own.size)
-        x[:] = own
-        ways[name] = kind.calls(x, kind.array(whole.size))[call]
-    reading()
-    if any((whole[r] != r + 1).any() for r in lacks):
-        raise SystemExit(f"process_vm_readv read wrong values for {call}")
+    def writing() -> None:
+        comm.barrier()
+        for peer in turns:
+            if found := part_of(call, rank, peer, ranks, length):
+                there, here, count = found
+                pid, _, address = where[peer]
+                move(LIBC.process_vm_writev, pid, address + here, mine[0, 1] + there, count)
+        copy_own()
+        comm.barrier()
+
+    ways = {"process_vm_readv": reading, "process_vm_writev": writing}
+    for name, kind in (("ordinary", group), ("comm.empty()", Empty(comm))):
+        x = kind.array(given.size)
+        x[:] = given
+        ways[name] = kind.calls(x, kind.array(got.size))[call]
+    expected = values.expected()
+    for way in (reading, writing):
+        got[:] = 0
+        way()
+        if (
+            expected is not None
+            and not (call == "broadcast" and rank == 0)
+            and (got != expected).any()
+        ):
+            raise SystemExit(f"{way.__name__} gave wrong values for {call}")
     common = {"meet": group.meet, "slowest": lambda own: slowest(group, own)}
-    return {n: round(measure(way, SECONDS, **common)["us"], 1) for n, way in ways.items()}
+    return {n: round(measure(way, seconds, **common)["us"], 1) for n, way in ways.items()}
 
 
 def main() -> None:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--calls", nargs="+", choices=CALLS, default=CALLS)
+    p.add_argument("--sizes", nargs="+", type=byte_count, metavar="BYTES",
+                   default=[1 << 20, 4 << 20, 16 << 20, 64 << 20])  # fmt: skip
+    p.add_argument("--seconds", type=float, default=0.05, help="of each of the 5 repeats (0.05)")
+    args = p.parse_args()
     LIBC.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: Yama lets peers read
     group = Pycollective()
     cpu = Path("/proc/cpuinfo").read_text().split("model name\t: ")[1].split("\n")[0]
     report = {"benchmark": "process_vm_readv", "processor": cpu, "cores": os.cpu_count(),
               "kernel": os.uname().release, "ranks": group.size,
-              "when": time.strftime("%Y-%m-%d", time.gmtime()), "unit": "µs", "rows": []}  # fmt: skip
-    for size, call in product((MI // 16, MI, 16 * MI, 64 * MI), ("broadcast", "all_gather")):
-        report["rows"].append({"call": call, "bytes": size, **measure_call(group, call, size)})
+              "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+              "unit": "µs", "rows": []}  # fmt: skip
+    for call, size in product(args.calls, args.sizes):
+        found = measure_call(group, call, size, args.seconds)
+        report["rows"].append({"call": call, "bytes": size, **found})
     if group.rank == 0:
         print(json.dumps(report, indent=1))
 

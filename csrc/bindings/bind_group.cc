@@ -161,6 +161,9 @@ void bind_group(py::module_& m) {
       .def("follow", &ShmGroup::follow, py::arg("other"),
            "From now on, a process that the other group loses is lost to this group too.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.")
+      .def_property_readonly("all_read", &ShmGroup::all_read,
+                             "Whether each rank is known to be able to read the ordinary memory of "
+                             "all ranks, through the system.")
       .def_property_readonly(
           "needing_fences", &ShmGroup::needing_fences,
           "The ranks whose wake-up needs a fence: they have not joined, or have no membarrier.");

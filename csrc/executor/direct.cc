@@ -109,7 +109,8 @@ bool DirectExecution::is_taker(int rank) const {
 }
 
 bool DirectExecution::is_staging(int rank) const {
-  return is_source(rank) && !board_.peers[static_cast<std::size_t>(rank)].input;
+  const auto& peer = board_.peers[static_cast<std::size_t>(rank)];
+  return is_source(rank) && !peer.input && !peer.lent;
 }
 
 bool DirectExecution::is_awaited(int rank) const {
@@ -252,6 +253,7 @@ bool DirectExecution::post() {
   }
   if (!board_.is_free(turn_)) return false;
   shot_bytes_ = std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
+  board_.awaits_one = false;
   auto& slot = board_.slot(rank, turn_);
   if (shot_bytes_ <= kOneShotBytes && shot_bytes_ * size <= kOneShotTotalBytes) {
     const std::size_t ring = board_.input_bytes();
@@ -281,8 +283,11 @@ bool DirectExecution::post() {
     const bool writable = is_cut_ || reduces;  // others' results
     slot.places = {in ? board_.place_of(call_.input, in) : 0,
                    out && writable ? board_.place_of(call_.output, out) : 0, shift_of(call_.input),
-                   shift_of(call_.output)};
-    input_is_mapped_ = slot.places.input != 0;
+                   shift_of(call_.output), 0};
+    if (call_.collective == Collective::scatter && !slot.places.input) {
+      slot.places.lent = board_.lend(call_.input, in);
+    }
+    input_is_mapped_ = slot.places.input != 0 || slot.places.lent != 0;
     output_is_mapped_ = slot.places.output != 0;
     if (output_is_mapped_) board_.written = {call_.output, out};
     for (auto& peer : board_.peers) peer = {};
@@ -307,6 +312,9 @@ bool DirectExecution::post() {
 
 // Lays out the blocks, when it is known what each rank does.
 void DirectExecution::begin_blocks() {
+  // Whoever sleeps is woken for each block: that is worth it for long arrays that are staged.
+  board_.awaits_one = call_.collective == Collective::gather && !is_taker(board_.rank()) &&
+                      !input_is_mapped_ && unit_ > kOutputStagingBytes;
   last_.input_end = board_.input_position;
   last_.output_end = board_.output_position;
   lay_out(last_);
@@ -344,6 +352,7 @@ bool DirectExecution::have_come() {
     auto& peer = board_.peers[static_cast<std::size_t>(come_)];
     const Board::Places places = slot.places;
     if (places.input) peer.input = board_.reach(come_, places.input, input_bytes(come_));
+    peer.lent = places.lent;
     if (places.output) peer.output = board_.reach(come_, places.output, output_bytes(come_));
   }
   if (awaits_all_) board_.settled = turn_;
@@ -495,7 +504,16 @@ bool DirectExecution::try_produce() {
     }
   }
   if (consumes) {
-    consume(producing_);
+    Block piece = producing_;
+    if (board_.peers[static_cast<std::size_t>(call_.root)].lent) {
+      // Nothing has to be staged for the blocks behind it, and a system call for each costs time.
+      Block next = producing_;
+      for (go_on(next); next.bytes && piece.bytes < kPieceBytes; go_on(next)) {
+        piece.bytes += next.bytes;
+        producing_ = next;
+      }
+    }
+    consume(piece);
   } else {
     publish(producing_);
   }
@@ -522,7 +540,7 @@ void DirectExecution::consume(const Block& block) {
   const int rank = board_.rank(), size = board_.size();
   const Span own = input_span(block, rank);
   bool reaches = false;
-  for (const auto& peer : board_.peers) reaches = reaches || peer.input || peer.output;
+  for (const auto& peer : board_.peers) reaches = reaches || peer.input || peer.output || peer.lent;
   Reaching reaching(board_, endpoint_, reaches);
   auto source = [&](int r) -> const std::byte* {
     if (r == rank) return call_.input + own.offset;
@@ -534,8 +552,12 @@ void DirectExecution::consume(const Block& block) {
       int r = (rank + i) % size;
       if (r == rank) {
         copy_own(block);
-      } else if (is_source(r)) {
-        write(call_.output + output_span(block, r).offset, source(r), own.bytes);
+      } else if (std::byte* to = call_.output + output_span(block, r).offset; is_source(r)) {
+        if (const std::uint64_t lent = board_.peers[static_cast<std::size_t>(r)].lent) {
+          board_.read(r, lent + own.offset, to, own.bytes);
+        } else {
+          write(to, source(r), own.bytes);
+        }
       }
     }
     reaching.check();

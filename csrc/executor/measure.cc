@@ -17,10 +17,11 @@ namespace {
 
 Clock::time_point in_a_minute() { return Clock::now() + std::chrono::minutes(1); }
 
-void wait_for(const std::atomic<unsigned>& counter, unsigned value) {
-  auto deadline = in_a_minute();
+void wait_for(const std::atomic<unsigned>& counter, unsigned value, int spins = 1000) {
+  Clock::time_point deadline;
   for (int looks = 0; counter.load(std::memory_order_acquire) < value; ++looks) {
-    if (looks < 1000) continue;
+    if (looks < spins) continue;
+    if (looks == spins) deadline = in_a_minute();
     std::this_thread::yield();
     if (Clock::now() > deadline) throw std::runtime_error("a rank of the measurement is stuck");
   }
@@ -261,6 +262,20 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
     return static_cast<double>(count * 4) / *middle;
   };
   return {rate(copied), rate(added)};
+}
+
+double measure_handshake(std::byte* lines, int rank, int ranks, int rounds, bool crowd) {
+  auto line = [lines](int r) -> std::atomic<unsigned>& {
+    return *reinterpret_cast<std::atomic<unsigned>*>(lines +
+                                                     static_cast<std::size_t>(r) * kCacheLine);
+  };
+  const unsigned last = line(rank).load() + static_cast<unsigned>(rounds);
+  const auto begin = Clock::now();
+  for (unsigned round = line(rank).load() + 1; round <= last; ++round) {
+    line(rank).store(round, std::memory_order_release);
+    for (int r = 0; r < ranks; ++r) wait_for(line(r), round, crowd ? 0 : 1000);
+  }
+  return std::chrono::duration<double>(Clock::now() - begin).count() / rounds;
 }
 
 }  // namespace pycollective

@@ -25,4 +25,10 @@ struct Rates {
 };
 Rates measure_rates(int ranks, std::size_t bytes, int iterations);
 
+// Seconds of a round of handshakes: the least time of a call for which every rank waits for every
+// other. In a round a rank writes its cache line, and waits until it has seen those of all others.
+// `lines` has a cache line for each rank, zero before the ranks' first rounds. In a crowd a rank
+// that waits yields.
+double measure_handshake(std::byte* lines, int rank, int ranks, int rounds, bool crowd);
+
 }  // namespace pycollective

@@ -107,7 +107,6 @@ class Fingerprints {
   std::string run() {
     for (int r = 0; r < size_ && fits(r);) ++r;
     while (walk_.any() && problem_.empty()) {
-      if (int later = walk_.queued(4); later >= 0) fetch(later);
       int r = walk_.pop();
       while (!walk_.done(r) && play(r)) {
         walk_.advance(r);
@@ -216,16 +215,6 @@ class Fingerprints {
       seen.unwritten = seen.unwritten || value == 0;
     }
     return seen;
-  }
-
-  // The ranks' cells are far from each other: asks for the one that a rank's next step needs.
-  void fetch(int r) const {
-    if (walk_.done(r)) return;
-    const Step& step = walk_.step(r);
-    const Span& span = step.verb == Verb::send ? step.source : step.target;
-    bool is_input = span.buffer == Buffer::input;
-    if (span.count == 0 || (is_input && (in_parts || span.first >= outputs(r)))) return;
-    __builtin_prefetch(&cells_[place(r, is_input ? Buffer::output : span.buffer, span.first)]);
   }
 
   // Returns false if the rank's next step cannot be played. Called once for each step.

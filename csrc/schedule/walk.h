@@ -23,35 +23,34 @@ class Walk {
   Walk(const Algorithm& algorithm, int size, int repeats, const Watch& watch)
       : algorithm_(algorithm), size_(size), repeats_(repeats), watch_(watch) {
     ranks_.resize(static_cast<std::size_t>(size));
-    queue_.resize(static_cast<std::size_t>(size));
+    blocks_.resize(block_of(size - 1) + 1);
     for (int r = 0; r < size; ++r) {
       begin(r);
       wake(r);
     }
   }
 
-  // Ranks that can perhaps go on, in the order in which that became known.
+  // Ranks that can perhaps go on. Those of two neighbouring blocks go as far as they can before the
+  // walk moves on by one block: what they touch stays in the second-level cache.
   bool any() const { return queued_ > 0; }
   int pop() {
-    if (int later = queued(8); later >= 0) __builtin_prefetch(of(later).step);
-    int r = queue_[head_];
-    head_ = head_ + 1 == queue_.size() ? 0 : head_ + 1;
+    while (blocks_[block_].first < 0 && blocks_[behind(block_)].first < 0) block_ = behind(block_);
+    Block& block = blocks_[blocks_[block_].first < 0 ? behind(block_) : block_];
+    int r = block.first;
+    block.first = of(r).next;
     --queued_;
     of(r).queued = false;
     return r;
-  }
-  // The rank `behind` places behind the next one; -1 if there is none.
-  int queued(std::size_t behind) const {
-    if (behind >= queued_) return -1;
-    std::size_t place = head_ + behind;
-    return queue_[place < queue_.size() ? place : place - queue_.size()];
   }
   void wake(int r) {
     if (of(r).queued) return;
     of(r).queued = true;
     of(r).waits_for = -1;
-    std::size_t tail = head_ + queued_++;
-    queue_[tail < queue_.size() ? tail : tail - queue_.size()] = r;
+    of(r).next = -1;
+    if (queued_++ == 0) block_ = block_of(r);
+    Block& block = blocks_[block_of(r)];
+    (block.first < 0 ? block.first : of(block.last).next) = r;
+    block.last = r;
   }
   // Rank r can go on when `peer` does something for it.
   void wait(int r, int peer) { of(r).waits_for = peer; }
@@ -96,12 +95,22 @@ class Walk {
  private:
   static constexpr std::uint64_t kLook = (1 << 20) - 1;
   static constexpr int kCounted = 16;
+  static constexpr int kBlock = 128;
   struct Rank {
     Steps steps;
     const Step* step = nullptr;  // the one that is next; nullptr when all are done
     int number = 0, repeated = 0, waits_for = -1;
     bool queued = false;
+    int next = -1;  // behind it in the queue of its block
   };
+  // A queue, in the order in which it became known that ranks can go on.
+  struct Block {
+    int first = -1, last = -1;
+  };
+  static std::size_t block_of(int r) { return static_cast<std::size_t>(r / kBlock); }
+  std::size_t behind(std::size_t block) const {
+    return block + 1 == blocks_.size() ? 0 : block + 1;
+  }
   void begin(int r) {
     of(r).steps = algorithm_.steps(r, size_);
     of(r).step = of(r).steps.next();
@@ -130,8 +139,8 @@ class Walk {
   int size_, repeats_;
   const Watch& watch_;
   std::vector<Rank> ranks_;
-  std::vector<int> queue_;
-  std::size_t head_ = 0, queued_ = 0;
+  std::vector<Block> blocks_;
+  std::size_t block_ = 0, queued_ = 0;
   std::uint64_t walked_ = 0;
   double total_ = 0;  // steps, about; 0: not yet asked for
 };

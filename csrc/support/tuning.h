@@ -60,6 +60,9 @@ inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
   return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
 }
+// From this size on, ranks read the array of a scatter's root through the system, if it is
+// ordinary.
+inline constexpr std::size_t kLentArrayBytes = std::size_t{8} << 20;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
@@ -140,6 +143,9 @@ inline constexpr int kCrowdedLookahead = 6;
 inline constexpr int kSpins = 300;
 inline constexpr int kCrowdedSpins = 3;
 inline constexpr int kYields = 200;
+// The same in a crowd, while one rank copies long arrays for all. A rank that yields its core
+// without end takes half of it.
+inline constexpr int kYieldsToOne = 2;
 inline constexpr int kHostYields = 2000;
 
 // After a failed call, a rank waits this long for a peer that still works in this rank's memory.

@@ -24,6 +24,7 @@ class Board {
   struct Places {
     std::uint64_t input, output;              // as place_of() gave it; 0: peers cannot reach it
     std::uint32_t input_shift, output_shift;  // address modulo a cache line, which staging keeps
+    std::uint64_t lent;                       // the input, as lend() gave it; 0: it is not lent
   };
 
   // A rank's entry into a call.
@@ -86,6 +87,13 @@ class Board {
   // which fails the group if there is no such memory.
   virtual std::uint64_t place_of(const void* data, std::size_t bytes) const = 0;
   virtual std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) = 0;
+  // Returns the name of a rank's array that peers do not reach, but read through the system; 0 if
+  // they cannot, or should not. All ranks of a call ask, those that lend nothing with nullptr: each
+  // finds out whether it can read.
+  virtual std::uint64_t lend(const void* /*data*/, std::size_t /*bytes*/) { return 0; }
+  // Reads what a peer has lent. Fails the group if there is no such memory.
+  virtual void read(int /*peer*/, std::uint64_t /*lent*/, std::byte* /*to*/,
+                    std::size_t /*bytes*/) {}
   // This rank's own array of the present call that peers write to, if they do.
   struct Written {
     const std::byte* data = nullptr;
@@ -104,9 +112,12 @@ class Board {
   // Whether there are more ranks than cores for them.
   virtual bool in_crowd() const = 0;
 
+  // True while another rank works for all: it needs the core of a rank that waits.
+  bool awaits_one = false;
   // Of the present call: where this rank reaches the ranks' arrays; nullptr where it does not.
   struct Peer {
     std::byte *input = nullptr, *output = nullptr;
+    std::uint64_t lent = 0;  // the input, which this rank reads through the system
   };
   std::vector<Peer> peers;
   // Room for addresses of all ranks, and of one more.

@@ -42,6 +42,8 @@ class ShmGroup final : public Group {
   std::shared_ptr<Arena> arena() override { return arena_; }
   std::string_view transport() const override { return "shared memory"; }
   bool in_crowd() const override;
+  // Returns true if each rank is known to be able to read the ordinary memory of all ranks.
+  bool all_read() const;
   // The ranks whose wake-up costs their peers a fence, because they may not interrupt them.
   std::vector<int> needing_fences() const;
   // Gives the ranks, in ascending order, their numbers in a larger group, whose ranks have these
@@ -81,6 +83,12 @@ class ShmGroup final : public Group {
   std::uint64_t place_of(const void* data, std::size_t bytes) const;
   // Returns the address of a peer's array by its place; nullptr if the peer has no such memory.
   std::byte* reach(int rank, std::uint64_t place, std::size_t bytes) const;
+  // Returns how peers name an ordinary array that they read through the system; 0: they cannot, or
+  // the way through the staging is as fast. Finds out, when all ranks have joined, whether this one
+  // can read.
+  std::uint64_t lend(const void* data, std::size_t bytes);
+  // Reads what a peer has lent. Returns false if it has no such memory.
+  bool read(int rank, std::uint64_t lent, std::byte* to, std::size_t bytes) const;
   bool has_failed() const;
   void check() const;
   int number(int rank) const override {
@@ -99,6 +107,7 @@ class ShmGroup final : public Group {
   void wake_all() noexcept;
 
   const Origin origin_;
+  const std::uint64_t secret_;  // which peers find in this process's memory
   const ShmMemory memory_;
   mutable std::atomic<int> crowd_ = -1;    // whether it is one, once all ranks have joined
   std::shared_ptr<Arena> arena_;           // nullptr: there is none, or no address space for it

@@ -239,6 +239,14 @@ std::byte* ShmBoard::reach(int peer, std::uint64_t place, std::size_t bytes) {
   return found;
 }
 
+std::uint64_t ShmBoard::lend(const void* data, std::size_t bytes) {
+  return endpoint_.group_.lend(data, bytes);
+}
+
+void ShmBoard::read(int peer, std::uint64_t lent, std::byte* to, std::size_t bytes) {
+  if (!endpoint_.group_.read(peer, lent, to, bytes)) endpoint_.lose(peer);
+}
+
 bool ShmBoard::in_crowd() const { return endpoint_.group_.in_crowd(); }
 
 void ShmBoard::mismatch(int peer) { endpoint_.mismatch(peer); }

@@ -23,6 +23,8 @@ class ShmBoard final : public Board {
   explicit ShmBoard(ShmEndpoint& endpoint);
   std::uint64_t place_of(const void* data, std::size_t bytes) const override;
   std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) override;
+  std::uint64_t lend(const void* data, std::size_t bytes) override;
+  void read(int peer, std::uint64_t lent, std::byte* to, std::size_t bytes) override;
   bool in_crowd() const override;
   [[noreturn]] void mismatch(int peer) override;
 
@@ -54,7 +56,11 @@ class ShmEndpoint final : public Endpoint {
   CallRecord call() const override { return call_; }
   void fail(const Failure& failure) noexcept override { group_.fail(failure); }
 
-  SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
+  SpinLimit spin_limit() override {
+    const bool crowd = group_.in_crowd();
+    if (crowd && board_.awaits_one) return {kCrowdedSpins, kYieldsToOne};
+    return memory_spin_limit(crowd);
+  }
   void announce_sleep() override { seen_ = state().queue.announce_sleep(); }
   bool sleep(Clock::duration limit) override {
     return has_failed() || state().queue.sleep(seen_, limit);

@@ -15,7 +15,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 12;
+constexpr std::uint32_t kVersion = 13;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "support/cores.h"
+#include "support/peer_memory.h"
 #include "support/shared_memory.h"
 #include "support/tuning.h"
 #include "support/wait_queue.h"
@@ -40,7 +41,11 @@ struct alignas(kCacheLine) ShmRank {
   // One more than its place among the arenas; 0: not known yet, -1: the rank has not mapped them.
   std::atomic<std::int32_t> arena;
   std::atomic<std::int32_t> there;  // one more than its number in the followed group; 0: not known
-  char message[160];                // between two ranks, in which it waits; only for texts
+  PeerMemory memory;                // its ordinary memory, written before `arena`
+  // Whether it reads the ordinary memory of all ranks: 0: not known yet, -1: it does not, 1: it
+  // does.
+  std::atomic<std::int32_t> reads;
+  char message[160];  // between two ranks, in which it waits; only for texts
   SharedHistory history;
 };
 

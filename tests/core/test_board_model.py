@@ -19,6 +19,7 @@ _SOURCES = (
     "executor/direct.cc",
     "transport/board.cc",
     "schedule/collective.cc",
+    "support/copy.cc",
     "support/cores_linux.cc",
 )
 
@@ -118,6 +119,12 @@ def test_ranks_that_die_or_give_up_in_every_interleaving(
          "writes arrays of rank"),
         ("executor/direct.cc", "    std::atomic_thread_fence(std::memory_order_acquire);\n"
          "    endpoint_.check();", "", 2, "timeout", "goes on with what it read"),
+        # A root that does not wait for those that read its array through the system.
+        ("executor/direct.cc", "slot.places.input != 0 || slot.places.lent != 0;",
+         "slot.places.input != 0;", 2, "none", "reads arrays of rank"),
+        # Readers that do not look for a failure.
+        ("executor/direct.cc", "reaches || peer.input || peer.output || peer.lent",
+         "reaches || peer.input || peer.output", 2, "timeout", "goes on with what it read"),
         ("executor/direct.cc", "  return inputs && board_.peers", "  return inputs || board_.peers",
          2, "none", "wrong byte"),
         ("executor/direct.cc", "  if (!found.empty() || mode_ != Mode::blocks) return found;",

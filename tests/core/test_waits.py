@@ -208,3 +208,28 @@ def test_mixed_wait_for_memory_and_tcp_is_ended_by_a_rank_of_the_host(monkeypatc
         raise AssertionError("rank 2 has never ended a poll() of rank 0")
     on_ranks(comms, lambda c: c.close())
     relay.close()
+
+
+@pytest.mark.parametrize("crowd", [False, True])
+def test_measure_handshake_waits_for_every_rank(crowd):
+    lines = np.zeros((3, 64), np.uint8)
+    threads = [
+        threading.Thread(target=_core.measure_handshake, args=(lines, r, 3, 7, crowd))
+        for r in range(3)
+    ]
+    for thread in threads[:2]:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while lines[:2, 0].tolist() != [1, 1] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.01)
+    assert lines[:, 0].tolist() == [1, 1, 0]
+    threads[2].start()
+    for thread in threads:
+        thread.join(30)
+    assert lines[:, 0].tolist() == [7, 7, 7]
+
+
+def test_measure_handshake_refuses_too_little_memory():
+    with pytest.raises(ValueError, match="a cache line for each rank"):
+        _core.measure_handshake(np.zeros(127, np.uint8), 0, 2, 1, False)

@@ -22,7 +22,7 @@ import pycollective as pc
 __all__ = [
     "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words",
     "is_stopped",
-    "meet", "no_membarrier", "np", "os",
+    "meet", "refuse", "np", "os",
     "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
     "wait_for", "without_descriptors", "without_memory",
 ]  # fmt: skip
@@ -188,15 +188,18 @@ class _Program(ctypes.Structure):
     _fields_ = (("count", ctypes.c_ushort), ("filters", ctypes.POINTER(_Filter)))
 
 
-MEMBARRIER = {"x86_64": 324, "aarch64": 283}
+SYSTEM_CALLS = {
+    "x86_64": {"membarrier": 324, "process_vm_readv": 310},
+    "aarch64": {"membarrier": 283, "process_vm_readv": 270},
+}
 
 
-def no_membarrier(heard=None):
-    """Refuse this thread, for ever, the system call membarrier, as containers may.
+def refuse(name, heard=None):
+    """Refuse this thread a system call for ever, as containers may.
 
     Given a list, calls are not refused: each is noted there instead of being made.
     """
-    number = MEMBARRIER[platform.machine()]
+    number = SYSTEM_CALLS[platform.machine()][name]
     if heard is not None:
         signal.signal(signal.SIGSYS, lambda *_: heard.append(time.monotonic()))
     refused = 0x00050001 if heard is None else 0x00030000  # EPERM, or SIGSYS

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from fast_cases import some_fast
-from in_ranks import CALLS, MEMBARRIER
+from in_ranks import CALLS, SYSTEM_CALLS
 from processes import TRANSPORTS, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -384,19 +384,19 @@ if comm.rank == 0:
 
 # A rank that may not do all that others may ---------------------------------------------------
 
-knows_membarrier = pytest.mark.skipif(
-    platform.machine() not in MEMBARRIER, reason="the number of the system call"
+knows_numbers = pytest.mark.skipif(
+    platform.machine() not in SYSTEM_CALLS, reason="the numbers of system calls"
 )
 
 
-@knows_membarrier
+@knows_numbers
 @pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
 def test_rank_without_membarrier_is_woken_by_a_fence(tmp_path, transport):
     """The others are told, whose light barrier it cannot do its part of."""
     preamble = """
 from in_ranks import *
 if os.environ["PYCOLLECTIVE_RANK"] == "1":
-    no_membarrier()
+    refuse("membarrier")
 comm = pc.init(timeout=20)
 """
     body = """
@@ -411,7 +411,34 @@ for turn in range(300):
     assert done.outputs == ["[1]\n" if transport == "shm" else "mixed\n"] * 3, done
 
 
-@knows_membarrier
+@knows_numbers
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_scatter_of_an_ordinary_array_with_and_without_the_right_to_read_peers(
+    tmp_path, is_refused
+):
+    preamble = f"""
+from in_ranks import *
+if {is_refused} and os.environ["PYCOLLECTIVE_RANK"] == "1":
+    refuse("process_vm_readv")
+comm = pc.init(timeout=20)
+"""
+    body = """
+length = 3_000_001
+for turn in range(3):
+    root = turn % 2
+    array = np.arange(3 * length, dtype="f4") + turn if comm.rank == root else None
+    part = comm.scatter(array, root=root, out=np.empty(length, "f4"))
+    if array is not None:
+        array.fill(0)  # nobody reads it any more
+    expected = np.arange(comm.rank * length, (comm.rank + 1) * length, dtype="f4") + turn
+    assert (part == expected).all(), turn
+print(comm._group.all_read)
+"""
+    done = run(tmp_path, "shm", 3, body, preamble)
+    assert done.outputs == [f"{not is_refused}\n"] * 3, done
+
+
+@knows_numbers
 @pytest.mark.parametrize("transport", ["shm", "mixed"])
 def test_rank_that_sleeps_passes_the_heavy_barrier(tmp_path, transport):
     """Whoever wakes it passes none that would do in its place."""
@@ -419,7 +446,7 @@ def test_rank_that_sleeps_passes_the_heavy_barrier(tmp_path, transport):
 comm.barrier()
 heard = []
 if comm.rank == 0:
-    no_membarrier(heard)
+    refuse("membarrier", heard)
 comm.barrier()
 if comm.rank != 0:  # so that rank 0 waits for memory, which rank 1 shares with it
     time.sleep(0.3)

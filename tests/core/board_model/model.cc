@@ -54,6 +54,7 @@ struct CallOfAll {
   unsigned inputs, outputs;  // bit r: peers reach rank r's array
   bool in_place = false;
   bool differs = false;  // rank 1 makes another call
+  bool lent = false;     // ranks read the inputs through the system
 };
 
 struct Program {
@@ -115,6 +116,8 @@ class ModelBoard : public Board {
   using Board::Board;
   std::uint64_t place_of(const void* data, std::size_t bytes) const override;
   std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) override;
+  std::uint64_t lend(const void* data, std::size_t bytes) override;
+  void read(int peer, std::uint64_t lent, std::byte* to, std::size_t bytes) override;
   void mismatch(int peer) override;
   bool in_crowd() const override;
 };
@@ -212,6 +215,8 @@ class Model {
     const unsigned mask = is_output || call.in_place ? call.outputs : call.inputs;
     return mask >> rank & 1 ? reinterpret_cast<std::uint64_t>(data) : 0;
   }
+
+  bool lends(int rank) const { return call_of(rank).lent; }
 
   void look(int rank) {
     const Within now = within_;
@@ -775,6 +780,12 @@ std::uint64_t ModelBoard::place_of(const void* data, std::size_t) const {
 std::byte* ModelBoard::reach(int, std::uint64_t place, std::size_t) {
   return reinterpret_cast<std::byte*>(place);
 }
+std::uint64_t ModelBoard::lend(const void* data, std::size_t) {
+  return model->lends(rank()) ? reinterpret_cast<std::uint64_t>(data) : 0;
+}
+void ModelBoard::read(int, std::uint64_t lent, std::byte* to, std::size_t bytes) {
+  std::memcpy(to, reinterpret_cast<const void*>(lent), bytes);
+}
 void ModelBoard::mismatch(int peer) {
   throw Failure(FailureKind::mismatch, "with rank " + std::to_string(peer));
 }
@@ -880,6 +891,11 @@ std::vector<Program> programs(int size, bool faults) {
     differs.calls[1].differs = true;
     if (!faults) list.push_back(differs);
   }
+  CallOfAll scatter{Collective::scatter, 0, blocks_of(Collective::scatter, 2, size), 0, 0};
+  scatter.lent = true;
+  list.push_back({"scatter, read through the system", {scatter, scatter}});
+  scatter.root = 1;
+  list.back().calls.push_back(scatter);
   const std::size_t blocks = blocks_of(Collective::all_reduce, 2, size);
   for (unsigned mask = 0; mask <= all; ++mask) {
     list.push_back({"all_reduce in place, " + std::to_string(mask) + " mapped",
