@@ -44,7 +44,8 @@ from pycollective.errors import (
     RendezvousError,
 )
 from pycollective.nccl import device
-from pycollective.rendezvous.description import FirstRankLostError, Roster
+from pycollective.rendezvous.description import FirstRankLostError
+from pycollective.rendezvous.members import Roster
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
 

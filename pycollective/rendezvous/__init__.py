@@ -25,9 +25,10 @@ from pycollective.errors import RendezvousError
 from pycollective.rendezvous.ended import Ended
 
 if TYPE_CHECKING:
-    from pycollective.rendezvous.description import Description, Roster
+    from pycollective.rendezvous.description import Description
     from pycollective.rendezvous.knocks import Knocks
     from pycollective.rendezvous.links import Findings
+    from pycollective.rendezvous.members import Roster
     from pycollective.rendezvous.tls import Tls
 
 __all__ = [

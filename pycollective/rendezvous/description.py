@@ -11,41 +11,16 @@ from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
     from pycollective.rendezvous.ended import Ended
+    from pycollective.rendezvous.members import Roster
     from pycollective.rendezvous.tls import Tls
 
-__all__ = ["MAX_RANKS", "MAX_STREAMS", "Description", "FirstRankLostError", "Roster"]
+__all__ = ["MAX_RANKS", "MAX_STREAMS", "Description", "FirstRankLostError"]
 
 MAX_STREAMS = 8
 
 
 class FirstRankLostError(RendezvousError):
     """Rank 0 was lost during the rendezvous, or went on without this rank: a new one may succeed."""
-
-
-@dataclass
-class Roster:
-    """The processes that an elastic group has let in.
-
-    New processes that are lost again and again would keep the others from their work for ever. So
-    only a limited number of them is let in between two checkpoints, if the others are enough.
-    """
-
-    limit: int
-    """New processes between two checkpoints."""
-    left: int = field(init=False)
-    known: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.left = self.limit
-
-    def let_in(self, processes: set[str]) -> None:
-        """Take note of the members of a group."""
-        self.left -= len(processes - self.known)
-        self.known |= processes
-
-    def has_saved(self) -> None:
-        """Take note of a checkpoint, which no new process can undo."""
-        self.left = self.limit
 
 
 @dataclass

@@ -17,6 +17,8 @@ __all__ = ["Knocks", "is_there"]
 _FRESH_SECONDS = 3.0
 """Who still waits tries again in less."""
 _LOOK_SECONDS = 2.0
+_NO_MEMBERS = {"values": {"all/table": {"ranks": []}}}
+"""The values of a store where the members are chosen: a rank that is not in the table comes later."""
 
 
 def is_there(about: Description) -> bool:
@@ -61,7 +63,7 @@ class Knocks:
             raise HandshakeError("this is not where ranks meet")
         self._last = time.monotonic()
         with contextlib.closing(channel):
-            channel.send({"later": True}, time.monotonic() + STRANGER_SECONDS)
+            channel.send(_NO_MEMBERS, time.monotonic() + STRANGER_SECONDS)
 
     def heard(self) -> bool:
         """Whether somebody who knows the secret is waiting."""

@@ -11,7 +11,7 @@ from pycollective import _core
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous.description import Description
 from pycollective.rendezvous.handshake import HandshakeError, SecretsDifferError
-from pycollective.rendezvous.meeting import Meeting
+from pycollective.rendezvous.joining import Joining
 
 __all__ = ["Addresses", "connect"]
 
@@ -50,7 +50,7 @@ def connect(
         return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
     with contextlib.ExitStack() as cleanup:
         try:
-            return Meeting(about, seconds, cleanup, old).group()
+            return Joining(about, seconds, cleanup, old).group()
         except RendezvousError:
             raise
         except HandshakeError as error:

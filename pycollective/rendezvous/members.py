@@ -1,0 +1,129 @@
+"""The choice of a group's members among the ranks that have come to rank 0."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pycollective.rendezvous.handshake import HandshakeError
+
+__all__ = ["Candidate", "Roster", "choose", "int_of", "milliseconds_until", "time_of"]
+
+_MOST_MILLISECONDS = 1 << 40
+
+
+def int_of(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """Return a number of a message.
+
+    Raises
+    ------
+    HandshakeError
+        If it is not there, or out of bounds.
+    """
+    value = message.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise HandshakeError(f"{name} is not a number from {low} to {high}")
+    return value
+
+
+def milliseconds_until(deadline: float) -> int:
+    """Return the time that is left, for a message that the other side reads with `time_of`."""
+    return int(min(max(0.0, 1000 * (deadline - time.monotonic())), _MOST_MILLISECONDS))
+
+
+def time_of(message: Mapping[str, Any]) -> float:
+    """Return the deadline of a message, on this process's clock (time.monotonic).
+
+    Raises
+    ------
+    HandshakeError
+        If the message has none.
+    """
+    return time.monotonic() + int_of(message, "milliseconds", 0, _MOST_MILLISECONDS) / 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A rank that has come.
+
+    Attributes
+    ----------
+    place : tuple
+        Host and port at which it listens for its peers.
+    claim : str
+        The digest of its host's name, which is equal on ranks that may share memory.
+    process : str
+        A random name of its process: a rank that was started again has another one.
+    deadline : float
+        When it gives up, on rank 0's clock.
+    """
+
+    place: tuple[str, int]
+    claim: str
+    process: str
+    deadline: float
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Candidate:
+        """Return what a join request says; raises HandshakeError or ValueError."""
+        host = str(ipaddress.ip_address(str(value.get("host"))))
+        port = int_of(value, "port", 1, 65535)
+        claim, process = (str(value.get(name, ""))[:64] for name in ("claim", "process"))
+        return cls((host, port), claim, process, time_of(value))
+
+
+@dataclass
+class Roster:
+    """The processes that an elastic group has let in.
+
+    New processes that are lost again and again would keep the others from their work for ever. So
+    only a limited number of them is let in between two checkpoints, if the others are enough.
+    """
+
+    limit: int
+    """New processes between two checkpoints."""
+    left: int = field(init=False)
+    known: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.left = self.limit
+
+    def let_in(self, processes: Iterable[str]) -> None:
+        """Take note of the members of a group."""
+        new = set(processes) - self.known
+        self.left -= len(new)
+        self.known |= new
+
+    def has_saved(self) -> None:
+        """Take note of a checkpoint, which no new process can undo."""
+        self.left = self.limit
+
+
+def choose(
+    came: Mapping[int, Candidate], size: int, least: int, roster: Roster | None, is_late: bool
+) -> list[int]:
+    """Return the members of a group, rank 0 included; none while others are waited for.
+
+    Parameters
+    ----------
+    came : mapping
+        The ranks that are there, besides rank 0.
+    size, least : int
+        How many ranks there are, and how many are enough when it is late; 0: all of them.
+    roster : Roster, optional
+        Limits the new processes among the members, unless they are needed.
+    is_late : bool
+        Whether the patience for the others is over.
+    """
+    enough = is_late and 0 < least <= 1 + len(came)
+    if len(came) < size - 1 and not enough:
+        return []
+    if roster is None:
+        return [0, *sorted(came)]
+    known = [rank for rank in sorted(came) if came[rank].process in roster.known]
+    new = [rank for rank in sorted(came) if rank not in known]
+    room = max(roster.left, least - 1 - len(known), 0)
+    return [0, *sorted(known + new[:room])]
