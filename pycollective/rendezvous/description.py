@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,3 +51,10 @@ class Description:
     def title(self, rank: int) -> str:
         """Return the rank's name in texts."""
         return f"rank {self.known_as[rank] if self.known_as else rank}"
+
+    def titles(self, ranks: Sequence[int]) -> str:
+        """Return the names of some ranks in texts."""
+        if len(ranks) == 1:
+            return self.title(ranks[0])
+        numbers = [self.known_as[r] if self.known_as else r for r in ranks[:20]]
+        return "ranks " + ", ".join(map(str, numbers)) + (", …" if len(ranks) > 20 else "")

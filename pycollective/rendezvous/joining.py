@@ -1,13 +1,14 @@
 """The rendezvous of processes over TCP: they agree by rank 0's store, then every two ranks connect.
 
 1. Each rank sets ``join/<rank>``: where it listens for its peers, and how long it waits.
-2. Rank 0 chooses the members and sets ``all/table``. A rank that is not in the table comes later.
+2. Rank 0 chooses the members (`leader`) and sets ``all/table``. A rank without a place in the table
+   comes later.
 3. Every two members connect, and find out whether they share memory.
 4. Each member sets ``ready/<rank>``, and rank 0 sets ``all/go``. From then on nobody listens.
 
 A member whose keys vanish before step 4 is lost. Then the rendezvous fails; that of an elastic group is
 repeated: rank 0 sets ``all/roll``, and the ranks that answer by ``here/<rank>`` in time are the members
-of the next table. A rank that fails sets its reason, rank 0 as ``all/failed``.
+of the next table. A rank that fails sets ``failed/<rank>``; rank 0 ends all by ``all/failed``.
 
 Every connection is authenticated (`handshake`) before anything else is read from it. The core gets the
 connected descriptors.
@@ -27,11 +28,17 @@ from typing import Any, TypeVar
 
 from pycollective import _core, tuning
 from pycollective.errors import RendezvousError
-from pycollective.rendezvous import members, memory
-from pycollective.rendezvous.description import MAX_RANKS, MAX_STREAMS, Description, FirstRankLostError
+from pycollective.rendezvous import leader, memory
+from pycollective.rendezvous.description import (
+    MAX_RANKS,
+    MAX_STREAMS,
+    Description,
+    FirstRankLostError,
+)
 from pycollective.rendezvous.door import SHORTAGES, STRANGER_SECONDS, Door
 from pycollective.rendezvous.handshake import Channel, HandshakeError, Refused, digest
-from pycollective.rendezvous.members import Candidate, int_of, milliseconds_until, time_of
+from pycollective.rendezvous.leader import Leader, told
+from pycollective.rendezvous.members import int_of, milliseconds_until, time_of
 from pycollective.rendezvous.sockets import Sockets, is_unspecified
 from pycollective.rendezvous.store import Client, Store
 
@@ -41,14 +48,6 @@ _log = logging.getLogger("pycollective")
 
 T = TypeVar("T")
 
-LOG_EVERY = 10.0
-"""Seconds between two messages about who is missing."""
-ATTEMPT_SECONDS = 5.0
-"""Seconds that an elastic group may take to connect before rank 0 calls the roll; then twice as many."""
-_ROLL_SECONDS = memory.PROOF_SECONDS + 2.0
-"""Seconds that a rank has to answer: more than the longest wait in which it does not hear rank 0."""
-_CONNECT_SECONDS = 1.0
-"""Seconds that the members have to connect at least, however late the last of them came."""
 _WORD_SECONDS = 2.0
 """Seconds that the other ranks wait longer than rank 0, which knows who is missing and tells them."""
 _CONNECTIONS = 2
@@ -90,28 +89,21 @@ class Joining:
         self.key = self.sockets.key
         self.cleanup = cleanup
         self.whole = about.rank, about.size  # before ranks are renumbered
-        self.is_first = about.rank == 0
-        self.elastic = about.least > 0  # for the others, rank 0's word counts
-        self.own = Store() if self.is_first else None
-        self.store: Store | Client | None = self.own
-        self.came: dict[int, Candidate] = {}  # rank 0's: the ranks that are there
-        self.reasons: dict[int, RendezvousError] = {}  # rank 0's: of ranks that have given up
-        self.members: list[int] = []  # as numbered before; rank 0's: empty until they are chosen
-        self.chosen: dict[int, Candidate] = {}  # rank 0's: the other members of this attempt
-        self.attempts = 0
+        self.elastic = about.least > 0  # rank 0's word counts
+        self.store: Store | Client | None = None
+        self.leader: Leader | None = None  # rank 0's
         self.roll = 0  # the last roll call that this rank has heard of
         self.places: list[tuple[str, int]] = []  # where the members listen
         self.claims: list[str] = []  # the digests of their hosts' names
-        self.streams = _CONNECTIONS + (about.streams if self.is_first else MAX_STREAMS)
+        self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
         self.attempt_ends = self.deadline  # for all members the same, as rank 0 says
-        self.last_came = ""  # rank 0's note on the last rank, if that rank came very late
+        self.note = ""  # rank 0's, on the last rank, if that rank came very late
         self.changed = threading.Condition()  # guards the next three
         self.name = ""  # of the group; empty until the members are known
         self.peers: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
         self.over = False
         self.last_name = ""
         self.doors: list[Door] = []
-        self.front: Door | None = None  # rank 0's, for ranks that come
         self.door: Door | None = None  # for peers
         cleanup.callback(self._close_all)
 
@@ -147,18 +139,16 @@ class Joining:
         try:
             while True:
                 try:
-                    if self.is_first:
-                        self._choose_members()
-                    else:
-                        self._join()
+                    self._join()
                     return self._connected()
                 except _BrokenError as error:
                     if not self.elastic:
                         raise
-                    if self.is_first:
-                        self._call_roll(error)
-                    else:
-                        self._await_roll_call()
+                    self._tell_why(error, f"failed/{self.whole[0]}")
+                    with contextlib.suppress(_RepeatError):
+                        self._hear(
+                            lambda: None, "for rank 0 to make the group again", self.attempt_ends
+                        )
                 except _RepeatError:
                     pass
                 except _NotNowError as error:
@@ -166,16 +156,15 @@ class Joining:
                     self._leave_store()
                 self._drop_peers()
         except RendezvousError as error:
-            self._tell_why(error)
+            self._tell_why(error, f"failed/{self.whole[0]}" if self.whole[0] else "all/failed")
             if isinstance(error, _BrokenError):
                 raise RendezvousError(str(error), ranks=error.ranks) from None
             raise
 
-    def _tell_why(self, error: RendezvousError) -> None:
-        """Tell the reason for giving up: rank 0 tells all others, and the others tell rank 0."""
+    def _tell_why(self, error: RendezvousError, key: str) -> None:
+        """Tell the reason for giving up; rank 0 passes on the others' reasons."""
         if self.store is not None:
             with contextlib.suppress(OSError):
-                key = "all/failed" if self.is_first else f"join/{self.whole[0]}"
                 self.store.set(key, {"error": str(error), "ranks": list(error.ranks)})
 
     # What the others say --------------------------------------------------------------------
@@ -199,14 +188,17 @@ class Joining:
                 changes = self.store.attend(0.0 if has_ended else seconds)
             except OSError as error:
                 raise self._first_rank_lost(error) from None
-            for key, value in changes:
-                self._take_note(key, value)
-            if self.is_first:
-                self._check_members()
+            if self.leader is not None:
+                self.leader.step(changes)
             else:
-                self._check_word()
+                for key, value in changes:
+                    if key == "all/waits":
+                        _log.warning("%s: %s", self._title(), value)
+            self._check_word()
         if ended is not None and has_ended:
-            raise next(iter(self.reasons.values()), None) or RendezvousError(
+            for text, ranks in self.leader.reasons.values() if self.leader else ():
+                raise RendezvousError(text, ranks=ranks)
+            raise RendezvousError(
                 f"{self._title()} waits for the others in vain: {ended.text}", ranks=ended.ranks
             )
         failure = self.old.failure if self.old is not None else None
@@ -214,102 +206,73 @@ class Joining:
             raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
         return bool(changes)
 
-    def _take_note(self, key: str, value: Any) -> None:
-        if key == "all/waits":
-            _log.warning("rank %d: %s", self.about.rank, value)
-        if self.own is None or not key.startswith("join/"):
-            return
-        rank = int(key.removeprefix("join/"))
-        self.came.pop(rank, None)
-        if isinstance(value, dict) and "error" in value:
-            self.reasons[rank] = self._told(value, self._number(rank))
-        elif value is not None:
-            self.reasons.pop(rank, None)
-            try:
-                self.came[rank] = Candidate.of(value)
-            except (AttributeError, HandshakeError, ValueError) as error:
-                self.own.end(str(rank), str(error))
-
-    def _told(self, why: Any, teller: int) -> RendezvousError:
-        """Return a rank's reason: it is about the rank itself if it names no other."""
-        why = why if isinstance(why, dict) else {}
-        ranks = why.get("ranks")
-        known = []
-        if isinstance(ranks, list):
-            known = [r for r in ranks if type(r) is int and 0 <= r < self.about.size] or [teller]
-        return RendezvousError(str(why.get("error")), ranks=known)
-
-    def _check_members(self) -> None:
-        """At rank 0, raise if a member is lost or has given up."""
-        for rank, candidate in self.chosen.items():
-            if rank in self.reasons:
-                raise _BrokenError(str(self.reasons[rank]), ranks=self.reasons[rank].ranks)
-            if self.came.get(rank) is not candidate:
-                number = self._number(rank)
-                text = f"{self._title(number)} is gone before the group was made"
-                raise _BrokenError(text, ranks=[number])
-
-    def _number(self, rank: int) -> int:
-        """Return a rank's number among the members, if it is one."""
-        return self.members.index(rank) if rank in self.members else rank
-
     def _check_word(self) -> None:
-        """At another rank, raise if rank 0 has given up, or makes the group again."""
+        """Raise if rank 0 has given up, or makes the group again."""
         assert self.store is not None
         why, roll = self.store.get("all/failed"), self.store.get("all/roll")
         if why is not None:
-            raise self._told(why, 0)
+            text, ranks = told(why, 0, self.about.size)
+            raise RendezvousError(text, ranks=ranks)
         if roll is not None and roll != self.roll:
             self.roll = roll
             self.last_name = self._table().get("group", "")  # also where it was not read yet
             self.store.set(f"here/{self.whole[0]}", roll)
-            self._begin(_ROLL_SECONDS)
+            self._begin(leader.ROLL_SECONDS)
             raise _RepeatError
         if self.name and self._table().get("group") != self.name:
             raise HandshakeError("rank 0 went on without this rank")
 
+    def _table(self) -> dict[str, Any]:
+        """Return rank 0's last table; an empty one if there is none."""
+        assert self.store is not None
+        table = self.store.get("all/table")
+        return table if isinstance(table, dict) else {}
+
     def _hear(self, ready: Callable[[], T | None], what: str, until: float) -> T:
         """Return what rank 0 says; at `until` it knows who is missing."""
         late = 1.0  # rank 0, which knows whom it waits for, is to say so first
-        say = time.monotonic() + LOG_EVERY + late
+        say = time.monotonic() + leader.LOG_EVERY + late
         while (found := ready()) is None:
             has_heard = self._attend(0.05)
             now = time.monotonic()
             if now >= until + _WORD_SECONDS and not has_heard:
                 waited = f"{self._title()} waited {round(until - self.begun, 1):g} s {what}"
                 raise RendezvousError(waited, ranks=[0])
-            if now >= say:
-                _log.warning("rank %d waits %s", self.about.rank, what)
-            if has_heard or now >= say:
-                say = now + LOG_EVERY + late * has_heard
+            if has_heard:
+                say = now + leader.LOG_EVERY + late
+            elif now >= say and self.leader is None:
+                _log.warning("%s waits %s", self._title(), what)
+                say = now + leader.LOG_EVERY
         return found
 
     def _first_rank_lost(self, error: OSError) -> FirstRankLostError:
         text = f"{self._title(0)} is gone before the group was made: {error}"
         return FirstRankLostError(text, ranks=[0])
 
-    # Rank 0 chooses -------------------------------------------------------------------------
+    # Joining --------------------------------------------------------------------------------
 
-    def _listen(self) -> Door:
-        """Listen for those who join, and for peers: at one address, unless another is asked for."""
+    def _listen(self) -> Store:
+        """At rank 0, listen for ranks and peers: at one address, unless another is asked for."""
         sock = self.sockets.inherited() or self.sockets.listen_at_own_address()
         self.cleanup.callback(sock.close)
         address = str(sock.getsockname()[0])
         own = self.sockets.own_address(address)
-        front = self._door_at(sock, own, self._enter)
+        store = self.store = Store()
+        front = self.door = self._door_at(sock, own, self._enter)
         if self.about.own is None and own != address:
             peers = self.sockets.listen_for_peers(own)
             self.door = self._door_at(peers, own, self._enter_peer)
-        else:
-            self.door = front
-        return front
+        self.leader = Leader(
+            self.about, store, self.seconds, self.streams, lambda: front.turned_away
+        )
+        return store
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """At rank 0's address: a rank that joins, or a peer."""
         if hello.get("purpose") == "peer":
             self._enter_peer(channel, hello)
             return
-        if hello.get("purpose") != "join" or self.own is None:
+        if hello.get("purpose") != "join" or not isinstance(self.store, Store):
             raise HandshakeError("this is not where ranks meet")
         try:
             size = int_of(hello, "size", 1, MAX_RANKS)
@@ -320,107 +283,10 @@ class Joining:
         except HandshakeError as error:
             channel.send({"error": str(error)}, time.monotonic() + STRANGER_SECONDS)
             raise
-        self.own.admit(channel, str(rank))
+        self.store.admit(channel, str(rank))
 
-    def _choose_members(self) -> None:
-        """Wait until the members can be chosen, and give them the table."""
-        assert self.own is not None
-        size, roster = self.whole[1], self.about.roster
-        self.front = self.front or self._listen()
-        if not self.members:
-            self.about.rank, self.about.size = self.whole
-            self._wait(self._absent, f"to come to {self.about.host}:{self.about.port}", self.front)
-        if len(self.members) < size:
-            absent = [r for r in range(size) if r not in self.members]
-            _log.warning("rank 0 goes on without %s of %d", self._ranks(absent), size)
-        self.chosen = {rank: self.came[rank] for rank in self.members[1:]}
-        if roster is not None:
-            roster.let_in(c.process for c in self.chosen.values())
-        self.about.rank, self.about.size = 0, len(self.members)
-        assert self.door is not None
-        self.places = [self.door.address, *(c.place for c in self.chosen.values())]
-        self.claims = [self._claim(), *(c.claim for c in self.chosen.values())]
-        self._limit_attempt()
-        name = secrets.token_hex(8)
-        table = {
-            "group": name,
-            # The members of an elastic group are to hear a roll call after the attempt.
-            "milliseconds": milliseconds_until(
-                self.deadline if self.elastic else self.attempt_ends
-            ),
-            "streams": self.streams,
-            "places": [[*p, claim] for p, claim in zip(self.places, self.claims, strict=True)],
-            "choices": {n: tuning.as_json(rows) for n, rows in self.about.choices.items()},
-            "ranks": self.members,
-            "least": self.about.least,
-        }
-        self.own.set("all/table", table)
-        with self.changed:
-            self.name = name
-            self.changed.notify_all()
-
-    def _absent(self) -> list[int]:
-        """Choose the members if all are there, or enough and it is late; return who is missing."""
-        size, is_late = self.whole[1], time.monotonic() >= self.begun + self.about.patience
-        self.members = members.choose(
-            self.came, size, self.about.least, self.about.roster, is_late
-        )
-        return [] if self.members else [r for r in range(1, size) if r not in self.came]
-
-    def _first_to_give_up(self) -> tuple[float, int]:
-        """Return the earliest deadline of those that have come, and whose it is."""
-        return min((c.deadline, rank) for rank, c in self.came.items())
-
-    def _limit_attempt(self) -> None:
-        """Set the time when the members must be connected; an elastic group may try again."""
-        now = time.monotonic()
-        self.last_came = ""
-        if self.elastic:  # a member that is stopped must be found out
-            self.attempt_ends = min(self.deadline, now + ATTEMPT_SECONDS * 2**self.attempts)
-            return
-        # One deadline for all members: else the rank that started first gives up first and is
-        # blamed, though another rank has kept all of them waiting.
-        first, _ = self._first_to_give_up()
-        self.attempt_ends = max(min(first, self.deadline), now + _CONNECT_SECONDS)
-        spent = now - self.begun
-        if 2 * spent > self.attempt_ends - self.begun:
-            last = self._title([*self.came][-1])
-            self.last_came = f"; {last} came only after {spent:.1f} s"
-
-    def _call_roll(self, error: _BrokenError) -> None:
-        """Ask the members who is still there: those that answer are the next members, if enough."""
-        assert self.own is not None
-        if time.monotonic() >= self.deadline:
-            raise error
-        self.attempts += 1
-        _log.warning("rank 0 calls the roll, as the group could not be made: %s", error)
-        asked, self.chosen = list(self.chosen), {}
-        self.own.set("all/roll", self.attempts)
-        until = time.monotonic() + _ROLL_SECONDS
-        while silent := [r for r in asked if r in self.came and not self._is_here(r)]:
-            if time.monotonic() >= until:
-                break
-            self._attend(0.05)
-        for rank in silent:
-            for key, value in self.own.end(str(rank)):
-                self._take_note(key, value)
-        here = [rank for rank in asked if rank in self.came and self._is_here(rank)]
-        lost = sorted(set(asked) - set(here))
-        if lost:  # a new group, with the time of a new one: every rank can be lost only once
-            _log.warning("%s did not answer the roll call", self._ranks(lost))
-            self._begin()
-        self.members = [0, *here] if 1 + len(here) >= self.about.least else []
-        if not self.members:  # others may come again
-            self.own.set("all/table", None)
-
-    def _is_here(self, rank: int) -> bool:
-        assert self.own is not None
-        return bool(self.own.get(f"here/{rank}") == self.attempts)
-
-    # The others join ------------------------------------------------------------------------
-
-    def _reach_rank_0(self) -> Client:
-        """Connect to rank 0's store, and say where this rank listens."""
+    def _reach(self) -> Client:
+        """At another rank, connect to rank 0's store, and listen for peers."""
         rank, size = self.whole
         hello = {"purpose": "join", "rank": rank, "size": size}
 
@@ -438,15 +304,23 @@ class Joining:
 
         where = f"{self.about.host}:{self.about.port}"
         left = max(0.0, self.deadline - time.monotonic())
-        store = self._until_reached(reach, 0, where, self.about.patience if self.about.least else left)
-        self.store = store
-        self.roll = store.get("all/roll") or 0
+        store = self._until_reached(
+            reach, 0, where, self.about.patience if self.about.least else left
+        )
+        self.store, self.roll = store, store.get("all/roll") or 0
         if self.about.least:  # rank 0 may begin to be patient only now
             self._begin()
         if self.door is None:
             own = self.sockets.own_address(str(store.socket.getsockname()[0]))
             sock = self.sockets.listen_for_peers(own)
             self.door = self._door_at(sock, own, self._enter_peer)
+        return store
+
+    def _enter_store(self) -> None:
+        """Say where this rank listens, and how long it waits."""
+        rank = self.whole[0]
+        store = self._reach() if rank else self._listen()
+        assert self.door is not None
         host, port = self.door.address
         request = {
             "host": host,
@@ -463,19 +337,12 @@ class Joining:
             raise RendezvousError(f"rank {rank} is taken: every process needs its own")
         if store.get("all/table") is not None:  # the members were chosen before
             raise _NotNowError
-        return store
-
-    def _table(self) -> dict[str, Any]:
-        """Return rank 0's last table; an empty one if there is none."""
-        assert self.store is not None
-        table = self.store.get("all/table")
-        return table if isinstance(table, dict) else {}
 
     def _join(self) -> None:
         """Hear from rank 0 who the members are."""
         self.about.rank, self.about.size = self.whole
         if self.store is None:
-            self._reach_rank_0()
+            self._enter_store()
         what = f"for {self._title(0)} at {self.about.host}:{self.about.port} to have everybody"
 
         def new() -> dict[str, Any] | None:
@@ -495,7 +362,6 @@ class Joining:
             raise HandshakeError("a table of too few ranks")
         if len(places) != len(ranks):
             raise HandshakeError("a table of another size")
-        self.members = ranks
         self.about.rank, self.about.size = ranks.index(self.whole[0]), len(ranks)
         self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         try:
@@ -503,27 +369,21 @@ class Joining:
         except ValueError as error:
             raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
         self._take_places(places)
-        self.attempt_ends = time_of(table)
+        self.attempt_ends, self.note = time_of(table), str(table.get("note", ""))
         with self.changed:
             self.name = self.last_name = name
             self.changed.notify_all()
 
     def _take_places(self, places: list[Any]) -> None:
-        assert isinstance(self.store, Client)
         self.places, self.claims = [], []
         for rank, place in enumerate(places):
             if not isinstance(place, list) or len(place) != 3:
                 raise HandshakeError("a table without addresses")
             host = str(place[0])
-            if rank == 0 and is_unspecified(host):  # as rank 0 does not know how it is reached
-                host = str(self.store.socket.getpeername()[0])
+            if rank == 0 and is_unspecified(host) and isinstance(self.store, Client):
+                host = str(self.store.socket.getpeername()[0])  # rank 0 does not know its address
             self.places.append((host, int_of({"port": place[1]}, "port", 1, 65535)))
             self.claims.append(str(place[2]))
-
-    def _await_roll_call(self) -> None:
-        """Return when rank 0 has called the roll, and been answered."""
-        with contextlib.suppress(_RepeatError):
-            self._hear(lambda: None, "for rank 0 to make the group again", self.attempt_ends)
 
     # The members connect --------------------------------------------------------------------
 
@@ -531,10 +391,7 @@ class Joining:
         """Return the group of the members, as `group` does."""
         rank, size = self.about.rank, self.about.size
         self._connect_peers()
-        everything = [(r, s) for r in range(size) if r != rank for s in range(self.streams)]
-        self._wait(
-            lambda: sorted({r for r, s in everything if (r, s) not in self.peers}), "to connect"
-        )
+        self._wait_for_peers()
         here, shared = self._share()
         hosts = self._leave_together(here[0])
         for door in self.doors:
@@ -543,7 +400,8 @@ class Joining:
             elsewhere = [r for r in range(size) if hosts[r] != hosts[rank]]
             raise RendezvousError(
                 f"PYCOLLECTIVE_TRANSPORT=shm, and {self._title(rank)} shares no memory with "
-                f"{self._ranks(elsewhere)}{self._unproved(here)}: leave it out, or set it to 'tcp'",
+                f"{self.about.titles(elsewhere)}{self._unproved(here)}: leave it out, or set it to "
+                "'tcp'",
                 ranks=elsewhere,
             )
         if self.about.tls is not None:  # a thread stands between the core and control connections
@@ -571,7 +429,7 @@ class Joining:
             shared.join(0)
         how = "through shared memory"
         if len(here) < size:
-            near = self._ranks([r for r in here if r != rank])
+            near = self.about.titles([r for r in here if r != rank])
             how += f" with {near} and over TCP with the others"
             how = how if len(here) > 1 else "over TCP"
         how += f", {len(set(hosts))} hosts{self._unproved(here)}"
@@ -599,7 +457,7 @@ class Joining:
         """Try until it works, or the time is over; a refusal may be a stranger's, and is not final."""
         deadline = time.monotonic() + seconds
         whom = f"{self._title(peer)} at {where}"
-        pause, say = 0.02, time.monotonic() + LOG_EVERY
+        pause, say = 0.02, time.monotonic() + leader.LOG_EVERY
         refusal: Refused | None = None
         while True:
             self._attend()
@@ -627,7 +485,7 @@ class Joining:
                     ) from None
                 if now >= say or is_news:
                     _log.warning("%s still tries to reach %s: %s", self._title(), whom, error)
-                    say = now + LOG_EVERY
+                    say = now + leader.LOG_EVERY
                 time.sleep(min(pause, max(0.0, deadline - now)))
                 pause = min(2 * pause, 0.5)
 
@@ -672,101 +530,47 @@ class Joining:
             self.peers[rank, stream] = channel
             self.changed.notify_all()
 
-    def _wait(self, missing: Callable[[], list[int]], what: str, front: Door | None = None) -> None:
-        """Wait until no rank is missing; at rank 0's front door, or for peers."""
-        begun, say = time.monotonic(), time.monotonic() + LOG_EVERY
+    def _wait_for_peers(self) -> None:
+        """Wait until every peer of higher rank has made its connections."""
+        rank, size = self.about.rank, self.about.size
+        everything = [(r, s) for r in range(rank + 1, size) for s in range(self.streams)]
+        say = time.monotonic() + leader.LOG_EVERY
         while True:
-            self._attend(0.0 if front is None else 0.05)
+            self._attend()
             with self.changed:
-                absent = missing()
+                absent = sorted({r for r, s in everything if (r, s) not in self.peers})
                 if not absent:
                     return
-                if front is None:
-                    self.changed.wait(0.05)
-            until, note = self.attempt_ends, self.last_came
-            if front is not None:
-                until, note = self._until_all_came()
+                self.changed.wait(0.05)
             now = time.monotonic()
-            who = self._ranks(absent) + f" of {self.about.size}"
-            away = front.turned_away if front else 0
-            strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
-            if now >= until:
-                raise self._in_vain(f"{who} {what}{strangers}{note}", absent, until, begun)
-            if now >= say:
-                self._say(f"{self._title()} waits for {who} {what}{strangers}")
-                say = now + LOG_EVERY
+            who = f"{self.about.titles(absent)} of {size} to connect"
+            if now >= self.attempt_ends:
+                waited = f"{self._title()} waited {round(self.attempt_ends - self.begun, 1):g} s"
+                raise _BrokenError(f"{waited} for {who}{self.note}", ranks=absent)
+            if now >= say and self.leader is None:
+                _log.warning("%s waits for %s", self._title(), who)
+                say = now + leader.LOG_EVERY
 
-    def _until_all_came(self) -> tuple[float, str]:
-        """Return when rank 0 gives up on those that have not come, and a note on the reason.
-
-        The group needs all ranks: when the first of them gives up, rank 0 gives up, too.
-        """
-        if not self.elastic and self.came:
-            until, rank = self._first_to_give_up()
-            if until < self.deadline:
-                return until, f", as {self._title(rank)} waits no longer"
-        return self.deadline, ""
-
-    def _in_vain(self, whom: str, ranks: list[int], until: float, begun: float) -> _BrokenError:
-        """Return the error of a wait that began at `begun` and may not go on after `until`."""
-        if not self.elastic or until == self.deadline:  # all of this rank's time, no attempt's
-            begun = self.begun
-        waited = f"{self._title()} waited {round(until - begun, 1):g} s"
-        return _BrokenError(f"{waited} for {whom}", ranks=ranks)
-
-    def _say(self, waits: str) -> None:
-        """Log whom this rank waits for; rank 0 also lets the others know."""
-        _log.warning("%s", waits)
-        if self.own is not None:
-            self.own.set("all/waits", waits)
-
-    def _leave_together(self, leader: int) -> list[int]:
+    def _leave_together(self, stands_for: int) -> list[int]:
         """Nobody goes before everybody has all connections; return each rank's host, by number.
 
-        `leader` stands for this rank's host.
+        `stands_for` is the rank that stands for this rank's host.
         """
         assert self.store is not None
-        if self.own is None:
-            try:
-                self.store.set(f"ready/{self.whole[0]}", {"group": self.name, "leader": leader})
-            except OSError as error:
-                raise self._first_rank_lost(error) from None
-            go = self._hear(self._go, "for the others to connect", self.attempt_ends)
-            if len(go) != self.about.size or not all(type(host) is int for host in go):
-                raise HandshakeError("rank 0 went on without this rank")
-            return go
-        leaders = {0: leader}
-        begun, say = time.monotonic(), time.monotonic() + LOG_EVERY
-        # A rank that is not ready may wait for a third one, and is to name it first.
-        until = self.attempt_ends + (0.0 if self.elastic else 1.0)
-        while True:
-            for number, rank in enumerate(self.members):
-                ready = self.own.get(f"ready/{rank}")
-                if isinstance(ready, dict) and ready.get("group") == self.name:
-                    leaders[number] = int_of(ready, "leader", 0, self.about.size - 1)
-            waiting = [r for r in range(self.about.size) if r not in leaders]
-            if not waiting:
-                break
-            self._attend(0.05)
-            now = time.monotonic()
-            who = f"{self._ranks(waiting)} to connect"
-            if now >= until:
-                raise self._in_vain(who + self.last_came, waiting, self.attempt_ends, begun)
-            if now >= say:
-                self._say(f"{self._title(0)} waits for {who}")
-                say = now + LOG_EVERY
-        self._attend()  # all of them are still there
-        numbers = {leader: i for i, leader in enumerate(sorted(set(leaders.values())))}
-        hosts = [numbers[leaders[r]] for r in range(self.about.size)]
-        self.own.set("all/go", {"group": self.name, "hosts": hosts})
-        return hosts
-
-    def _go(self) -> list[Any] | None:
-        """Return each member's host, if rank 0 has said that all are ready."""
-        assert self.store is not None
-        go = self.store.get("all/go")
-        is_this = isinstance(go, dict) and go.get("group") == self.name
-        return list(go.get("hosts", ())) if is_this else None
+        try:
+            ready = {"group": self.name, "leader": stands_for}
+            self.store.set(f"ready/{self.whole[0]}", ready)
+        except OSError as error:
+            raise self._first_rank_lost(error) from None
+        store = self.store
+        go = self._hear(lambda: store.get("all/go"), "for the others to connect", self.attempt_ends)
+        if (
+            not isinstance(go, list)
+            or len(go) != self.about.size
+            or not all(type(host) is int for host in go)
+        ):
+            raise HandshakeError("rank 0 went on without this rank")
+        return go
 
     # Shared memory --------------------------------------------------------------------------
 
@@ -819,16 +623,11 @@ class Joining:
         absent = [r for r in self._claimed() if r not in here]
         if not absent:
             return ""
-        return f", {self._ranks(absent)} said to be on this host but not reached through its memory"
+        who = self.about.titles(absent)
+        return f", {who} said to be on this host but not reached through its memory"
 
     # Names ----------------------------------------------------------------------------------
 
     def _title(self, rank: int | None = None) -> str:
         """Return the name in texts of a rank, by default of this one."""
         return self.about.title(self.about.rank if rank is None else rank)
-
-    def _ranks(self, ranks: list[int]) -> str:
-        if len(ranks) == 1:
-            return self._title(ranks[0])
-        numbers = [self.about.known_as[r] if self.about.known_as else r for r in ranks[:20]]
-        return "ranks " + ", ".join(map(str, numbers)) + (", …" if len(ranks) > 20 else "")

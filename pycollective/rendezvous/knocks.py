@@ -17,7 +17,7 @@ __all__ = ["Knocks", "is_there"]
 _FRESH_SECONDS = 3.0
 """Who still waits tries again in less."""
 _LOOK_SECONDS = 2.0
-_NO_MEMBERS = {"values": {"all/table": {"ranks": []}}}
+_NO_MEMBERS: dict[str, Any] = {"values": {"all/table": {"ranks": []}}}
 """The values of a store where the members are chosen: a rank that is not in the table comes later."""
 
 

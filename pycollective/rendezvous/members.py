@@ -105,12 +105,12 @@ class Roster:
 def choose(
     came: Mapping[int, Candidate], size: int, least: int, roster: Roster | None, is_late: bool
 ) -> list[int]:
-    """Return the members of a group, rank 0 included; none while others are waited for.
+    """Return the members of a group in their order; none while others are waited for.
 
     Parameters
     ----------
     came : mapping
-        The ranks that are there, besides rank 0.
+        The ranks that are there, rank 0 among them.
     size, least : int
         How many ranks there are, and how many are enough when it is late; 0: all of them.
     roster : Roster, optional
@@ -118,12 +118,11 @@ def choose(
     is_late : bool
         Whether the patience for the others is over.
     """
-    enough = is_late and 0 < least <= 1 + len(came)
-    if len(came) < size - 1 and not enough:
+    enough = is_late and 0 < least <= len(came)
+    if len(came) < size and not enough:
         return []
     if roster is None:
-        return [0, *sorted(came)]
-    known = [rank for rank in sorted(came) if came[rank].process in roster.known]
-    new = [rank for rank in sorted(came) if rank not in known]
-    room = max(roster.left, least - 1 - len(known), 0)
-    return [0, *sorted(known + new[:room])]
+        return sorted(came)
+    known = [rank for rank in came if not rank or came[rank].process in roster.known]
+    new = sorted(rank for rank in came if rank not in known)
+    return sorted(known + new[: max(roster.left, least - len(known), 0)])

@@ -66,6 +66,7 @@ class Store(_Values):
         super().__init__()
         self._sessions: dict[int, _Session] = {}  # by descriptor, in the order of their coming
         self._owners: dict[str, _Session] = {}
+        self._own: list[Change] = []  # of rank 0, since the last `attend`
         self._new: list[_Session] = []  # of other threads; the lock is for this list
         self._lock = threading.Lock()
         self._closed = False
@@ -91,7 +92,7 @@ class Store(_Values):
 
     def set(self, key: str, value: Any) -> None:
         """Set a key, or let it vanish (None); all ranks are told if it begins with ``all/``."""
-        self._keep(key, value)
+        self._own.append(self._keep(key, value))
         if key.startswith(TO_ALL):
             for session in self._sessions.values():
                 session.send({"key": key, "value": value})
@@ -105,8 +106,8 @@ class Store(_Values):
 
     def attend(self, seconds: float = 0.0) -> list[Change]:
         """Carry out what the others ask for; wait some seconds at most until there is something."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(1000 * seconds)}
-        changes: list[Change] = []
+        changes, self._own = self._own, []
+        ready = {descriptor for descriptor, _ in self._poll.poll(0 if changes else 1000 * seconds)}
         for descriptor, session in list(self._sessions.items()):
             if descriptor in ready:
                 self._serve(session, changes)

@@ -15,6 +15,7 @@ from pycollective.rendezvous import (
     RendezvousError,
     handshake,
     joining,
+    leader,
     listen_for_knocks,
     meet,
     tcp,
@@ -30,8 +31,8 @@ SOME = {"least": 2, "patience": 0.5, "join_timeout": 20.0}
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
     """Call the roll early, and wait briefly for ranks that are silent."""
-    monkeypatch.setattr(joining, "ATTEMPT_SECONDS", 0.5)
-    monkeypatch.setattr(joining, "_ROLL_SECONDS", 3.0)
+    monkeypatch.setattr(leader, "ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(leader, "ROLL_SECONDS", 3.0)
     monkeypatch.setattr(joining, "STRANGER_SECONDS", 1.0)
 
 
@@ -216,8 +217,8 @@ def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
 
 @pytest.mark.parametrize(
     ("came", "least", "is_late", "expected"),
-    [([1, 2], 0, True, []), ([3, 1, 2], 0, False, [0, 1, 2, 3]), ([2], 2, False, []),
-     ([2], 2, True, [0, 2]), ([2], 3, True, []), ([], 1, True, [0])],
+    [([0, 1, 2], 0, True, []), ([0, 3, 1, 2], 0, False, [0, 1, 2, 3]), ([0, 2], 2, False, []),
+     ([0, 2], 2, True, [0, 2]), ([0, 2], 3, True, []), ([0], 1, True, [0])],
 )  # fmt: skip
 def test_choose_waits_for_all_or_for_enough_when_it_is_late(came, least, is_late, expected):
     candidates = {rank: Candidate(("h", 1), "", "one", 0.0) for rank in came}
@@ -234,7 +235,7 @@ def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected
     roster.left = left
     came = {
         rank: Candidate(("h", 1), "", "survivor" if rank == 3 else f"new {rank}", 0.0)
-        for rank in (1, 2, 3)
+        for rank in range(4)
     }
     assert choose(came, 4, least, roster, False) == expected
     roster.let_in(came[rank].process for rank in expected[1:])

@@ -13,7 +13,7 @@ from ports import free_port
 from processes import SECRET
 
 from pycollective import rendezvous
-from pycollective.rendezvous import RendezvousError, handshake, host_and_port, joining, meet
+from pycollective.rendezvous import RendezvousError, handshake, host_and_port, leader, meet
 from pycollective.rendezvous.store import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
@@ -70,8 +70,8 @@ def test_those_who_come_in_time_are_enough(on_ranks):
 
 
 def test_who_is_missing_is_said_on_every_rank(on_ranks, caplog, monkeypatch):
-    assert joining.LOG_EVERY == 10
-    monkeypatch.setattr(joining, "LOG_EVERY", 0.2)
+    assert leader.LOG_EVERY == 10
+    monkeypatch.setattr(leader, "LOG_EVERY", 0.2)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     found = on_ranks([Rank(r, addresses, pause) for r, pause in enumerate((0, 0, 0.7))], call)
     assert found == [(r, 3, 6.0) for r in range(3)]
@@ -112,7 +112,7 @@ def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
                 store.attend(1.0)
             assert store.get("all/table")["ranks"] == [0, 1]
         if after == "reason":
-            store.set("join/1", {"error": "rank 1 did not reach rank 7", "ranks": []})
+            store.set("failed/1", {"error": "rank 1 did not reach rank 7", "ranks": []})
         store.close()
 
     error, _ = on_ranks([rank_0, dies], call)
