@@ -48,27 +48,21 @@ def connect(
     """
     if about.size == 1:
         return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
-    with contextlib.ExitStack() as cleanup:
-        try:
-            return Joining(about, seconds, cleanup, old).group()
-        except RendezvousError:
-            raise
-        except HandshakeError as error:
-            raise RendezvousError(
-                f"{about.title(about.rank)} was refused at {about.host}:{about.port}: {error}"
-                + (
-                    _ABOUT_SECRETS[bool(about.secret)]
-                    if isinstance(error, SecretsDifferError)
-                    else ""
-                ),
-                ranks=error.ranks,
-            ) from None
-        # The core's too: it duplicates the descriptors.
-        except (OSError, RuntimeError, MemoryError) as error:
-            raise RendezvousError(
-                f"{about.title(about.rank)} cannot meet the group at {about.host}:{about.port}: "
-                f"{error or 'no memory is left'}"
-            ) from None
+    try:
+        with contextlib.closing(Joining(about, seconds, old)) as joining:
+            return joining.group()
+    except RendezvousError:
+        raise
+    except HandshakeError as error:
+        text = f"{about.title(about.rank)} was refused at {about.host}:{about.port}: {error}"
+        if isinstance(error, SecretsDifferError):
+            text += _ABOUT_SECRETS[bool(about.secret)]
+        raise RendezvousError(text, ranks=error.ranks) from None
+    except (OSError, RuntimeError, MemoryError) as error:  # of the core, too
+        raise RendezvousError(
+            f"{about.title(about.rank)} cannot meet the group at {about.host}:{about.port}: "
+            f"{error or 'no memory is left'}"
+        ) from None
 
 
 class Addresses:

@@ -14,10 +14,10 @@ from test_meet import ENVIRONMENT, Rank, call
 from pycollective.rendezvous import (
     RendezvousError,
     handshake,
-    joining,
     leader,
     listen_for_knocks,
     meet,
+    peers,
     tcp,
 )
 from pycollective.rendezvous.description import FirstRankLostError
@@ -33,7 +33,7 @@ def hurry(monkeypatch):
     """Call the roll early, and wait briefly for ranks that are silent."""
     monkeypatch.setattr(leader, "ATTEMPT_SECONDS", 0.5)
     monkeypatch.setattr(leader, "ROLL_SECONDS", 3.0)
-    monkeypatch.setattr(joining, "STRANGER_SECONDS", 1.0)
+    monkeypatch.setattr(peers, "STRANGER_SECONDS", 1.0)
 
 
 def at(ports):

@@ -17,7 +17,7 @@ from processes import environments, run_on_hosts
 
 import pycollective as pc
 from pycollective import _core, algorithms, tuning
-from pycollective.rendezvous import RendezvousError, init, joining, memory
+from pycollective.rendezvous import RendezvousError, init, memory, peers
 from pycollective.rendezvous.handshake import Channel, HandshakeError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
@@ -244,17 +244,15 @@ def test_a_rank_that_is_lost_while_memory_is_shared_is_named(lost):
 
 def test_a_rank_that_some_miss_is_named_by_all(monkeypatch):
     """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
-    real = joining.Joining._until_reached
+    real = peers.Reaching.until_reached
 
-    def reached(self, reach, peer, where, seconds):
-        if self.whole[0] == 1 and not self.peers:
-            self.deadline += 0.2
+    def reached(self, reach, peer, where, seconds, attend):
         if self.whole[0] == 2 and peer == 1:
             time.sleep(4)
             raise RendezvousError("stopped")
-        return real(self, reach, peer, where, seconds)
+        return real(self, reach, peer, where, seconds, attend)
 
-    monkeypatch.setattr(joining.Joining, "_until_reached", reached)
+    monkeypatch.setattr(peers.Reaching, "until_reached", reached)
     results = outcomes(environments(["a", "a", "b"]), seconds=1.0)
     for error in results[:2]:
         assert " s for rank 2 of 3 to connect" in str(error)
