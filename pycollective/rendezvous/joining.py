@@ -81,7 +81,7 @@ class Joining(Reaching):
         self.roll = 0  # the last roll call that this rank has heard of
         self.last_name = ""  # of the last table's group
         self.door: Door | None = None  # for peers
-        self.peers = Peers(self, self.attend)
+        self.peers = Peers(self, self.attend, self._say)
 
     def close(self) -> None:
         """Close all that the group has no use for."""
@@ -212,6 +212,12 @@ class Joining(Reaching):
                 _log.warning("%s waits %s", self.title(), what)
                 say = now + leader.LOG_EVERY
         return found
+
+    def _say(self, waits: str) -> None:
+        if self.leader is not None:
+            self.leader.say(waits)
+        else:
+            _log.warning("%s", waits)
 
     def _first_rank_lost(self, error: OSError) -> FirstRankLostError:
         text = f"{self.title(0)} is gone before the group was made: {error}"

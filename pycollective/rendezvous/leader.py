@@ -130,11 +130,15 @@ class Leader:
         now = time.monotonic()
         if now >= until + late:
             return f"rank 0 waited {round(until - begun, 1):g} s for {what}{note}", ranks
-        if now >= self._said + LOG_EVERY:
+        if now >= self._said + LOG_EVERY and late < math.inf:
             self._said = now
-            _log.warning("rank 0 waits for %s", what)
-            self._store.set("all/waits", f"rank 0 waits for {what}")
+            self.say(f"rank 0 waits for {what}")
         return None
+
+    def say(self, waits: str) -> None:
+        """Log whom rank 0 waits for, and let all ranks know."""
+        _log.warning("%s", waits)
+        self._store.set("all/waits", waits)
 
     # Who the members are --------------------------------------------------------------------
 
@@ -215,7 +219,8 @@ class Leader:
             self._store.set("all/go", [numbers[leader] for leader in hosts])
             return
         if problem is None:
-            # A rank that is not ready may wait for a third one, and is to name it first; rank 0, too.
+            # A rank that is not ready may wait for a third one, and is to name it first. Of rank 0
+            # itself it is known that it does.
             late = 0.0 if self._least else math.inf if 0 in waiting else 1.0
             whole = not self._least or self._until == self._deadline
             begun = self._begun if whole else self._attempt_begun

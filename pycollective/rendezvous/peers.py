@@ -142,10 +142,14 @@ class Peers:
         This rank.
     attend : callable
         Hears what rank 0 says; raises if there is no use in waiting.
+    say : callable
+        Makes known whom this rank waits for.
     """
 
-    def __init__(self, rank: Reaching, attend: Callable[[], object]) -> None:
-        self._self, self._attend = rank, attend
+    def __init__(
+        self, rank: Reaching, attend: Callable[[], object], say: Callable[[str], object]
+    ) -> None:
+        self._self, self._attend, self._say = rank, attend, say
         self._about = rank.about
         key, host = rank.sockets.key, rank.about.host_id
         self.claim = digest(key, "host", host) if host else ""
@@ -237,8 +241,8 @@ class Peers:
             if now >= self.ends:
                 waited = f"{self._self.title()} waited {round(self.ends - self._self.begun, 1):g} s"
                 raise BrokenError(f"{waited} for {who}{self._note}", ranks=absent)
-            if now >= say and rank:
-                _log.warning("%s waits for %s", self._self.title(), who)
+            if now >= say:
+                self._say(f"{self._self.title()} waits for {who}")
                 say = now + leader.LOG_EVERY
 
     def share(self) -> tuple[list[int], _core.ShmGroup | None]:

@@ -20,7 +20,7 @@ from pycollective.rendezvous.store import Client
 
 KEY = handshake.key_of(SECRET.encode())
 ENVIRONMENT = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
-HELLO = {"pycollective": 1, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
+HELLO = {"pycollective": 2, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
 DEEP = b'{"nonce":' + b"[" * 490 + b"]" * 490 + b"}"
 VALUES = [
     b'"\\ud800"',
