@@ -130,7 +130,7 @@ class Reaching:
                     _log.warning("%s still tries to reach %s: %s", self.title(), whom, error)
                     say = now + leader.LOG_EVERY
                 time.sleep(min(pause, max(0.0, deadline - now)))
-                pause = min(2 * pause, 0.5)
+                pause = min(2 * pause, 0.5, max(0.02, seconds / 8))
 
 
 class Peers:
