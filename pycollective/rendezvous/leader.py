@@ -26,7 +26,7 @@ ATTEMPT_SECONDS = 5.0
 ROLL_SECONDS = 12.0
 """Seconds that a rank has to answer: more than the longest wait in which it does not hear rank 0."""
 _CONNECT_SECONDS = 1.0
-"""Seconds that the members have to connect at least, however late the last of them came."""
+"""Seconds that the others have to come, and to connect, at least, however late the last one comes."""
 
 
 def told(why: Any, teller: int, size: int) -> tuple[str, list[int]]:
@@ -152,6 +152,8 @@ class Leader:
         until, note = self._deadline, ""
         if not self._least:  # when the first rank gives up, all do
             first, rank = self._first_to_give_up()
+            # A rank that tries again meanwhile is not blamed where rank 0 itself comes late.
+            first = max(first, self._begun + _CONNECT_SECONDS)
             if first < until:
                 until, note = first, f", as {self._about.title(rank)} waits no longer"
         away = self._turned_away()
