@@ -3,10 +3,13 @@
 1. Each rank sets ``join/<rank>``: where it listens for its peers, and how long it waits.
 2. Rank 0 chooses the members (`leader`) and sets ``all/table``. A rank without a place in the table
    comes later.
-3. Every two members connect, and find out whether they share memory.
-4. Each member sets ``ready/<rank>``, and rank 0 sets ``all/go``. From then on nobody listens.
+3. Every two members connect.
+4. Each member sets ``near/<rank>``: the lowest rank that it reaches on its own host. Rank 0 sets
+   ``all/near``: which ranks stand for a host. They hand its memory to the others (`memory`).
+5. Each member sets ``ready/<rank>``: whether it shares memory. Rank 0 sets ``all/ready``: the members'
+   hosts. From then on nobody listens.
 
-A member whose keys vanish before step 4 is lost. Then the rendezvous fails; that of an elastic group is
+A member whose keys vanish before step 5 is lost. Then the rendezvous fails; that of an elastic group is
 repeated: rank 0 sets ``all/roll``, and the ranks that answer by ``here/<rank>`` in time are the members
 of the next table. A rank that fails sets ``failed/<rank>``; rank 0 ends all by ``all/failed``.
 
@@ -102,12 +105,13 @@ class Joining(Reaching):
                 try:
                     self._join()
                     self.peers.connect()
-                    here, shared = self.peers.share()
-                    hosts = self._leave_together(here[0])
+                    hosts = self._agree("near", self.peers.nearest())
+                    shared = self.peers.share(hosts)
+                    hosts = self._agree("ready", shared is not None)
                     for door in self.doors:
                         door.close()
                     assert self.door is not None
-                    group, how = self.peers.group(hosts, here, shared)
+                    group, how = self.peers.group(hosts, shared)
                     return group, self.peers.name, how, self.door.address[0]
                 except BrokenError as error:
                     if not self.elastic:
@@ -302,6 +306,7 @@ class Joining(Reaching):
             "host": host,
             "port": port,
             "claim": self.peers.claim,
+            "memory": self.peers.memory.name if self.peers.memory is not None else "",
             "process": f"{os.getpid()} {_token}",
             "milliseconds": milliseconds_until(self.deadline),
         }
@@ -350,23 +355,21 @@ class Joining(Reaching):
         """Return the address at which this rank has reached rank 0."""
         return str(self.store.socket.getpeername()[0]) if isinstance(self.store, Client) else ""
 
-    def _leave_together(self, stands_for: int) -> list[int]:
-        """Nobody goes before everybody has all connections; return each rank's host, by number.
-
-        `stands_for` is the rank that stands for this rank's host.
-        """
-        assert self.store is not None
+    def _agree(self, key: str, value: Any) -> list[int]:
+        """Set this rank's key, and return the ranks' hosts, which rank 0 says when all have done so."""
+        store, said = self.store, {"group": self.peers.name, "value": value}
+        assert store is not None
         try:
-            ready = {"group": self.peers.name, "leader": stands_for}
-            self.store.set(f"ready/{self.whole[0]}", ready)
+            store.set(f"{key}/{self.whole[0]}", said)
         except OSError as error:
             raise self._first_rank_lost(error) from None
-        store = self.store
-        go = self._hear(lambda: store.get("all/go"), "for the others to connect", self.peers.ends)
-        if (
-            not isinstance(go, list)
-            or len(go) != self.about.size
-            or not all(type(host) is int for host in go)
-        ):
+
+        def hosts() -> Any:
+            found = store.get(f"all/{key}")
+            is_this = isinstance(found, dict) and found.get("group") == self.peers.name
+            return found.get("hosts") if is_this else None
+
+        found = self._hear(hosts, "for the others to connect", self.peers.ends)
+        if not isinstance(found, list) or len(found) != self.about.size:
             raise HandshakeError("rank 0 went on without this rank")
-        return go
+        return [int_of({"host": host}, "host", 0, self.about.size - 1) for host in found]

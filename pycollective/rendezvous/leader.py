@@ -184,7 +184,7 @@ class Leader:
             # The members of an elastic group are to hear a roll call after the attempt.
             "milliseconds": milliseconds_until(self._deadline if self._least else self._until),
             "streams": self._streams,
-            "places": [[*c.place, c.claim] for c in self._chosen.values()],
+            "places": [[*c.place, c.claim, c.memory] for c in self._chosen.values()],
             "choices": {n: tuning.as_json(rows) for n, rows in self._about.choices.items()},
             "ranks": members,
             "least": self._least,
@@ -210,17 +210,15 @@ class Leader:
     # Whether they become a group ------------------------------------------------------------
 
     def _watch_attempt(self) -> None:
-        if self._store.get("all/go") is not None:
+        if self._said_to_all("ready"):
             return
-        leaders = [self._leader_of(rank) for rank in self._chosen]
-        waiting = [number for number, leader in enumerate(leaders) if leader is None]
         problem = self._loss()
-        if problem is None and not waiting:
-            hosts = [leader for leader in leaders if leader is not None]
-            numbers = {leader: i for i, leader in enumerate(sorted(set(hosts)))}
-            self._store.set("all/go", [numbers[leader] for leader in hosts])
-            return
         if problem is None:
+            waiting = self._agree("near", self._hosts_reached) or self._agree(
+                "ready", self._hosts_proved
+            )
+            if not waiting:
+                return
             # A rank that is not ready may wait for a third one, and is to name it first. Of rank 0
             # itself it is known that it does.
             late = 0.0 if self._least else math.inf if 0 in waiting else 1.0
@@ -235,13 +233,36 @@ class Leader:
         else:
             self._fail(*problem)
 
-    def _leader_of(self, rank: int) -> int | None:
-        """Return the member that stands for a rank's host, if the rank is ready."""
-        ready = self._store.get(f"ready/{rank}")
-        if not isinstance(ready, dict) or ready.get("group") != self._name:
-            return None
-        leader = ready.get("leader")
-        return leader if type(leader) is int else 0
+    def _said_to_all(self, key: str) -> bool:
+        said = self._store.get(f"all/{key}")
+        return said is not None and said["group"] == self._name
+
+    def _agree(self, key: str, decide: Callable[[list[Any]], list[int]]) -> list[int]:
+        """Tell all what comes of the members' values of a key; return who has not set it yet."""
+        if self._said_to_all(key):
+            return []
+        values = []
+        for rank in self._chosen:
+            said = self._store.get(f"{key}/{rank}")
+            is_this = isinstance(said, dict) and said.get("group") == self._name
+            values.append(said.get("value") if is_this else None)
+        waiting = [number for number, value in enumerate(values) if value is None]
+        if not waiting:
+            self._store.set(f"all/{key}", {"group": self._name, "hosts": decide(values)})
+        return waiting
+
+    def _hosts_reached(self, reached: list[Any]) -> list[int]:
+        """Return the rank that stands for each rank's host; a rank alone stands for itself."""
+        first = {rank for rank, other in enumerate(reached) if other == rank}
+        return [other if other in first else rank for rank, other in enumerate(reached)]
+
+    def _hosts_proved(self, shared: list[Any]) -> list[int]:
+        """Return the number of each rank's host, where all of its ranks share their memory."""
+        hosts = self._store.get("all/near")["hosts"]
+        broken = {host for host, has in zip(hosts, shared, strict=True) if has is not True}
+        first = [rank if host in broken else host for rank, host in enumerate(hosts)]
+        numbers = {rank: number for number, rank in enumerate(sorted(set(first)))}
+        return [numbers[rank] for rank in first]
 
     def _loss(self) -> tuple[str, list[int]] | None:
         """Return the text and ranks of a member's failure; None if all are well."""

@@ -55,6 +55,8 @@ class Candidate:
         Host and port at which it listens for its peers.
     claim : str
         The digest of its host's name, which is equal on ranks that may share memory.
+    memory : str
+        The name of the socket at which it shares memory.
     process : str
         A random name of its process: a rank that was started again has another one.
     deadline : float
@@ -63,6 +65,7 @@ class Candidate:
 
     place: tuple[str, int]
     claim: str
+    memory: str
     process: str
     deadline: float
 
@@ -71,8 +74,9 @@ class Candidate:
         """Return what a join request says; raises HandshakeError or ValueError."""
         host = str(ipaddress.ip_address(str(value.get("host"))))
         port = int_of(value, "port", 1, 65535)
-        claim, process = (str(value.get(name, ""))[:64] for name in ("claim", "process"))
-        return cls((host, port), claim, process, time_of(value))
+        names = "claim", "memory", "process"
+        claim, shared, process = (str(value.get(name, ""))[:64] for name in names)
+        return cls((host, port), claim, shared, process, time_of(value))
 
 
 @dataclass

@@ -154,31 +154,35 @@ class Peers:
         key, host = rank.sockets.key, rank.about.host_id
         self.claim = digest(key, "host", host) if host else ""
         """The digest of this host's name, equal where memory may be shared; empty for none."""
-        self.own = ""
-        """This rank's address."""
+        self.memory: memory.Sharing | None = None
+        if host:
+            self.memory = memory.Sharing(key, rank.about.size, bool(rank.about.secret))
+            rank.doors.append(self.memory.door)
+        self._lender: socket.socket | None = None  # the connection to the rank that has the memory
         self._changed = threading.Condition()  # guards the next three
         self.name = ""  # of the group; empty until the members are known
         self._channels: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
         self._over = False
         self._places: list[tuple[str, int]] = []
-        self._near: list[int] = []  # the ranks that say that they are on this host
+        self._near: dict[int, str] = {}  # the sockets of ranks that say that they are on this host
         self.ends = rank.deadline  # of the attempt; for all members the same, as rank 0 says
         self._note = ""
 
     def begin(self, table: dict[str, Any], first: str) -> None:
         """Take the places of the members from rank 0's table; `first` is where rank 0 was reached."""
         self._self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
-        places, claims = [], []
+        places, near = [], {}
         for rank, place in enumerate(table["places"]):
-            if not isinstance(place, list) or len(place) != 3:
+            if not isinstance(place, list) or len(place) != 4:
                 raise HandshakeError("a table without addresses")
             host = str(place[0])
             if rank == 0 and is_unspecified(host):  # as rank 0 does not know how it is reached
                 host = first
             places.append((host, int_of({"port": place[1]}, "port", 1, 65535)))
-            claims.append(str(place[2]))
+            if place[2] == self.claim != "":
+                near[rank] = str(place[3])
         self._places, self._note = places, str(table.get("note", ""))
-        self._near = [r for r, claim in enumerate(claims) if claim == self.claim != ""]
+        self._near = near
         with self._changed:
             self.name = str(table["group"])
             self._changed.notify_all()
@@ -190,7 +194,12 @@ class Peers:
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
+            if self._lender is not None:
+                self._lender.close()
+                self._lender = None
             self._changed.notify_all()
+        if for_ever and self.memory is not None:
+            self.memory.close()
 
     def enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Take the connection of a peer of higher rank."""
@@ -245,55 +254,45 @@ class Peers:
                 self._say(f"{self._self.title()} waits for {who}")
                 say = now + leader.LOG_EVERY
 
-    def share(self) -> tuple[list[int], _core.ShmGroup | None]:
-        """Return the ranks that share memory with this one, proved, and the memory."""
-        rank, key = self._about.rank, self._self.sockets.key
-        near = self._near or [rank]
-        channels = {r: self._channels[r, 0] for r in near if r != rank}
+    def nearest(self) -> int:
+        """Return the lowest rank that this one reaches on its own host; itself if there is none."""
+        rank = self._about.rank
+        until = min(self.ends, time.monotonic() + memory.PROOF_SECONDS)
+        for other in range(rank):
+            if other in self._near and self.memory is not None:
+                self._lender = self.memory.reach(self._near[other], self.name, rank, until)
+                if self._lender is not None:
+                    return other
+        return rank
 
-        def listen(sock: socket.socket, enter: Enter) -> Door:
-            return Door(sock, key, self._about.size, enter)
+    def share(self, hosts: list[int]) -> _core.ShmGroup | None:
+        """Return the memory that this rank shares with the others of its host; None for none.
 
-        sharing = memory.Sharing(
-            rank, channels, key, self._heard, bool(self._about.secret), self._self.title
-        )
-        try:
-            return sharing.share(near, self.ends, listen)
-        except (OSError, HandshakeError) as error:
-            if isinstance(error, OSError) and error.errno in SHORTAGES:
-                raise
-            self._attend()  # rank 0 may know better which rank it was
-            raise BrokenError(
-                f"{self._self.title()} could not find out who shares its host's memory: {error}",
-                ranks=error.ranks if isinstance(error, HandshakeError) else (),
-            ) from None
+        Parameters
+        ----------
+        hosts : list of int
+            For each rank the one that stands for its host.
+        """
+        rank = self._about.rank
+        here = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
+        if len(here) == 1 or self.memory is None:
+            return None
+        if self._lender is None:
+            return self.memory.lend(self.name, here, self._attend)
+        return memory.take(self._lender, here.index(rank), len(here))
 
-    def _heard(self, peer: int) -> dict[str, Any]:
-        """Return a peer's next message, unless the attempt fails first."""
-        channel, title = self._channels[peer, 0], self._self.title(peer)
-        # The peer may wait for a third rank, and names it at its own deadline. The rank that shares
-        # its memory is a lower one. The others give it the time that it gives them, and more.
-        late = 1.0 if peer > self._about.rank else 2.0
-        while not channel.readable(0.05):
-            self._attend()
-            if time.monotonic() >= self.ends + late:
-                raise HandshakeError(f"nothing came in time from {title}", ranks=[peer])
-        with memory.naming(peer, title):
-            return channel.receive(time.monotonic() + STRANGER_SECONDS)
-
-    def group(
-        self, hosts: list[int], here: list[int], shared: _core.ShmGroup | None
-    ) -> tuple[_core.Group, str]:
+    def group(self, hosts: list[int], shared: _core.ShmGroup | None) -> tuple[_core.Group, str]:
         """Return the core's group, and in words how its ranks talk.
 
         Parameters
         ----------
         hosts : list of int
             The host of each rank, by number.
-        here, shared
+        shared : ShmGroup, optional
             What `share` returned.
         """
         rank, size = self._about.rank, self._about.size
+        here = [r for r in range(size) if hosts[r] == hosts[rank]]
         absent = [r for r in self._near if r not in here]
         unproved = f", {self._about.titles(absent)} said to be on this host but not reached"
         unproved = (unproved + " through its memory") * bool(absent)
@@ -319,7 +318,7 @@ class Peers:
             sockets[r], pipes[r] = streams[: 1 if r in here else last], streams[last]
         if len(set(hosts)) == size:
             return _core.TcpGroup(rank, sockets, pipes), "over TCP" + unproved
-        if shared is None:
+        if len(here) == 1 or shared is None:
             shared = _core.ShmGroup.create(1, 0)
             shared.join(0)
         how = "through shared memory" if len(here) > 1 else "over TCP"

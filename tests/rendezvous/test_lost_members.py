@@ -94,7 +94,8 @@ class Doomed:
             assert store.compare_set(f"join/{self.rank}", None, place(self.ports[self.rank]))
             table = value_of(store, "all/table")
             if self.fate == "dies when ready":
-                store.set(f"ready/{self.rank}", {"group": table["group"], "leader": 0})
+                for key, said in (("near", self.rank), ("ready", False)):
+                    store.set(f"{key}/{self.rank}", {"group": table["group"], "value": said})
             if self.fate == "is silent":
                 self.over.wait(30)
             store.close()
@@ -221,7 +222,7 @@ def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
      ([0, 2], 2, True, [0, 2]), ([0, 2], 3, True, []), ([0], 1, True, [0])],
 )  # fmt: skip
 def test_choose_waits_for_all_or_for_enough_when_it_is_late(came, least, is_late, expected):
-    candidates = {rank: Candidate(("h", 1), "", "one", 0.0) for rank in came}
+    candidates = {rank: Candidate(("h", 1), "", "", "one", 0.0) for rank in came}
     assert choose(candidates, 4, least, None, is_late) == expected
 
 
@@ -234,7 +235,7 @@ def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected
     roster = Roster(limit=5, known={"survivor"})
     roster.left = left
     came = {
-        rank: Candidate(("h", 1), "", "survivor" if rank == 3 else f"new {rank}", 0.0)
+        rank: Candidate(("h", 1), "", "", "survivor" if rank == 3 else f"new {rank}", 0.0)
         for rank in range(4)
     }
     assert choose(came, 4, least, roster, False) == expected
