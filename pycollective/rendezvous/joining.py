@@ -298,8 +298,9 @@ class Joining(Reaching):
 
     def _enter_store(self) -> None:
         """Say where this rank listens, and how long it waits."""
-        rank = self.whole[0]
+        rank, begun = self.whole[0], time.monotonic()
         store = self._reach() if rank else self._listen()
+        waited = int(1000 * (time.monotonic() - begun))
         assert self.door is not None
         host, port = self.door.address
         request = {
@@ -309,6 +310,7 @@ class Joining(Reaching):
             "memory": self.peers.memory.name if self.peers.memory is not None else "",
             "process": f"{os.getpid()} {_token}",
             "milliseconds": milliseconds_until(self.deadline),
+            "waited": waited if rank else 0,
         }
         try:
             joined = store.compare_set(f"join/{rank}", None, request)

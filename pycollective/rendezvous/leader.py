@@ -160,7 +160,11 @@ class Leader:
         strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
         what = f"{self._about.titles(absent)} of {self._size} {self._where}{strangers}"
         if problem := self._waits(what, absent, self._begun, until, note):
-            self._fail(*problem)
+            text, ranks = problem
+            waited = max((candidate.waited for candidate in self._came.values()), default=0.0)
+            if waited > until - self._begun:  # the others may be missing because rank 0 was late
+                text, ranks = f"{text}; rank 0 came only after {waited:.1f} s", [0, *ranks]
+            self._fail(text, ranks)
 
     def _first_to_give_up(self) -> tuple[float, int]:
         """Return the earliest deadline of the other ranks, and whose it is."""

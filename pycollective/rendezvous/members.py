@@ -61,6 +61,8 @@ class Candidate:
         A random name of its process: a rank that was started again has another one.
     deadline : float
         When it gives up, on rank 0's clock.
+    waited : float
+        How many seconds it had tried to reach rank 0 before.
     """
 
     place: tuple[str, int]
@@ -68,6 +70,7 @@ class Candidate:
     memory: str
     process: str
     deadline: float
+    waited: float = 0.0
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Candidate:
@@ -76,7 +79,8 @@ class Candidate:
         port = int_of(value, "port", 1, 65535)
         names = "claim", "memory", "process"
         claim, shared, process = (str(value.get(name, ""))[:64] for name in names)
-        return cls((host, port), claim, shared, process, time_of(value))
+        waited = int_of(value, "waited", 0, _MOST_MILLISECONDS) / 1000 if "waited" in value else 0.0
+        return cls((host, port), claim, shared, process, time_of(value), waited)
 
 
 @dataclass

@@ -136,19 +136,23 @@ class Store(_Values):
 
     def _carry_out(self, session: _Session, request: dict[str, Any]) -> list[Change]:
         key, value = request.get("set"), request.get("value")
-        if not isinstance(key, str) or len(key) > _LONGEST_KEY or key.startswith(TO_ALL):
+        if not isinstance(key, str) or len(key) > _LONGEST_KEY:
             raise HandshakeError("no request")
-        if not key.endswith(f"/{session.name}") or len(session.keys) >= _MOST_KEYS:
+        kind, _, name = key.partition("/")
+        if name != session.name or f"{kind}/" == TO_ALL:
             raise HandshakeError("a key that is not this rank's")
+        if key not in session.keys and len(session.keys) == _MOST_KEYS:
+            raise HandshakeError("too many keys")
         may = self._owners.get(key, session) is session
         may = may and ("expected" not in request or request["expected"] == self.get(key))
+        changes: list[Change] = []
+        if may:
+            self._owners[key] = session
+            session.keys.add(key)
+            changes.append(self._keep(key, value))
         if "expected" in request:
             session.send({"done": may})
-        if not may:
-            return []
-        self._owners[key] = session
-        session.keys.add(key)
-        return [self._keep(key, value)]
+        return changes
 
     def end(self, name: str, why: str = "") -> list[Change]:
         """End the connection that has a rank's keys, and say why; return the keys that vanish."""
