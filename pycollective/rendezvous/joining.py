@@ -62,17 +62,7 @@ class _RepeatError(Exception):
 
 
 class Joining(Reaching):
-    """One process on its way into a group.
-
-    Parameters
-    ----------
-    about : Description
-        The whole group; its numbers become those of the group that is made.
-    seconds : float
-        How long to wait for the others.
-    old : Group, optional
-        The group that the ranks are in already: if it fails, nobody waits any longer.
-    """
+    """One process on its way into a group; if the group ``old`` fails, it waits no longer."""
 
     def __init__(self, about: Description, seconds: float, old: _core.Group | None) -> None:
         super().__init__(about, seconds)

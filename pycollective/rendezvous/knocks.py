@@ -36,27 +36,17 @@ def is_there(about: Description) -> bool:
 class Knocks:
     """Listen at rank 0's address, and ask everybody who comes to come later.
 
-    Parameters
-    ----------
-    about : Description
-        The whole group, in which this is rank 0.
-
-    Raises
-    ------
-    RendezvousError
-        If it cannot listen there.
+    Raises RendezvousError if this process cannot listen there.
     """
 
     def __init__(self, about: Description) -> None:
         self._last = -_FRESH_SECONDS
-        self._cleanup = contextlib.ExitStack()
         sockets = Sockets(about)
         try:
             sock = sockets.listen_at_own_address()
         except OSError as error:
             raise RendezvousError(f"cannot listen for workers that come back: {error}") from None
         self._door = Door(sock, sockets.key, about.size, self._enter, about.tls)
-        self._cleanup.callback(self._door.close)
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         if hello.get("purpose") != "join":
@@ -71,4 +61,4 @@ class Knocks:
 
     def close(self) -> None:
         """Listen no more."""
-        self._cleanup.close()
+        self._door.close()

@@ -41,23 +41,8 @@ def told(why: Any, teller: int, size: int) -> tuple[str, list[int]]:
 class Leader:
     """What rank 0 decides by the keys of all ranks; every decision is one change of the store.
 
-    Parameters
-    ----------
-    about : Description
-        The whole group.
-    store : Store
-        Where the ranks are.
-    seconds : float
-        How long to wait for all ranks.
-    streams : int
-        Connections of every two ranks.
-    turned_away : callable
-        Returns the number of connections that could not prove that they belong here.
-
-    Attributes
-    ----------
-    reasons : dict
-        Texts and ranks of those that have given up.
+    ``turned_away`` returns the number of connections that could not prove that they belong here.
+    `reasons` has the texts and the ranks of those that have given up.
     """
 
     def __init__(

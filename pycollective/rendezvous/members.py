@@ -47,30 +47,14 @@ def time_of(message: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A rank that has come.
+    """A rank that has come."""
 
-    Attributes
-    ----------
-    place : tuple
-        Host and port at which it listens for its peers.
-    claim : str
-        The digest of its host's name, which is equal on ranks that may share memory.
-    memory : str
-        The name of the socket at which it shares memory.
-    process : str
-        A random name of its process: a rank that was started again has another one.
-    deadline : float
-        When it gives up, on rank 0's clock.
-    waited : float
-        How many seconds it had tried to reach rank 0 before.
-    """
-
-    place: tuple[str, int]
-    claim: str
-    memory: str
-    process: str
-    deadline: float
-    waited: float = 0.0
+    place: tuple[str, int]  # where it listens for its peers
+    claim: str  # the digest of its host's name, which is equal on ranks that may share memory
+    memory: str  # the name of the socket at which it shares memory
+    process: str  # a random name: a rank that was started again has another one
+    deadline: float  # when it gives up, on rank 0's clock
+    waited: float = 0.0  # seconds in which it has tried to reach rank 0
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Candidate:
@@ -115,16 +99,8 @@ def choose(
 ) -> list[int]:
     """Return the members of a group in their order; none while others are waited for.
 
-    Parameters
-    ----------
-    came : mapping
-        The ranks that are there, rank 0 among them.
-    size, least : int
-        How many ranks there are, and how many are enough when it is late; 0: all of them.
-    roster : Roster, optional
-        Limits the new processes among the members, unless they are needed.
-    is_late : bool
-        Whether the patience for the others is over.
+    ``came`` has the ranks that are there, rank 0 among them. When it is late, ``least`` ranks are
+    enough; all are needed where that is 0. The roster limits the new processes that nobody needs.
     """
     enough = is_late and 0 < least <= len(came)
     if len(came) < size and not enough:

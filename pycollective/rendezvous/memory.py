@@ -45,21 +45,8 @@ def boot_id() -> str:
 class Sharing:
     """One rank's socket for others of its host, and what goes over it.
 
-    Parameters
-    ----------
-    key : bytes
-        The group's key.
-    size : int
-        How many ranks there are.
-    has_secret : bool
-        Whether the group has a secret. Memory is given to other users only where they know one.
-
-    Attributes
-    ----------
-    name : str
-        Of the socket, which is told to the others.
-    door : Door
-        The socket; its owner closes it.
+    Its `name` is told to the others; the owner of this object closes its `door`. Memory is given to
+    processes of other users only where the group has a secret, which they know.
     """
 
     def __init__(self, key: bytes, size: int, has_secret: bool) -> None:
@@ -85,17 +72,7 @@ class Sharing:
             raise HandshakeError("the process of another user, and the group has no secret")
 
     def reach(self, name: str, group: str, rank: int, until: float) -> socket.socket | None:
-        """Return a connection to another rank's socket; None if this rank cannot get there.
-
-        Parameters
-        ----------
-        name : str
-            Of the other rank's socket.
-        group, rank : str, int
-            Which group this is, and which rank of it this one.
-        until : float
-            When to give up (time.monotonic).
-        """
+        """Return a connection to another rank's socket; None if this rank cannot get there in time."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(0.001, until - time.monotonic()))
@@ -113,14 +90,7 @@ class Sharing:
     ) -> _core.ShmGroup | None:
         """Return memory in which all ranks have taken their places, this one the first; None if not.
 
-        Parameters
-        ----------
-        group : str
-            Which group this is.
-        ranks : sequence of int
-            The ranks of this host, all of which have got here.
-        attend : callable
-            Called now and then; raises if there is no use in waiting.
+        All ``ranks`` of this host have got here. ``attend`` raises if there is no use in waiting.
         """
         until = time.monotonic() + _ENTER_SECONDS
         others = [(group, rank) for rank in ranks[1:]]

@@ -46,19 +46,8 @@ class NotNowError(HandshakeError):
 class Reaching:
     """The sockets of a rank on its way into a group, and how it reaches others.
 
-    Parameters
-    ----------
-    about : Description
-        The group, whose numbers change when its members are known.
-    seconds : float
-        How long to wait for the others.
-
-    Attributes
-    ----------
-    begun, deadline : float
-        When this rank's time has begun, and when it is over.
-    doors : list of Door
-        Where this rank listens.
+    Its time has begun at `begun`, and is over at `deadline`. It listens at `doors`. The numbers in
+    `about` change when the members are known.
     """
 
     def __init__(self, about: Description, seconds: float) -> None:
@@ -136,14 +125,8 @@ class Reaching:
 class Peers:
     """The connections of a member to the others.
 
-    Parameters
-    ----------
-    rank : Reaching
-        This rank.
-    attend : callable
-        Hears what rank 0 says; raises if there is no use in waiting.
-    say : callable
-        Makes known whom this rank waits for.
+    ``attend`` hears what rank 0 says, and raises if there is no use in waiting; ``say`` makes known
+    whom this rank waits for.
     """
 
     def __init__(
@@ -268,10 +251,7 @@ class Peers:
     def share(self, hosts: list[int]) -> _core.ShmGroup | None:
         """Return the memory that this rank shares with the others of its host; None for none.
 
-        Parameters
-        ----------
-        hosts : list of int
-            For each rank the one that stands for its host.
+        ``hosts`` has for each rank the one that stands for its host.
         """
         rank = self._about.rank
         here = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
@@ -282,15 +262,7 @@ class Peers:
         return memory.take(self._lender, here.index(rank), len(here))
 
     def group(self, hosts: list[int], shared: _core.ShmGroup | None) -> tuple[_core.Group, str]:
-        """Return the core's group, and in words how its ranks talk.
-
-        Parameters
-        ----------
-        hosts : list of int
-            The host of each rank, by number.
-        shared : ShmGroup, optional
-            What `share` returned.
-        """
+        """Return the core's group, and in words how its ranks talk, given the number of each's host."""
         rank, size = self._about.rank, self._about.size
         here = [r for r in range(size) if hosts[r] == hosts[rank]]
         absent = [r for r in self._near if r not in here]

@@ -75,14 +75,9 @@ class Store(_Values):
         self._poll.register(self._wake, select.POLLIN)
 
     def admit(self, channel: Channel, name: str) -> None:
-        """Serve a connection from the next `attend` on; any thread may call this.
+        """Serve the connection of a rank, given its number, from the next `attend` on.
 
-        Parameters
-        ----------
-        channel : Channel
-            The authenticated connection, which belongs to the store from now on.
-        name : str
-            The number of the rank, in which all of its keys end.
+        Any thread may call this. The connection belongs to the store from now on.
         """
         with self._lock:
             if self._closed:
@@ -199,17 +194,7 @@ class _Session:
 class Client(_Values):
     """Another rank's connection to the store; of other ranks' keys it knows those for all.
 
-    Parameters
-    ----------
-    channel : Channel
-        The authenticated connection, which belongs to this object from now on.
-
-    Raises
-    ------
-    RendezvousError
-        If rank 0 refuses this rank, and says why.
-    OSError
-        If the connection ends, here and in all other calls.
+    Every call raises OSError when the connection ends, and RendezvousError if rank 0 ends it.
     """
 
     def __init__(self, channel: Channel) -> None:

@@ -25,26 +25,13 @@ _ABOUT_SECRETS = {
 def connect(
     about: Description, seconds: float, old: _core.Group | None = None
 ) -> tuple[_core.Group, str, str, str]:
-    """Meet the other ranks.
-
-    Parameters
-    ----------
-    about : Description
-        The group.
-    seconds : float
-        How long to wait for the others.
-    old : Group, optional
-        The group that the ranks are in already: if it fails, nobody waits any longer.
-
-    Returns
-    -------
-    tuple
-        The core's group, the group's name, how the ranks talk, and where this rank was reached.
+    """Meet the other ranks; return the core's group, its name, how its ranks talk, and this address.
 
     Raises
     ------
     RendezvousError
-        The others did not come, are not who they should be, or say that they cannot go on.
+        The others did not come, are not who they should be, or say that they cannot go on. If the
+        group ``old``, in which the ranks are already, fails, nobody waits any longer.
     """
     if about.size == 1:
         return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
