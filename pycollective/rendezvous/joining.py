@@ -71,7 +71,7 @@ class Joining(Reaching):
         self.elastic = about.least > 0  # rank 0's word counts
         self.store: Store | Client | None = None
         self.leader: Leader | None = None  # rank 0's
-        self.roll = 0  # the last roll call that this rank has heard of
+        self.roll = 0  # the number of the last roll call that this rank has answered
         self.last_name = ""  # of the last table's group
         self.door: Door | None = None  # for peers
         self.peers = Peers(self, self.attend, self._say)
@@ -129,7 +129,7 @@ class Joining(Reaching):
             with contextlib.suppress(OSError):
                 self.store.set(key, {"error": str(error), "ranks": list(error.ranks)})
 
-    # What the others say --------------------------------------------------------------------
+    # The store -----------------------------------------------------------------------------
 
     def attend(self, seconds: float = 0.0) -> bool:
         """Wait for changes in the store; return whether there are any.
@@ -191,7 +191,7 @@ class Joining(Reaching):
         return table if isinstance(table, dict) else {}
 
     def _hear(self, ready: Callable[[], T | None], what: str, until: float) -> T:
-        """Return what rank 0 says; at `until` it knows who is missing."""
+        """Return an answer of rank 0, which knows at `until` who is missing."""
         late = 1.0  # rank 0, which knows whom it waits for, is to say so first
         say = time.monotonic() + leader.LOG_EVERY + late
         while (found := ready()) is None:
@@ -287,7 +287,7 @@ class Joining(Reaching):
         return store
 
     def _enter_store(self) -> None:
-        """Say where this rank listens, and how long it waits."""
+        """Set this rank's join request: its address for peers, and how long it waits."""
         rank, begun = self.whole[0], time.monotonic()
         store = self._reach() if rank else self._listen()
         waited = int(1000 * (time.monotonic() - begun))
@@ -328,7 +328,7 @@ class Joining(Reaching):
             raise HandshakeError("no table of the group")
         if self.about.rank not in ranks:
             raise NotNowError
-        # A rank that returns to a group that has lost others takes its word for the least number.
+        # A rank that was started again does not know how many ranks are enough now.
         least = int_of(table, "least", 0, self.about.size)
         self.elastic = least > 0
         if len(ranks) < (self.about.least or least or self.about.size):

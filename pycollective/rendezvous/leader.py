@@ -39,7 +39,7 @@ def told(why: Any, teller: int, size: int) -> tuple[str, list[int]]:
 
 
 class Leader:
-    """What rank 0 decides by the keys of all ranks; every decision is one change of the store.
+    """The decisions of rank 0 by the keys of all ranks; each of them is one change of the store.
 
     ``turned_away`` returns the number of connections that could not prove that they belong here.
     `reasons` has the texts and the ranks of those that have given up.
@@ -125,7 +125,7 @@ class Leader:
         _log.warning("%s", waits)
         self._store.set("all/waits", waits)
 
-    # Who the members are --------------------------------------------------------------------
+    # The choice of the members --------------------------------------------------------------
 
     def _choose(self) -> None:
         is_late = time.monotonic() >= self._begun + self._patience
@@ -196,7 +196,7 @@ class Leader:
             last = self._about.title([*self._came][-1])
             self._note = f"; {last} came only after {spent:.1f} s"
 
-    # Whether they become a group ------------------------------------------------------------
+    # The members become a group -------------------------------------------------------------
 
     def _watch_attempt(self) -> None:
         if self._said_to_all("ready"):

@@ -58,7 +58,7 @@ class Candidate:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Candidate:
-        """Return what a join request says; raises HandshakeError or ValueError."""
+        """Return the rank of a join request; raises HandshakeError or ValueError."""
         host = str(ipaddress.ip_address(str(value.get("host"))))
         port = int_of(value, "port", 1, 65535)
         names = "claim", "memory", "process"

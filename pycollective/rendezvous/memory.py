@@ -1,4 +1,4 @@
-"""Which ranks share this host's memory: claimed by an equal boot id, proved by passing memory along.
+"""The memory that ranks of one host share: claimed by an equal boot id, proved by passing memory along.
 
 Each rank listens on a Unix socket that no other host can reach. Of the ranks that claim one host, the
 lowest one that a rank reaches there stands for its host. That one makes the memory, and hands its

@@ -103,7 +103,7 @@ class Reaching:
                     raise
                 now = time.monotonic()
                 if isinstance(error, NotNowError) and self.about.least:
-                    deadline = now + seconds  # rank 0 lives: nobody may go on without it
+                    deadline = now + seconds  # rank 0 lives, so the others still need it
                     self.begin()
                 is_news = isinstance(error, Refused) and str(error) != str(refusal)
                 if isinstance(error, Refused):

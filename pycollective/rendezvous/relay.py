@@ -96,7 +96,7 @@ class _Way:
         self.wants_room = False  # TLS has to write before it reads on
 
     def move(self) -> bool:
-        """Return whether anything has moved."""
+        """Read or write what is possible; return True if anything has moved."""
         self.wants_room = False
         is_written = bool(self.data)
         try:
@@ -128,7 +128,7 @@ class _Pair:
         with contextlib.suppress(OSError):
             secure.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._out, self._in = _Way(plain, secure), _Way(secure, plain)
-        self._shut: set[socket.socket] = set()  # that are told of the other's end
+        self._shut: set[socket.socket] = set()  # whose other end knows that nothing more comes
         self.until: float | None = None  # when the rest is given up
         self.over = False
 

@@ -38,7 +38,7 @@ Change = tuple[str, Any]
 
 
 class _Values:
-    """What rank 0 and the other ranks have in common: values by key."""
+    """Values by key, as rank 0 and the other ranks have them."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
