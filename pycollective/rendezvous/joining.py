@@ -100,6 +100,7 @@ class Joining(Reaching):
                     hosts = self._agree("ready", shared is not None)
                     for door in self.doors:
                         door.close()
+                    self._leave_store()  # what fails from now on is each rank's own matter
                     assert self.door is not None
                     group, how = self.peers.group(hosts, shared)
                     return group, self.peers.name, how, self.door.address[0]
