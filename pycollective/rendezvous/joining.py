@@ -244,7 +244,8 @@ class Joining(Reaching):
         if hello.get("purpose") == "peer":
             self.peers.enter(channel, hello)
             return
-        if hello.get("purpose") != "join" or not isinstance(self.store, Store):
+        store = self.store  # which the main thread leaves when the group is made
+        if hello.get("purpose") != "join" or not isinstance(store, Store):
             raise HandshakeError("this is not where ranks meet")
         try:
             size = int_of(hello, "size", 1, MAX_RANKS)
@@ -255,7 +256,7 @@ class Joining(Reaching):
         except HandshakeError as error:
             channel.send({"error": str(error)}, time.monotonic() + STRANGER_SECONDS)
             raise
-        self.store.admit(channel, str(rank))
+        store.admit(channel, str(rank))
 
     def _reach(self) -> Client:
         """At another rank, connect to rank 0's store, and listen for peers."""

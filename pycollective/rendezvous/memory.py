@@ -54,6 +54,7 @@ class Sharing:
         self.name = f"pycollective-{secrets.token_hex(16)}"
         self._arrived: dict[tuple[str, int], Channel] = {}  # by group and rank
         self._changed = threading.Condition()
+        self._closed = False
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind("\0" + self.name)
         sock.listen(size)
@@ -64,6 +65,8 @@ class Sharing:
             raise HandshakeError("this is where memory is shared")
         self._check_user(channel.socket)
         with self._changed:
+            if self._closed:
+                raise HandshakeError("no memory is shared any more")
             self._arrived[str(hello.get("group")), hello.get("from", -1)] = channel
             self._changed.notify_all()
 
@@ -116,6 +119,8 @@ class Sharing:
 
     def close(self) -> None:
         """Close the connections that nobody has taken."""
+        with self._changed:
+            self._closed = True
         _close(list(self._arrived.values()))
 
 
