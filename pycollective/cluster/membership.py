@@ -38,25 +38,13 @@ _log = logging.getLogger("pycollective")
 
 @dataclass(frozen=True)
 class Membership:
-    """A process's place among the workers.
+    """A process's place among the workers."""
 
-    Attributes
-    ----------
-    source : str
-        Where this was found.
-    rank, size : int
-        Which worker this is, of how many.
-    addresses : tuple of str
-        Of all workers by rank; of worker 0 alone; or none, where the launcher gave what they need.
-    names : tuple of str
-        What the workers are called, such as ``"chief 0"``.
-    """
-
-    source: str
+    source: str  # where this was found
     rank: int
     size: int
-    addresses: tuple[str, ...]
-    names: tuple[str, ...]
+    addresses: tuple[str, ...]  # of all workers; of worker 0 alone; or none, which needs no address
+    names: tuple[str, ...]  # such as "chief 0"
 
 
 def examine(

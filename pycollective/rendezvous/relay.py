@@ -30,15 +30,7 @@ _LINGER = 2.0
 class Relay:
     """The thread that carries what the control connections of a group say.
 
-    Parameters
-    ----------
-    connections : mapping
-        The connection to each rank, which is this object's from now on.
-
-    Attributes
-    ----------
-    ends : dict
-        For each rank the socket that stands for its connection.
+    The connections to each rank belong to this object. `ends` has the sockets that stand for them.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket]) -> None:
