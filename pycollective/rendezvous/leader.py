@@ -243,7 +243,10 @@ class Leader:
     def _hosts_reached(self, reached: list[Any]) -> list[int]:
         """Return the rank that stands for each rank's host; a rank alone stands for itself."""
         first = {rank for rank, other in enumerate(reached) if other == rank}
-        return [other if other in first else rank for rank, other in enumerate(reached)]
+        return [
+            other if type(other) is int and other in first else rank
+            for rank, other in enumerate(reached)
+        ]
 
     def _hosts_proved(self, shared: list[Any]) -> list[int]:
         """Return the number of each rank's host, where all of its ranks share their memory."""

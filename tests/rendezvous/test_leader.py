@@ -140,7 +140,7 @@ def test_leader_rank_lost_before_the_choice_may_come_again(group):
         ([0, 0, 2, 2], [0, 0, 2, 2], [True] * 4, [0, 0, 1, 1]),
         ([0, 0, 2, 2], [0, 0, 2, 2], [True, False, True, True], [0, 1, 2, 2]),
         ([0, 0, 1, 0], [0, 0, 2, 0], [True, True, False, True], [0, 0, 1, 0]),
-        ([0, 7, "x", 0], [0, 1, 2, 0], [True, False, False, True], [0, 1, 2, 0]),
+        ([0, 7, [], 0], [0, 1, 2, 0], [True, False, False, True], [0, 1, 2, 0]),
     ],
 )
 def test_leader_hosts_are_what_ranks_have_reached_and_proved(group, reached, stands, shared, hosts):
