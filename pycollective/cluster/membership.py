@@ -27,7 +27,6 @@ from pycollective.environment import MAX_RANKS
 
 __all__ = [
     "Membership",
-    "checked_membership_of",
     "examine",
     "membership_of",
     "membership_of_environment",
@@ -39,25 +38,13 @@ _log = logging.getLogger("pycollective")
 
 @dataclass(frozen=True)
 class Membership:
-    """A process's place among the workers.
+    """A process's place among the workers."""
 
-    Attributes
-    ----------
-    source : str
-        Where this was found.
-    rank, size : int
-        Which worker this is, of how many.
-    addresses : tuple of str
-        Of all workers by rank; of worker 0 alone; or none, where the launcher gave what they need.
-    names : tuple of str
-        What the workers are called, such as ``"chief 0"``.
-    """
-
-    source: str
+    source: str  # where this was found
     rank: int
     size: int
-    addresses: tuple[str, ...]
-    names: tuple[str, ...]
+    addresses: tuple[str, ...]  # of all workers; of worker 0 alone; or none, which needs no address
+    names: tuple[str, ...]  # such as "chief 0"
 
 
 def examine(
@@ -147,36 +134,24 @@ def source_of(resolver: ClusterResolver | None) -> str:
     return {"TFConfig": "TF_CONFIG"}.get(name, name)
 
 
-def membership_of(resolver: ClusterResolver) -> Membership | None:
-    """Return this process's place; None for a cluster of nobody, and for the evaluator.
-
-    Raises
-    ------
-    ValueError
-        If the description breaks a rule; the message names the source, the key and the task of each
-        problem.
-    """
-    member, wrong, _ = examine(resolver, here=False)
-    if wrong:
-        raise ValueError(_text(resolver, wrong))
-    return member
-
-
-def checked_membership_of(
+def membership_of(
     resolver: ClusterResolver | None,
+    *,
+    here: bool = False,
     listens: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Membership | None:
-    """As `membership_of`; also looks up names, and tries this process's address.
+    """Return this process's place; None for a cluster of nobody, and for the evaluator.
 
     The parameters are those of `examine`.
 
     Raises
     ------
     ValueError
-        If anything is wrong. What may be right all the same, in a container say, is logged.
+        If anything is wrong; the message names the source, the key and the task of each problem.
+        What may be right all the same, in a container say, is logged.
     """
-    member, wrong, doubtful = examine(resolver, listens=listens, environ=environ)
+    member, wrong, doubtful = examine(resolver, here=here, listens=listens, environ=environ)
     if are_errors(os.environ if environ is None else environ):
         wrong, doubtful = [*wrong, *doubtful], []
     for doubt in doubtful:
@@ -192,13 +167,14 @@ def membership_of_environment(environ: Mapping[str, str]) -> Membership | None:
     Raises
     ------
     ValueError
-        As `checked_membership_of`.
+        As `membership_of`.
     """
     try:
         resolver = resolver_of_environment(environ)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    return checked_membership_of(resolver, "PYCOLLECTIVE_LISTEN_FD" in environ, environ)
+    listens = "PYCOLLECTIVE_LISTEN_FD" in environ
+    return membership_of(resolver, here=True, listens=listens, environ=environ)
 
 
 _MOST_SAID = 20

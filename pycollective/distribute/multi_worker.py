@@ -16,7 +16,7 @@ import numpy as np
 
 from pycollective import observe, rendezvous
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
-from pycollective.cluster.membership import Membership, checked_membership_of, source_of
+from pycollective.cluster.membership import Membership, membership_of, source_of
 from pycollective.cluster.sources import Source, sources_of_environment
 from pycollective.communicator import Communicator
 from pycollective.distribute.communication import (
@@ -34,7 +34,8 @@ from pycollective.errors import (
     PeerLostError,
     RendezvousError,
 )
-from pycollective.rendezvous.description import FirstRankLostError, Roster
+from pycollective.rendezvous.description import FirstRankLostError
+from pycollective.rendezvous.members import Roster
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
 
@@ -143,10 +144,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         else:
             listens = rendezvous.LISTENER in os.environ
             if cluster_resolver is not None:
-                member = checked_membership_of(resolver, listens)
+                member = membership_of(resolver, here=True, listens=listens)
             else:
                 found = resolver if sources else None
-                member = checked_membership_of(found, listens, os.environ)
+                member = membership_of(found, here=True, listens=listens, environ=os.environ)
         # Only now: a resolver may have chosen this worker's GPUs among those of the machine.
         local = parse_devices(devices)
         options = _available(options, local)

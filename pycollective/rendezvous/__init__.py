@@ -25,9 +25,10 @@ from pycollective.errors import RendezvousError
 from pycollective.rendezvous.ended import Ended
 
 if TYPE_CHECKING:
-    from pycollective.rendezvous.description import Description, Roster
+    from pycollective.rendezvous.description import Description
     from pycollective.rendezvous.knocks import Knocks
     from pycollective.rendezvous.links import Findings
+    from pycollective.rendezvous.members import Roster
     from pycollective.rendezvous.tls import Tls
 
 __all__ = [
@@ -218,34 +219,6 @@ def again(*, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOU
     return part
 
 
-def _met(
-    about: Description,
-    source: str,
-    timeout: float,
-    join_timeout: float,
-) -> Communicator:
-    from pycollective.rendezvous import tcp
-
-    if not timeout > 0 or not join_timeout > 0:
-        raise ValueError("timeout and join_timeout must be positive numbers of seconds")
-    rank, ended = about.rank, about.ended
-    try:
-        group, name, how, host = tcp.connect(about, join_timeout)
-        if ended is not None:
-            ended.has_met(rank)
-    finally:
-        about.ended = None  # from now on connections tell who has ended
-        if ended is not None:
-            ended.close()
-    communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
-    communicator._prefer(about.choices.get(group.transport, []))
-    trust = "authenticated" if about.secret else "without a secret"
-    trust += ", control in TLS" if about.tls and about.size > 1 else ""
-    who = f"group {name}: rank {about.rank} of {about.size}, {how}, {trust}"
-    observe.group_made(communicator, who, source, "rank 0's table")
-    return communicator
-
-
 def meet(
     rank: int,
     size: int,
@@ -283,12 +256,30 @@ def meet(
     RendezvousError
         As `init`; `FirstRankLostError` if rank 0 is lost, or leaves this rank out.
     """
+    from pycollective.rendezvous import tcp  # only now: a group in one process needs no sockets
+
+    if not timeout > 0 or not join_timeout > 0:
+        raise ValueError("timeout and join_timeout must be positive numbers of seconds")
     observe.settings()
     env = os.environ if environment is None else environment
     about = _described(env, rank, size, addresses)
     about.least, about.patience, about.roster = least, patience, roster
-    about.ended = Ended.of_environment(env, size, addresses[0])
-    return _met(about, source, timeout, join_timeout)
+    ended = about.ended = Ended.of_environment(env, size, addresses[0])
+    try:
+        group, name, how, host = tcp.connect(about, join_timeout)
+        if ended is not None:
+            ended.has_met(rank)
+    finally:
+        about.ended = None  # from now on connections tell who has ended
+        if ended is not None:
+            ended.close()
+    communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
+    communicator._prefer(about.choices.get(group.transport, []))
+    trust = "authenticated" if about.secret else "without a secret"
+    trust += ", control in TLS" if about.tls and about.size > 1 else ""
+    who = f"group {name}: rank {about.rank} of {about.size}, {how}, {trust}"
+    observe.group_made(communicator, who, source, "rank 0's table")
+    return communicator
 
 
 def probe(

@@ -19,25 +19,11 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 
 
 def shares(ranks: int, cores: set[int] | None = None, topology: str = _TOPOLOGY) -> list[set[int]]:
-    """Divide the cores of this process among ranks.
+    """Divide the cores of this process, or given ones, among ranks.
 
     A share is of neighbours: of one package, and of both hardware threads of a core, as far as the
-    numbers allow.
-
-    Parameters
-    ----------
-    ranks : int
-        Number of shares.
-    cores : set of int, optional
-        The cores to divide, by default those of this process's affinity.
-    topology : str
-        Path of the files with the number of a core's package and of its physical core.
-
-    Returns
-    -------
-    list of set of int
-        The cores of each rank; empty where there are fewer cores than ranks, or the system binds no
-        process to cores.
+    numbers in the files of ``topology`` allow. There is none where there are fewer cores than ranks, or
+    where the system binds no process to cores.
     """
     if cores is None:
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,41 +12,16 @@ from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
     from pycollective.rendezvous.ended import Ended
+    from pycollective.rendezvous.members import Roster
     from pycollective.rendezvous.tls import Tls
 
-__all__ = ["MAX_RANKS", "MAX_STREAMS", "Description", "FirstRankLostError", "Roster"]
+__all__ = ["MAX_RANKS", "MAX_STREAMS", "Description", "FirstRankLostError"]
 
 MAX_STREAMS = 8
 
 
 class FirstRankLostError(RendezvousError):
     """Rank 0 was lost during the rendezvous, or went on without this rank: a new one may succeed."""
-
-
-@dataclass
-class Roster:
-    """The processes that an elastic group has let in.
-
-    New processes that are lost again and again would keep the others from their work for ever. So
-    only a limited number of them is let in between two checkpoints, if the others are enough.
-    """
-
-    limit: int
-    """New processes between two checkpoints."""
-    left: int = field(init=False)
-    known: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.left = self.limit
-
-    def let_in(self, processes: set[str]) -> None:
-        """Take note of the members of a group."""
-        self.left -= len(processes - self.known)
-        self.known |= processes
-
-    def has_saved(self) -> None:
-        """Take note of a checkpoint, which no new process can undo."""
-        self.left = self.limit
 
 
 @dataclass
@@ -75,3 +51,10 @@ class Description:
     def title(self, rank: int) -> str:
         """Return the rank's name in texts."""
         return f"rank {self.known_as[rank] if self.known_as else rank}"
+
+    def titles(self, ranks: Sequence[int]) -> str:
+        """Return the names of some ranks in texts."""
+        if len(ranks) == 1:
+            return self.title(ranks[0])
+        numbers = [self.known_as[r] if self.known_as else r for r in ranks[:20]]
+        return "ranks " + ", ".join(map(str, numbers)) + (", …" if len(ranks) > 20 else "")

@@ -24,15 +24,7 @@ _MET, _ENDED = 1, 2
 class Ended:
     """The file, as the launcher and each rank have it in memory.
 
-    Parameters
-    ----------
-    descriptor : int
-        The descriptor of the file.
-
-    Raises
-    ------
-    OSError, ValueError
-        If the descriptor is not one of such a file.
+    Raises OSError or ValueError if the descriptor is not one of such a file.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -31,7 +31,7 @@ __all__ = [
     "refuse",
 ]
 
-VERSION = 1
+VERSION = 2
 STRANGER_LIMIT = 1024
 """Bytes of a message from somebody who has not proved to be a member."""
 MEMBER_LIMIT = 1 << 20

@@ -17,6 +17,8 @@ __all__ = ["Knocks", "is_there"]
 _FRESH_SECONDS = 3.0
 """Who still waits tries again in less."""
 _LOOK_SECONDS = 2.0
+_NO_MEMBERS: dict[str, Any] = {"values": {"all/table": {"ranks": []}}}
+"""The values of a store where the members are chosen: a rank that is not in the table comes later."""
 
 
 def is_there(about: Description) -> bool:
@@ -34,34 +36,24 @@ def is_there(about: Description) -> bool:
 class Knocks:
     """Listen at rank 0's address, and ask everybody who comes to come later.
 
-    Parameters
-    ----------
-    about : Description
-        The whole group, in which this is rank 0.
-
-    Raises
-    ------
-    RendezvousError
-        If it cannot listen there.
+    Raises RendezvousError if this process cannot listen there.
     """
 
     def __init__(self, about: Description) -> None:
         self._last = -_FRESH_SECONDS
-        self._cleanup = contextlib.ExitStack()
         sockets = Sockets(about)
         try:
             sock = sockets.listen_at_own_address()
         except OSError as error:
             raise RendezvousError(f"cannot listen for workers that come back: {error}") from None
         self._door = Door(sock, sockets.key, about.size, self._enter, about.tls)
-        self._cleanup.callback(self._door.close)
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         if hello.get("purpose") != "join":
             raise HandshakeError("this is not where ranks meet")
         self._last = time.monotonic()
         with contextlib.closing(channel):
-            channel.send({"later": True}, time.monotonic() + STRANGER_SECONDS)
+            channel.send(_NO_MEMBERS, time.monotonic() + STRANGER_SECONDS)
 
     def heard(self) -> bool:
         """Whether somebody who knows the secret is waiting."""
@@ -69,4 +61,4 @@ class Knocks:
 
     def close(self) -> None:
         """Listen no more."""
-        self._cleanup.close()
+        self._door.close()

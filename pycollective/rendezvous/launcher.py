@@ -58,11 +58,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
 
-class LaunchedGroup(Protocol):
+class LaunchedGroup:
     """The launcher's side of a group of processes on this host."""
 
     def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
         """Return a rank's variables, and the descriptors that it inherits, by their variables."""
+        raise NotImplementedError
 
     def started(self) -> None:
         """Let go of what only rank 0 needs, which has been started."""
@@ -74,7 +75,7 @@ class LaunchedGroup(Protocol):
         """Let go of everything."""
 
 
-class _SharedMemory:
+class _SharedMemory(LaunchedGroup):
     """A group through shared memory: the launcher tells the others of a rank that dies."""
 
     def __init__(self, size: int) -> None:
@@ -87,20 +88,14 @@ class _SharedMemory:
         descriptors = {MEMORY: self._group.descriptor}
         return {TRANSPORT: "shm", tuning.CHOICES: choices, **env}, descriptors
 
-    def started(self) -> None:
-        pass
-
     def ended(self, rank: int, how: str, *, failed: bool) -> None:
         if failed:
             self._group.abort(f"{how}; {self._group.describe(rank)}", peer_lost=True, ranks=[rank])
         else:
             self._group.leave(rank)  # it may have ended without leaving (os._exit), or joining
 
-    def close(self) -> None:
-        pass
 
-
-class _Tcp:
+class _Tcp(LaunchedGroup):
     """A group over TCP, on the loopback address; once the ranks have met, connections say who dies."""
 
     def __init__(self, size: int) -> None:

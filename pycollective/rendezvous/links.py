@@ -47,28 +47,15 @@ _KINDS = (WORKS, REFUSED, SILENT, HERE, UNREACHABLE, TURNED_AWAY, OTHER)
 
 @dataclass
 class Findings:
-    """What a group of workers found out together.
+    """The links between the workers of a group, as all of them found out together."""
 
-    Attributes
-    ----------
-    heard : set of int
-        The workers that are there, this one included.
-    links : dict
-        For (worker, one of lower rank) that has been tried: what came of it, as one of this module's
-        kinds, and in words.
-    routes : dict
-        For (worker, another): why its own host sends nothing there.
-    places : dict
-        Where workers listen: host and port.
-    others : dict
-        For workers whose description names other addresses than this one's: those addresses.
-    """
-
-    heard: set[int]
-    links: dict[tuple[int, int], tuple[str, str]]
-    routes: dict[tuple[int, int], str]
-    places: dict[int, tuple[str, int]]
-    others: dict[int, list[str]]
+    heard: set[int]  # the workers that are there, this one included
+    links: dict[
+        tuple[int, int], tuple[str, str]
+    ]  # tried by (worker, one of lower rank): kind, words
+    routes: dict[tuple[int, int], str]  # (worker, another): why its own host sends nothing there
+    places: dict[int, tuple[str, int]]  # the host and port where a worker listens
+    others: dict[int, list[str]]  # the addresses in a worker's description, where they differ
 
     def missing(self, size: int) -> list[int]:
         """Return the workers that nobody has heard of."""
@@ -91,19 +78,8 @@ class Findings:
 class Probe:
     """Listens where a worker does, tries its links, and talks with the others.
 
-    Parameters
-    ----------
-    about : Description
-        The group, and which rank this is.
-    addresses : sequence of str
-        As the description has them: of all, or of rank 0 alone.
-    places : mapping
-        Host and port of those.
-
-    Raises
-    ------
-    RendezvousError
-        If an address is beyond loopback and there is no secret.
+    ``addresses`` and ``places`` are those of the description: of all workers, or of rank 0 alone. An
+    address beyond loopback is a RendezvousError where there is no secret.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Who shares this host's memory: claimed by an equal boot id, proved by passing memory along.
+"""The memory that ranks of one host share: claimed by an equal boot id, proved by passing memory along.
 
-Of the ranks with one boot id the lowest leads. It listens on a Unix socket that no other host can
-reach; who gets there and proves to know the group's key is handed the descriptor of the memory, and
-takes its place in it, which the leader must see. Whoever cannot get there (another container, say)
-is left to the same game among those who are left; what is never proved is TCP.
+Each rank listens on a Unix socket that no other host can reach. Of the ranks that claim one host, the
+lowest one that a rank reaches there stands for its host. That one makes the memory, and hands its
+descriptor to the others, which take their places in it. Who cannot get there (another container, say)
+talks over TCP, or shares memory with others in the same place.
 """
 
 from __future__ import annotations
@@ -15,24 +15,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pycollective import _core
 from pycollective.environment import arena_bytes
 from pycollective.rendezvous import secret
-from pycollective.rendezvous.door import SHORTAGES
+from pycollective.rendezvous.door import Door
 from pycollective.rendezvous.handshake import Channel, HandshakeError, introduce
 
-__all__ = ["PROOF_SECONDS", "Sharing", "boot_id", "naming"]
-
-Listen = Callable[[socket.socket, Callable[[Channel, dict[str, Any]], None]], Any]
+__all__ = ["PROOF_SECONDS", "Sharing", "boot_id", "take"]
 
 PROOF_SECONDS = 10.0
-"""How long a rank may take to get to the leader's socket."""
+"""How long a rank may take to get to another one's socket."""
 _ENTER_SECONDS = 3.0
-"""How long the leader may take to see a rank that has proved itself."""
+"""How long a rank may take from there into the memory."""
 
 
 def boot_id() -> str:
@@ -45,178 +43,96 @@ def boot_id() -> str:
 
 
 class Sharing:
-    """How one rank of a group finds those with which it shares memory.
+    """One rank's socket for others of its host, and what goes over it.
 
-    Parameters
-    ----------
-    rank : int
-        This rank.
-    peers : dict
-        The authenticated channels to the other ranks that say they are on this host.
-    key : bytes
-        The group's key.
-    hear : callable
-        Returns the next message of a rank, or raises if there is no use in waiting. The rank is
-        named in errors of its connection (`naming`).
-    has_secret : bool
-        Whether the group has a secret. Memory is given to other users only where they know one.
-    title : callable
-        Returns the name of a rank in texts.
+    Its `name` is told to the others; the owner of this object closes its `door`. Memory is given to
+    processes of other users only where the group has a secret, which they know.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        peers: dict[int, Channel],
-        key: bytes,
-        hear: Callable[[int], dict[str, Any]],
-        has_secret: bool,
-        title: Callable[[int], str],
-    ) -> None:
-        self._rank = rank
-        self._peers = peers
-        self._key = key
-        self._hear = hear
-        self._has_secret = has_secret
-        self._title = title
+    def __init__(self, key: bytes, size: int, has_secret: bool) -> None:
+        self._key, self._has_secret = key, has_secret
+        self.name = f"pycollective-{secrets.token_hex(16)}"
+        self._arrived: dict[tuple[str, int], Channel] = {}  # by group and rank
+        self._changed = threading.Condition()
+        self._closed = False
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind("\0" + self.name)
+        sock.listen(size)
+        self.door = Door(sock, key, size, self._enter)
 
-    def share(
-        self, claimed: list[int], deadline: float, listen: Listen
-    ) -> tuple[list[int], _core.ShmGroup | None]:
-        """Return the ranks that share memory with this one, itself included, and the memory.
-
-        Parameters
-        ----------
-        claimed : list of int
-            The ranks that say they are on this host, itself included; the same list for each of them.
-        deadline : float
-            When to give up (time.monotonic).
-        listen : callable
-            Makes a door (`pycollective.rendezvous.door`) of a socket and what to do with who comes in.
-
-        Raises
-        ------
-        HandshakeError
-            If a rank is lost, or sends what it should not. The text names the rank.
-        """
-        while len(claimed) > 1:
-            leader, *others = claimed
-            if leader == self._rank:
-                members, memory = self._lead(others, deadline, listen)
-            else:
-                members, memory = self._follow(leader, deadline)
-            if self._rank in members:
-                return members, memory
-            claimed = [r for r in claimed if r not in members]
-        return [self._rank], None
-
-    def _lead(
-        self, others: list[int], deadline: float, listen: Listen
-    ) -> tuple[list[int], _core.ShmGroup | None]:
-        rank = self._rank
-        name = f"pycollective-{secrets.token_hex(16)}"
-        arrived: dict[int, Channel] = {}
-        changed = threading.Condition()
-
-        def enter(channel: Channel, hello: dict[str, Any]) -> None:
-            if hello.get("purpose") != "memory" or hello.get("from") not in others:
-                raise HandshakeError("nobody whom this rank waits for")
-            self._check_user(channel.socket)
-            with changed:
-                arrived[hello["from"]] = channel
-                changed.notify_all()
-
-        with contextlib.ExitStack() as cleanup:
-            sock = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            sock.bind("\0" + name)
-            sock.listen(len(others))
-            door = listen(sock, enter)
-            cleanup.callback(_close_all, arrived)
-            cleanup.callback(door.close)
-            for other in others:
-                self._tell(other, {"door": name}, deadline)
-            came = [r for r in others if self._hear(r).get("came") is True]
-            with changed:  # our own end may be a moment later
-                changed.wait_for(lambda: all(r in arrived for r in came), _ENTER_SECONDS)
-                came = [r for r in came if r in arrived]
-            memory = None
-            if came:
-                try:
-                    memory = _core.ShmGroup.create(1 + len(came), arena_bytes(os.environ))
-                    memory.join(0)
-                except (OSError, MemoryError, RuntimeError):
-                    came, memory = [], None
-            members = [rank, *came]
-            for other in others:
-                self._tell(other, {"members": members}, deadline)
-            if memory is not None:
-                for r in came:
-                    with naming(r, self._title(r)):
-                        socket.send_fds(arrived[r].socket, [b"m"], [memory.descriptor])
-                said = [self._hear(r).get("joined") is True for r in came]
-                proved = all(said) and all(memory.is_in(place) for place in range(len(members)))
-                for other in others:
-                    self._tell(other, {"proved": proved}, deadline)
-                if not proved:
-                    return [rank], None
-        return members, memory
-
-    def _follow(self, leader: int, deadline: float) -> tuple[list[int], _core.ShmGroup | None]:
-        """Return the members as the leader has them; the leader alone where nothing is proved."""
-        name = self._hear(leader).get("door")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            came, soon = False, min(deadline, time.monotonic() + PROOF_SECONDS)
-            with contextlib.suppress(OSError, HandshakeError):
-                sock.settimeout(max(0.001, soon - time.monotonic()))
-                sock.connect("\0" + str(name))
-                self._check_user(sock)
-                introduce(sock, self._key, {"purpose": "memory", "from": self._rank}, soon)
-                came = True
-            self._tell(leader, {"came": came}, deadline)
-            members = self._hear(leader).get("members")
-            if (
-                not isinstance(members, list)
-                or not all(type(r) is int for r in members)
-                or not members
-            ):
-                raise HandshakeError(
-                    f"{self._title(leader)} sent no list of the ranks that share memory",
-                    ranks=[leader],
-                )
-            if len(members) == 1:
-                return members, None
-            memory = None
-            if self._rank in members:
-                with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
-                    sock.settimeout(max(0.001, soon - time.monotonic()))
-                    memory = _joined(sock, members.index(self._rank), len(members))
-                self._tell(leader, {"joined": memory is not None}, deadline)
-            if self._hear(leader).get("proved") is not True:
-                return members[:1], None
-        return members, memory
-
-    def _tell(self, rank: int, message: dict[str, Any], deadline: float) -> None:
-        with naming(rank, self._title(rank)):
-            self._peers[rank].send(message, deadline)
+    def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        if hello.get("purpose") != "memory":
+            raise HandshakeError("this is where memory is shared")
+        self._check_user(channel.socket)
+        with self._changed:
+            if self._closed:
+                raise HandshakeError("no memory is shared any more")
+            self._arrived[str(hello.get("group")), hello.get("from", -1)] = channel
+            self._changed.notify_all()
 
     def _check_user(self, sock: socket.socket) -> None:
         if not self._has_secret and not secret.is_same_user(sock):
             raise HandshakeError("the process of another user, and the group has no secret")
 
+    def reach(self, name: str, group: str, rank: int, until: float) -> socket.socket | None:
+        """Return a connection to another rank's socket; None if this rank cannot get there in time."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(0.001, until - time.monotonic()))
+            sock.connect("\0" + name)
+            self._check_user(sock)
+            hello = {"purpose": "memory", "group": group, "from": rank}
+            introduce(sock, self._key, hello, until)
+        except (OSError, HandshakeError):
+            sock.close()
+            return None
+        return sock
 
-@contextlib.contextmanager
-def naming(rank: int, title: str) -> Iterator[None]:
-    """Name the rank in errors of its connection."""
-    try:
-        yield
-    except (OSError, HandshakeError) as error:
-        if isinstance(error, OSError) and error.errno in SHORTAGES:
-            raise
-        raise HandshakeError(f"{title}: {error}", ranks=[rank]) from None
+    def lend(
+        self, group: str, ranks: Sequence[int], attend: Callable[[], object]
+    ) -> _core.ShmGroup | None:
+        """Return memory in which all ranks have taken their places, this one the first; None if not.
+
+        All ``ranks`` of this host have got here. ``attend`` raises if there is no use in waiting.
+        """
+        until = time.monotonic() + _ENTER_SECONDS
+        others = [(group, rank) for rank in ranks[1:]]
+        with self._changed:  # this end of a connection may be there a moment later than the other
+            self._changed.wait_for(lambda: all(o in self._arrived for o in others), _ENTER_SECONDS)
+            channels = [self._arrived.pop(other, None) for other in others]
+        try:
+            memory = _core.ShmGroup.create(len(ranks), arena_bytes(os.environ))
+            memory.join(0)
+            for channel in channels:
+                if channel is not None:
+                    socket.send_fds(channel.socket, [b"m"], [memory.descriptor])
+        except (OSError, MemoryError, RuntimeError):
+            return None
+        finally:
+            _close(channels)
+        while not all(memory.is_in(place) for place in range(len(ranks))):
+            if time.monotonic() >= until:
+                return None
+            attend()
+            time.sleep(0.001)
+        return memory
+
+    def close(self) -> None:
+        """Close the connections that nobody has taken."""
+        with self._changed:
+            self._closed = True
+        _close(list(self._arrived.values()))
+
+
+def take(sock: socket.socket, place: int, size: int) -> _core.ShmGroup | None:
+    """Take a place in the memory whose descriptor comes over a connection; None if that fails."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
+        return _joined(sock, place, size)
+    return None
 
 
 def _joined(sock: socket.socket, place: int, size: int) -> _core.ShmGroup:
-    """Take the place in the memory whose descriptor comes over the socket."""
+    sock.settimeout(PROOF_SECONDS)
     _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
     try:
         if len(descriptors) != 1:
@@ -231,6 +147,7 @@ def _joined(sock: socket.socket, place: int, size: int) -> _core.ShmGroup:
     return memory
 
 
-def _close_all(channels: dict[int, Channel]) -> None:
-    for channel in channels.values():
-        channel.close()
+def _close(channels: Sequence[Channel | None]) -> None:
+    for channel in channels:
+        if channel is not None:
+            channel.close()

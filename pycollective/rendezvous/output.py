@@ -97,14 +97,9 @@ def _lines(text: bytes) -> list[bytes]:
 
 
 class Output:
-    """Carries what ranks print to our own streams, from a thread of its own.
+    """Carries what ranks print to our own two streams, from a thread of its own.
 
-    Parameters
-    ----------
-    streams : pair of text streams
-        Where the ranks' standard output and standard error go.
-    prefix : {"auto", "always", "never"}
-        Whether each line begins with its rank in brackets; auto: on a terminal.
+    With the prefix "always" each line begins with its rank in brackets, with "auto" on a terminal.
     """
 
     def __init__(self, streams: tuple[Any, Any], prefix: str) -> None:

@@ -30,15 +30,7 @@ _LINGER = 2.0
 class Relay:
     """The thread that carries what the control connections of a group say.
 
-    Parameters
-    ----------
-    connections : mapping
-        The connection to each rank, which is this object's from now on.
-
-    Attributes
-    ----------
-    ends : dict
-        For each rank the socket that stands for its connection.
+    The connections to each rank belong to this object. `ends` has the sockets that stand for them.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket]) -> None:
@@ -86,6 +78,38 @@ class Relay:
             pair.close()
 
 
+class _Way:
+    """One direction of a connection: what is read from one socket is written to the other."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self._source, self._sink = source, sink
+        self.data = b""  # read, and not yet written
+        self.ended = False  # nothing more is read
+        self.wants_room = False  # TLS has to write before it reads on
+
+    def move(self) -> bool:
+        """Read or write what is possible; return True if anything has moved."""
+        self.wants_room = False
+        is_written = bool(self.data)
+        try:
+            if is_written:
+                self.data = self.data[self._sink.send(self.data) :]
+            elif not self.ended:
+                self.data = self._source.recv(_MOST)
+                self.ended = not self.data
+            else:
+                return False
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except ssl.SSLWantWriteError:
+            self.wants_room = not is_written
+            return False
+        except OSError:  # SSLError is one; where writing fails, reading says what happened
+            self.data = b""
+            self.ended = self.ended or not is_written
+        return True
+
+
 class _Pair:
     """A connection to a peer, and the one to the core."""
 
@@ -95,94 +119,39 @@ class _Pair:
             sock.setblocking(False)
         with contextlib.suppress(OSError):
             secure.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._out, self._in = b"", b""  # to the peer, to the core
-        self._core_ended = self._peer_ended = self._said_so = False
-        self._wants_room = False  # TLS has to write before it reads on
+        self._out, self._in = _Way(plain, secure), _Way(secure, plain)
+        self._shut: set[socket.socket] = set()  # whose other end knows that nothing more comes
         self.until: float | None = None  # when the rest is given up
         self.over = False
 
     def awaits(self) -> list[tuple[int, int]]:
         """Return the descriptors, and for which events to wait."""
-        return [
-            (
-                self._plain.fileno(),
-                (select.POLLIN if not self._out and not self._core_ended else 0)
-                | (select.POLLOUT if self._in else 0),
-            ),
-            (
-                self._secure.fileno(),
-                (select.POLLIN if not self._in and not self._peer_ended else 0)
-                | (select.POLLOUT if self._out or self._wants_room else 0),
-            ),
-        ]
+        found = []
+        for sock, reads, writes in (
+            (self._plain, self._out, self._in),
+            (self._secure, self._in, self._out),
+        ):
+            events = 0 if reads.data or reads.ended else select.POLLIN
+            events |= select.POLLOUT if writes.data or reads.wants_room else 0
+            found.append((sock.fileno(), events))
+        return found
 
     def move(self) -> None:
         """Carry what there is, both ways; a side that is broken has ended."""
         for _ in range(_ROUNDS):
-            if not (self._to_peer() | self._to_core()):
+            if not (self._out.move() | self._in.move()):
                 break
-        if self._core_ended and not self._out:
-            if not self._said_so:  # what was said arrives: nothing unread resets the connection
-                self._said_so = True
+            if self._out.ended:  # nobody reads what comes for the core
+                self._in.data = b""
+        if self._out.ended and self.until is None:
+            self.until = time.monotonic() + _LINGER
+        for way, sink in ((self._out, self._secure), (self._in, self._plain)):
+            if way.ended and not way.data and sink not in self._shut:
+                self._shut.add(sink)  # what was said arrives: nothing unread resets the connection
                 with contextlib.suppress(OSError):
-                    socket.socket.shutdown(self._secure, socket.SHUT_WR)
-            self._in = b""
+                    socket.socket.shutdown(sink, socket.SHUT_WR)  # below TLS
         late = self.until is not None and time.monotonic() >= self.until
-        self.over = self._core_ended and (self._peer_ended or late)
-
-    def _to_peer(self) -> bool:
-        """Return whether anything has moved."""
-        if not self._out and not self._core_ended:
-            try:
-                self._out = self._plain.recv(_MOST)
-            except BlockingIOError:
-                return False
-            except OSError:
-                self._out = b""
-            if not self._out:
-                self._core_ended = True
-                self.until = time.monotonic() + _LINGER
-            return True
-        if not self._out:
-            return False
-        try:
-            self._out = self._out[self._secure.send(self._out) :]
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return False
-        except OSError:  # reading says what happened
-            self._out = b""
-        return True
-
-    def _to_core(self) -> bool:
-        """Return whether anything has moved."""
-        if not self._in and not self._peer_ended:
-            self._wants_room = False
-            try:
-                self._in = self._secure.recv(_MOST)
-            except ssl.SSLWantReadError:
-                return False
-            except ssl.SSLWantWriteError:
-                self._wants_room = True
-                return False
-            except OSError:  # SSLError is one
-                self._in = b""
-            if not self._in:
-                self._peer_ended = True
-                with contextlib.suppress(OSError):
-                    self._plain.shutdown(socket.SHUT_WR)
-            return True
-        if not self._in:
-            return False
-        if self._core_ended:
-            self._in = b""
-            return True
-        try:
-            self._in = self._in[self._plain.send(self._in) :]
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._in = b""
-        return True
+        self.over = self._out.ended and (self._in.ended or late)
 
     def close(self) -> None:
         """Close both."""

@@ -35,22 +35,10 @@ def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
 
 
 class Sockets:
-    """The sockets of one rank of a group.
+    """The sockets of one rank of a group; the numbers in its description may change later.
 
-    Parameters
-    ----------
-    about : Description
-        The group. The numbers in it may change later.
-
-    Raises
-    ------
-    RendezvousError
-        If there is no secret, and this user's key cannot be used.
-
-    Attributes
-    ----------
-    key : bytes
-        The key of the handshakes: of the group's secret, else of this user.
+    `key` is the key of the handshakes: of the group's secret, else of this user. Raises RendezvousError
+    if there is no secret, and this user's key cannot be used.
     """
 
     def __init__(self, about: Description) -> None:

@@ -11,7 +11,7 @@ from pycollective import _core
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous.description import Description
 from pycollective.rendezvous.handshake import HandshakeError, SecretsDifferError
-from pycollective.rendezvous.meeting import Meeting
+from pycollective.rendezvous.joining import Joining
 
 __all__ = ["Addresses", "connect"]
 
@@ -25,50 +25,31 @@ _ABOUT_SECRETS = {
 def connect(
     about: Description, seconds: float, old: _core.Group | None = None
 ) -> tuple[_core.Group, str, str, str]:
-    """Meet the other ranks.
-
-    Parameters
-    ----------
-    about : Description
-        The group.
-    seconds : float
-        How long to wait for the others.
-    old : Group, optional
-        The group that the ranks are in already: if it fails, nobody waits any longer.
-
-    Returns
-    -------
-    tuple
-        The core's group, the group's name, how the ranks talk, and where this rank was reached.
+    """Meet the other ranks; return the core's group, its name, how its ranks talk, and this address.
 
     Raises
     ------
     RendezvousError
-        The others did not come, are not who they should be, or say that they cannot go on.
+        The others did not come, are not who they should be, or say that they cannot go on. If the
+        group ``old``, in which the ranks are already, fails, nobody waits any longer.
     """
     if about.size == 1:
         return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
-    with contextlib.ExitStack() as cleanup:
-        try:
-            return Meeting(about, seconds, cleanup, old).group()
-        except RendezvousError:
-            raise
-        except HandshakeError as error:
-            raise RendezvousError(
-                f"{about.title(about.rank)} was refused at {about.host}:{about.port}: {error}"
-                + (
-                    _ABOUT_SECRETS[bool(about.secret)]
-                    if isinstance(error, SecretsDifferError)
-                    else ""
-                ),
-                ranks=error.ranks,
-            ) from None
-        # The core's too: it duplicates the descriptors.
-        except (OSError, RuntimeError, MemoryError) as error:
-            raise RendezvousError(
-                f"{about.title(about.rank)} cannot meet the group at {about.host}:{about.port}: "
-                f"{error or 'no memory is left'}"
-            ) from None
+    try:
+        with contextlib.closing(Joining(about, seconds, old)) as joining:
+            return joining.group()
+    except RendezvousError:
+        raise
+    except HandshakeError as error:
+        text = f"{about.title(about.rank)} was refused at {about.host}:{about.port}: {error}"
+        if isinstance(error, SecretsDifferError):
+            text += _ABOUT_SECRETS[bool(about.secret)]
+        raise RendezvousError(text, ranks=error.ranks) from None
+    except (OSError, RuntimeError, MemoryError) as error:  # of the core, too
+        raise RendezvousError(
+            f"{about.title(about.rank)} cannot meet the group at {about.host}:{about.port}: "
+            f"{error or 'no memory is left'}"
+        ) from None
 
 
 class Addresses:

@@ -29,17 +29,9 @@ _NAMES = (CERTIFICATE, KEY, AUTHORITY)
 
 
 class Tls:
-    """Who this rank is, and who may vouch for the others.
+    """This rank's certificate and key, and the authority of all ranks; names of files in PEM.
 
-    Parameters
-    ----------
-    certificate, key, authority : str
-        Names of files in PEM.
-
-    Raises
-    ------
-    ValueError
-        If a file cannot be read or used.
+    Raises ValueError if a file cannot be read or used.
     """
 
     def __init__(self, certificate: str, key: str, authority: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import pycollective as tf
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
 from pycollective.cluster import examined as module
-from pycollective.cluster.membership import checked_membership_of, examine, membership_of
+from pycollective.cluster.membership import examine, membership_of
 
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy
 DOTTED = {"here.test": "127.0.0.1", "also-here.test": "127.0.0.1", "there.test": "198.51.100.7"}
@@ -158,7 +158,7 @@ def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
     resolver = TFConfigClusterResolver()
     monkeypatch.setenv("PYCOLLECTIVE_CHECK_ADDRESSES", "0")
     caplog.set_level(logging.WARNING, "pycollective")
-    assert checked_membership_of(resolver).rank == 0
+    assert membership_of(resolver, here=True).rank == 0
     assert (
         "no address of this host: other workers could reach it only through a host" in caplog.text
     )
@@ -209,7 +209,7 @@ def test_names_that_come_later_are_logged(tf_config, monkeypatch, caplog, port):
     tf_config(cluster(f"127.0.0.1:{port}", "nowhere.test:1", "there.test:1"))
     monkeypatch.setenv("PYCOLLECTIVE_CHECK_ADDRESSES", "0")
     caplog.set_level(logging.WARNING, "pycollective")
-    assert checked_membership_of(TFConfigClusterResolver()).size == 3
+    assert membership_of(TFConfigClusterResolver(), here=True).size == 3
     assert (
         "TF_CONFIG: cluster['worker'][1] (worker 1) is nowhere.test:1, and the name" in caplog.text
     )
@@ -221,21 +221,21 @@ def test_a_port_that_the_launcher_has(names):
         mine = f"127.0.0.1:{taken.getsockname()[1]}"
         spec = ClusterSpec({"chief": [mine], "worker": ["198.51.100.1:1"]})
         resolver = SimpleClusterResolver(spec, "", "chief", 0)
-        assert checked_membership_of(resolver, listens=True).names == ("chief 0", "worker 0")
+        assert membership_of(resolver, here=True, listens=True).names == ("chief 0", "worker 0")
         with pytest.raises(
             ValueError, match=r"Simple: cluster\['chief'\]\[0\] \(chief 0\), this pro"
         ):
-            checked_membership_of(resolver)
+            membership_of(resolver, here=True)
         # Another's port is not tried, and one who trains alone needs none.
         other = SimpleClusterResolver(spec, "", "worker", 0)
         assert "no socket can listen" not in str(examine(other)[1])
         alone = SimpleClusterResolver(ClusterSpec({"worker": [mine]}), "", "worker", 0)
-        assert checked_membership_of(alone).size == 1
+        assert membership_of(alone, here=True).size == 1
 
 
 def test_an_evaluator_needs_no_address(names):
     spec = ClusterSpec({"worker": ["nowhere.test:1", "b.test:1"], "evaluator": ["c.test:1"]})
-    assert checked_membership_of(SimpleClusterResolver(spec, "", "evaluator", 0)) is None
+    assert membership_of(SimpleClusterResolver(spec, "", "evaluator", 0), here=True) is None
     assert not names
     with pytest.raises(ValueError, match="There is no id for task_type 'ps'"):
         membership_of(SimpleClusterResolver(ClusterSpec({"ps": ["p:1"]}), "", "ps", 0))

@@ -23,7 +23,9 @@ from pycollective.cluster.membership import Membership
 from pycollective.distribute import multi_worker
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous import handshake, secret
-from pycollective.rendezvous.description import FirstRankLostError, Roster
+from pycollective.rendezvous.description import FirstRankLostError
+from pycollective.rendezvous.members import Roster
+from pycollective.rendezvous.store import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -182,7 +184,7 @@ def test_processes_that_join_and_go_no_further_leave_the_others_training(tmp_pat
         joins.join(30)
     assert said[0] == said[1]
     check(said[0], alone, 2, begun=said[0]["begun"])
-    assert sum("ranks" in word for word in heard) >= (1 if fate == "stop" else 2)
+    assert sum(2 in table["ranks"] for table in heard) >= (1 if fate == "stop" else 2)
 
 
 def _join(ports, stops, over, heard):
@@ -194,8 +196,8 @@ def _join(ports, stops, over, heard):
             with contextlib.suppress(OSError, handshake.HandshakeError):
                 with socket.create_connection(("127.0.0.1", ports[0]), timeout=1) as sock:
                     hello = {"purpose": "join", "rank": 2, "size": 3}
-                    channel = handshake.introduce(sock, key, hello, soon)
-                    if "welcome" not in channel.receive(soon):
+                    store = Client(handshake.introduce(sock, key, hello, soon))
+                    if store.get("all/table") is not None:
                         continue
                     process = f"process {len(heard)}"
                     place = {
@@ -204,9 +206,11 @@ def _join(ports, stops, over, heard):
                         "claim": "",
                         "milliseconds": 90_000,
                     }
-                    channel.send({**place, "process": process}, soon)
-                    heard.append(channel.receive(soon))
-                    if stops and "ranks" in heard[-1]:
+                    store.set("join/2", {**place, "process": process})
+                    while store.get("all/table") is None:
+                        store.attend(1.0)
+                    heard.append(store.get("all/table"))
+                    if stops and 2 in heard[-1]["ranks"]:
                         over.wait(90)
                         return
 

@@ -36,11 +36,11 @@ import json, logging, os, sys, threading, time
 import numpy as np
 import pycollective as tf
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
-from pycollective.rendezvous import meeting
+from pycollective.rendezvous import leader
 
 me, clusters = int(os.environ["ME"]), json.loads(os.environ["CLUSTERS"])
 replicas = int(os.environ["REPLICAS"])
-meeting.LOG_EVERY = 2.0
+leader.LOG_EVERY = 2.0
 said = {word: threading.Event() for word in ("join", "close", "go", "return")}
 lock = threading.Lock()
 

@@ -152,9 +152,9 @@ def test_who_does_not_come_is_named(tmp_path):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
     body = """
 import logging
-from pycollective.rendezvous import meeting
+from pycollective.rendezvous import leader
 logging.basicConfig()
-meeting.LOG_EVERY = 0.2
+leader.LOG_EVERY = 0.2
 try:
     tf.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=1)
 except Exception as error:

@@ -50,7 +50,9 @@ def start(tmp_path, tasks, body, replicas=1, cluster=None, hosts=False, **more):
     With ``hosts`` each says that it is on a host of its own, so that they talk over TCP.
     """
     script = tmp_path / "worker.py"
-    script.write_text(PREAMBLE + body)
+    new = tmp_path / "worker.new"
+    new.write_text(PREAMBLE + body)
+    new.replace(script)  # a worker that has just been started may be about to read the file
     if cluster is None:
         jobs = {job for job, _ in tasks if job != "evaluator"}
         cluster = {}

@@ -90,9 +90,9 @@ def grown(before):
 def connections():
     """Return the connected sockets of this process, by descriptor."""
     found = {}
-    for name in os.listdir("/proc/self/fd"):
-        if not Path(f"/proc/self/fd/{name}").is_socket():
-            continue
+    # Before the first `dup`: it may get the number that the list of the folder had.
+    names = [n for n in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{n}").is_socket()]
+    for name in names:
         sock = socket.socket(fileno=os.dup(int(name)))
         try:
             sock.getpeername()

@@ -9,12 +9,13 @@ import time
 
 import pytest
 from ports import free_ports
-from test_lost_members import KEY, at, joined, place
+from test_lost_members import KEY, at, place, reached, value_of
 from test_meet import ENVIRONMENT, Rank, call
 
-from pycollective.rendezvous import RendezvousError, handshake, meeting
+from pycollective.rendezvous import RendezvousError, handshake, leader
 from pycollective.rendezvous.ended import VARIABLE, Ended
-from pycollective.rendezvous.meeting import Meeting
+from pycollective.rendezvous.joining import Joining
+from pycollective.rendezvous.leader import Leader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -50,23 +51,25 @@ class Stopped:
         if self.after is not None:
             assert self.after.wait(20)
         claim = handshake.digest(KEY, "host", self.host) if self.host else ""
-        channels = []
+        connections = []
         with socket.create_server(("127.0.0.1", self.ports[self.rank])):
             try:
-                channels.append(joined(self.ports[0], self.rank, len(self.ports)))
-                channels[0].send({**place(self.ports[self.rank]), "claim": claim}, soon)
+                store = reached(self.ports[0], self.rank, len(self.ports))
+                connections.append(store)
+                request = {**place(self.ports[self.rank]), "claim": claim}
+                assert store.compare_set(f"join/{self.rank}", None, request)
                 self.has_joined.set()
-                table = channels[0].receive(soon)
+                table = value_of(store, "all/table")
                 for peer in self.reaches:
                     for stream in range(table["streams"]):
                         hello = {"purpose": "peer", "group": table["group"], "from": self.rank}
                         hello |= {"to": peer, "stream": stream}
                         sock = socket.create_connection(tuple(table["places"][peer][:2]))
-                        channels.append(handshake.introduce(sock, KEY, hello, soon))
+                        connections.append(handshake.introduce(sock, KEY, hello, soon))
                 self.over.wait(30)
             finally:
-                for channel in channels:
-                    channel.close()
+                for connection in connections:
+                    connection.close()
 
 
 def errors_of(on_ranks, ranks, *stopped):
@@ -91,20 +94,27 @@ def errors_of(on_ranks, ranks, *stopped):
     return [str(error) for error in found]
 
 
-def spend(monkeypatch, method, rank, left, after):
-    """Let nearly all of a rank's own time be over before or after a method of its `Meeting`."""
-    original = getattr(Meeting, method)
+def spend(monkeypatch, rank, left=0.0):
+    """Let nearly all of the time of a rank be over when the members are chosen."""
+    if rank == 0:
+        limit = Leader._limit_attempt
 
-    def spends(self):
-        if after:
-            original(self)
+        def limits(self):
+            now = time.monotonic()
+            self._begun, self._deadline = now + left - self._seconds, now + left
+            limit(self)
+
+        monkeypatch.setattr(Leader, "_limit_attempt", limits)
+        return
+    join = Joining._join
+
+    def joins(self):
+        join(self)
         if self.about.rank == rank:
-            self.begun = time.monotonic() + left - self.seconds
-            self.deadline = time.monotonic() + left
-        if not after:
-            original(self)
+            now = time.monotonic()
+            self.begun, self.deadline = now + left - self.seconds, now + left
 
-    monkeypatch.setattr(Meeting, method, spends)
+    monkeypatch.setattr(Joining, "_join", joins)
 
 
 def test_meet_rank_that_never_comes_is_named_when_the_time_of_another_is_over(on_ranks):
@@ -115,11 +125,10 @@ def test_meet_rank_that_never_comes_is_named_when_the_time_of_another_is_over(on
         assert missing in error
 
 
-@pytest.mark.parametrize("method", ["_join", "_limit_attempt"])
-def test_meet_members_whose_time_is_over_when_the_last_comes_connect(on_ranks, monkeypatch, method):
-    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 10.0, raising=False)
-    joins = method == "_join"
-    spend(monkeypatch, method, rank=int(joins), left=0.0, after=joins)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_meet_members_whose_time_is_over_when_the_last_comes_connect(on_ranks, monkeypatch, rank):
+    monkeypatch.setattr(leader, "_CONNECT_SECONDS", 10.0)
+    spend(monkeypatch, rank)
     addresses = at(free_ports(3))
     assert on_ranks([Rank(r, addresses) for r in range(3)], call) == [(r, 3, 6.0) for r in range(3)]
 
@@ -127,7 +136,7 @@ def test_meet_members_whose_time_is_over_when_the_last_comes_connect(on_ranks, m
 def test_meet_rank_stopped_after_it_came_is_named_when_the_time_of_another_is_over(
     on_ranks, monkeypatch
 ):
-    spend(monkeypatch, "_join", rank=1, left=0.0, after=True)
+    spend(monkeypatch, rank=1)
     ports = free_ports(3)
     ranks = [Rank(0, at(ports), join_timeout=1.0), Rank(1, at(ports), join_timeout=20.0)]
     for error in errors_of(on_ranks, ranks, Stopped(2, ports)):
@@ -143,21 +152,21 @@ def test_meet_rank_stopped_between_two_peers_is_named_by_the_one_that_waits_for_
 
 
 def test_meet_rank_stopped_before_it_shares_memory_is_named_by_rank_0(on_ranks, monkeypatch):
-    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
     ports = free_ports(3)
     ranks = [
         Rank(r, at(ports), join_timeout=seconds, environment=HOST)
         for r, seconds in enumerate((20.0, 0.8))
     ]
     for error in errors_of(on_ranks, ranks, Stopped(2, ports, reaches=(0, 1), host="one")):
-        assert "nothing came in time from rank 2" in error
+        assert "for rank 2 to connect" in error
 
 
 def test_meet_rank_that_came_very_late_is_named_where_the_rest_of_the_time_is_too_short(
     on_ranks, monkeypatch
 ):
-    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 0.1)
-    spend(monkeypatch, "_limit_attempt", rank=0, left=0.2, after=False)
+    monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
+    spend(monkeypatch, rank=0, left=0.2)
     ports = free_ports(3)
     first = Stopped(1, ports)
     last = Stopped(2, ports, after=first.has_joined, reaches=(0,))
@@ -171,11 +180,10 @@ def test_meet_reason_of_a_rank_that_has_ended_comes_before_its_end(on_ranks):
     ended = Ended.create(3, at(ports)[0])
 
     def gives_up():
-        soon = time.monotonic() + 20
-        channel = joined(ports[0], 1, 3)
-        channel.send(place(ports[1]), soon)
-        channel.send({"error": "rank 1 did not reach rank 2"}, soon)
-        channel.close()
+        store = reached(ports[0], 1, 3)
+        store.set("join/1", place(ports[1]))
+        store.set("failed/1", {"error": "rank 1 did not reach rank 2", "ranks": [2]})
+        store.close()
         ended.write(1, "rank 1 has ended with exit code 1", failed=True)
 
     environment = {**ENVIRONMENT, VARIABLE: str(ended.descriptor)}

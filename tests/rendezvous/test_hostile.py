@@ -16,10 +16,11 @@ from processes import SECRET
 from pycollective import tuning
 from pycollective.rendezvous import RendezvousError, handshake, meet
 from pycollective.rendezvous.door import Door
+from pycollective.rendezvous.store import Client
 
 KEY = handshake.key_of(SECRET.encode())
 ENVIRONMENT = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
-HELLO = {"pycollective": 1, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
+HELLO = {"pycollective": 2, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
 DEEP = b'{"nonce":' + b"[" * 490 + b"]" * 490 + b"}"
 VALUES = [
     b'"\\ud800"',
@@ -186,18 +187,20 @@ def test_rank_0_place_with_a_bad_port_names_the_field(on_ranks):
             channel = handshake.introduce(
                 sock, KEY, {k: HELLO[k] for k in ("purpose", "rank", "size")}, soon
             )
-            assert channel.receive(soon) == {"welcome": True}
-            channel.send(
-                {"host": "127.0.0.1", "port": port, "claim": "", "milliseconds": 20_000}, soon
-            )
-            return channel.receive(soon)
+            store = Client(channel)
+            request = {"host": "127.0.0.1", "port": port, "claim": "", "milliseconds": 20_000}
+            store.set("join/1", request)
+            with pytest.raises(RendezvousError) as caught:
+                while True:
+                    store.attend(1.0)
+            return str(caught.value)
 
     def meets(rank):
         return meet(rank, 2, [f"127.0.0.1:{listens}"], "a", environment=ENVIRONMENT)
 
     def rank_1():
         said = [joins(port) for port in (0, 65536, "1", None, True, 1.0)]
-        assert said == [{"error": "port is not a number from 1 to 65535"}] * 6
+        assert said == ["port is not a number from 1 to 65535"] * 6
         return meets(1)
 
     comms = on_ranks([lambda: meets(0), rank_1], lambda rank: rank())

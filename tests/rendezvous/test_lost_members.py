@@ -14,13 +14,15 @@ from test_meet import ENVIRONMENT, Rank, call
 from pycollective.rendezvous import (
     RendezvousError,
     handshake,
+    leader,
     listen_for_knocks,
     meet,
-    meeting,
+    peers,
     tcp,
 )
-from pycollective.rendezvous.description import Description, FirstRankLostError, Roster
-from pycollective.rendezvous.gathering import Gathering
+from pycollective.rendezvous.description import FirstRankLostError
+from pycollective.rendezvous.members import Candidate, Roster, choose
+from pycollective.rendezvous.store import Client
 
 KEY = handshake.key_of(SECRET.encode())
 SOME = {"least": 2, "patience": 0.5, "join_timeout": 20.0}
@@ -29,29 +31,40 @@ SOME = {"least": 2, "patience": 0.5, "join_timeout": 20.0}
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
     """Call the roll early, and wait briefly for ranks that are silent."""
-    monkeypatch.setattr(meeting, "ATTEMPT_SECONDS", 0.5)
-    monkeypatch.setattr(meeting, "_ROLL_SECONDS", 3.0)
-    monkeypatch.setattr(meeting, "STRANGER_SECONDS", 1.0)
+    monkeypatch.setattr(leader, "ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(leader, "ROLL_SECONDS", 3.0)
+    monkeypatch.setattr(peers, "STRANGER_SECONDS", 1.0)
 
 
 def at(ports):
     return [f"127.0.0.1:{port}" for port in ports]
 
 
-def joined(port, rank, size):
-    """Join as a rank does, as far as rank 0's welcome."""
-    soon = time.monotonic() + 20
+def soon():
+    return time.monotonic() + 20
+
+
+def reached(port, rank, size):
+    """Connect to rank 0's store as a rank does; return the connection."""
+    until = soon()
     while True:
         try:
             sock = socket.create_connection(("127.0.0.1", port))
             break
         except ConnectionRefusedError:
-            assert time.monotonic() < soon
+            assert time.monotonic() < until
             time.sleep(0.01)
     hello = {"purpose": "join", "rank": rank, "size": size}
-    channel = handshake.introduce(sock, KEY, hello, soon)
-    assert channel.receive(soon) == {"welcome": True}
-    return channel
+    return Client(handshake.introduce(sock, KEY, hello, until))
+
+
+def value_of(store, key):
+    """Return the value that rank 0 sets."""
+    until = soon()
+    while store.get(key) is None:
+        assert time.monotonic() < until
+        store.attend(0.1)
+    return store.get(key)
 
 
 def place(port, process="one"):
@@ -76,16 +89,16 @@ class Doomed:
         self.over = threading.Event()
 
     def __call__(self):
-        soon = time.monotonic() + 20
         with socket.create_server(("127.0.0.1", self.ports[self.rank])):
-            channel = joined(self.ports[0], self.rank, len(self.ports))
-            channel.send(place(self.ports[self.rank]), soon)
-            table = channel.receive(soon)
+            store = reached(self.ports[0], self.rank, len(self.ports))
+            assert store.compare_set(f"join/{self.rank}", None, place(self.ports[self.rank]))
+            table = value_of(store, "all/table")
             if self.fate == "dies when ready":
-                channel.send({"ready": 0}, soon)
+                for key, said in (("near", self.rank), ("ready", False)):
+                    store.set(f"{key}/{self.rank}", {"group": table["group"], "value": said})
             if self.fate == "is silent":
                 self.over.wait(30)
-            channel.close()
+            store.close()
             return table["ranks"]
 
 
@@ -157,11 +170,10 @@ def test_meet_elastic_rank_0_lost_raises_first_rank_lost(on_ranks):
     (port,) = free_ports(1)
 
     def rank_0():
-        soon = time.monotonic() + 20
         with socket.create_server(("127.0.0.1", port)) as server:
-            channel, _ = handshake.answer(server.accept()[0], KEY, soon)
-        channel.send({"welcome": True}, soon)
-        channel.receive(soon)
+            channel, _ = handshake.answer(server.accept()[0], KEY, soon())
+        channel.send({"values": {}}, soon())
+        channel.receive(soon())
         channel.close()
 
     _, error = on_ranks([rank_0, Rank(1, [*at([port]), *at(free_ports(1))], **SOME)], call)
@@ -204,115 +216,61 @@ def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
 # Who is chosen --------------------------------------------------------------------------------
 
 
-def description(size, **more):
-    return Description(0, size, "127.0.0.1", 1, SECRET.encode(), **more)
-
-
-class Guests:
-    """Ranks that come to a `Gathering`, each in a thread of its own."""
-
-    def __init__(self, gathering):
-        self._gathering = gathering
-        self._pairs, self._threads = [], []
-
-    def comes(self, rank, size):
-        """Let a rank come as far as the welcome; return its channel."""
-        ours, theirs = socket.socketpair()
-        self._pairs += [ours, theirs]
-        hello = {"purpose": "join", "rank": rank, "size": size}
-        args = (handshake.Channel(theirs), hello)
-        self._threads.append(threading.Thread(target=self._gathering.enter, args=args))
-        self._threads[-1].start()
-        return handshake.Channel(ours)
-
-    def settle(self):
-        for thread in self._threads:
-            thread.join(20)
-            assert not thread.is_alive()
-
-    def close(self):
-        self.settle()
-        for sock in self._pairs:
-            sock.close()
-
-
-@pytest.fixture
-def gathering():
-    """Return a function that makes a `Gathering`, and its guests."""
-    made = []
-
-    def make(size, **more):
-        made.append(Gathering(description(size, **more), threading.Condition()))
-        made[-1].guests = Guests(made[-1])
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.guests.close()
-
-
-def soon():
-    return time.monotonic() + 20
-
-
-def test_gathering_greeting_under_way_at_the_choice_is_asked_to_come_later(gathering):
-    three = gathering(3, least=2)
-    second, third = (three.guests.comes(rank, 3) for rank in (1, 2))
-    for channel in (second, third):
-        assert channel.receive(soon()) == {"welcome": True}
-    third.send(place(9003), soon())
-    while three.choose(True):  # until the third one has come
-        time.sleep(0.01)
-    assert three.members == [0, 2]
-    second.send(place(9002), soon())
-    assert second.receive(soon()) == {"later": True}
-    fourth = three.guests.comes(1, 3)
-    assert fourth.receive(soon()) == {"later": True}
-    three.guests.settle()
-    assert (three.members, list(three.came)) == ([0, 2], [2])
-
-
-def test_gathering_member_that_ends_after_the_choice_stays_a_member(gathering):
-    """Its number is given out already: the roll call takes it off the list, nothing else."""
-    three = gathering(3, least=1)
-    second, third = (three.guests.comes(rank, 3) for rank in (1, 2))
-    for channel in (second, third):
-        assert channel.receive(soon()) == {"welcome": True}
-        channel.send(place(9000), soon())
-    three.guests.settle()
-    assert three.choose(False) == []
-    second.close()
-    assert three.members == [0, 1, 2]
-    answers = threading.Thread(
-        target=lambda: third.send({"again": third.receive(soon())["again"]}, soon())
-    )
-    answers.start()
-    assert three.call_roll(7, 5.0, lambda: None) == [1]
-    answers.join(20)
-    assert three.members == [0, 2]
+@pytest.mark.parametrize(
+    ("came", "least", "is_late", "expected"),
+    [([0, 1, 2], 0, True, []), ([0, 3, 1, 2], 0, False, [0, 1, 2, 3]), ([0, 2], 2, False, []),
+     ([0, 2], 2, True, [0, 2]), ([0, 2], 3, True, []), ([0], 1, True, [0])],
+)  # fmt: skip
+def test_choose_waits_for_all_or_for_enough_when_it_is_late(came, least, is_late, expected):
+    candidates = {rank: Candidate(("h", 1), "", "", "one", 0.0) for rank in came}
+    assert choose(candidates, 4, least, None, is_late) == expected
 
 
 @pytest.mark.parametrize(
     ("left", "least", "expected"),
     [(2, 1, [0, 1, 2, 3]), (1, 1, [0, 1, 3]), (0, 1, [0, 3]), (0, 3, [0, 1, 3])],
 )
-def test_gathering_new_processes_beyond_the_roster_come_later(gathering, left, least, expected):
+def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected):
     """New processes come if a place is free, or the others are too few."""
     roster = Roster(limit=5, known={"survivor"})
     roster.left = left
-    four = gathering(4, least=least, roster=roster)
-    channels = {rank: four.guests.comes(rank, 4) for rank in (1, 2, 3)}
-    for rank, channel in channels.items():
-        assert channel.receive(soon()) == {"welcome": True}
-        channel.send(place(9000, "survivor" if rank == 3 else f"new {rank}"), soon())
-    four.guests.settle()
-    assert four.choose(False) == []
-    assert four.members == expected
+    came = {
+        rank: Candidate(("h", 1), "", "", "survivor" if rank == 3 else f"new {rank}", 0.0)
+        for rank in range(4)
+    }
+    assert choose(came, 4, least, roster, False) == expected
+    roster.let_in(came[rank].process for rank in expected[1:])
     assert roster.left == left - (len(expected) - 2)
-    for rank in {1, 2, 3} - set(expected):
-        assert channels[rank].receive(soon()) == {"later": True}
     roster.has_saved()
     assert roster.left == 5
+
+
+def test_meet_elastic_join_request_under_way_at_the_choice_comes_later(on_ranks):
+    """Rank 2 has reached the store, and sets its key when the members are chosen."""
+    ports = free_ports(3)
+    is_chosen = threading.Event()
+
+    def late():
+        store = reached(ports[0], 2, 3)
+        ranks = value_of(store, "all/table")["ranks"]
+        joined = store.compare_set("join/2", None, place(ports[2]))
+        store.attend(0.2)
+        same = store.get("all/table")["ranks"] == ranks
+        store.close()
+        is_chosen.set()
+        return ranks, joined, same
+
+    def member():
+        with socket.create_server(("127.0.0.1", ports[1])):
+            store = reached(ports[0], 1, 3)
+            store.set("join/1", place(ports[1]))
+            assert is_chosen.wait(20)
+            store.close()
+
+    first = Rank(0, at(ports), least=2, patience=0.3, join_timeout=1.0)
+    error, found, _ = on_ranks([first, late, member], call)
+    assert isinstance(error, RendezvousError)
+    assert found == ([0, 1], True, True)
 
 
 def test_meet_elastic_first_address_has_a_group_waits_for_it(on_ranks):

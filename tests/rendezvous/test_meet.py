@@ -13,7 +13,8 @@ from ports import free_port
 from processes import SECRET
 
 from pycollective import rendezvous
-from pycollective.rendezvous import RendezvousError, handshake, host_and_port, meet, meeting
+from pycollective.rendezvous import RendezvousError, handshake, host_and_port, leader, meet
+from pycollective.rendezvous.store import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -69,8 +70,8 @@ def test_those_who_come_in_time_are_enough(on_ranks):
 
 
 def test_who_is_missing_is_said_on_every_rank(on_ranks, caplog, monkeypatch):
-    assert meeting.LOG_EVERY == 10
-    monkeypatch.setattr(meeting, "LOG_EVERY", 0.2)
+    assert leader.LOG_EVERY == 10
+    monkeypatch.setattr(leader, "LOG_EVERY", 0.2)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     found = on_ranks([Rank(r, addresses, pause) for r, pause in enumerate((0, 0, 0.7))], call)
     assert found == [(r, 3, 6.0) for r in range(3)]
@@ -103,16 +104,16 @@ def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
             except ConnectionRefusedError:
                 time.sleep(0.01)
         hello = {"purpose": "join", "rank": 1, "size": 2}
-        channel = handshake.introduce(sock, key, hello, deadline)
-        assert channel.receive(deadline) == {"welcome": True}
+        store = Client(handshake.introduce(sock, key, hello, deadline))
         if after != "welcome":
-            channel.send(
-                {"host": "127.0.0.1", "port": 1, "claim": "", "milliseconds": 20_000}, deadline
-            )
-            assert channel.receive(deadline)["ranks"] == [0, 1]
+            request = {"host": "127.0.0.1", "port": 1, "claim": "", "milliseconds": 20_000}
+            assert store.compare_set("join/1", None, request)
+            while store.get("all/table") is None:
+                store.attend(1.0)
+            assert store.get("all/table")["ranks"] == [0, 1]
         if after == "reason":
-            channel.send({"error": "rank 1 did not reach rank 7"}, deadline)
-        channel.close()
+            store.set("failed/1", {"error": "rank 1 did not reach rank 7", "ranks": []})
+        store.close()
 
     error, _ = on_ranks([rank_0, dies], call)
     assert isinstance(error, RendezvousError)

@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-import types
 
 import numpy as np
 import pytest
@@ -17,8 +16,7 @@ from processes import environments, run_on_hosts
 
 import pycollective as pc
 from pycollective import _core, algorithms, tuning
-from pycollective.rendezvous import RendezvousError, init, meeting, memory
-from pycollective.rendezvous.handshake import Channel, HandshakeError
+from pycollective.rendezvous import RendezvousError, init, memory, peers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 
@@ -142,20 +140,20 @@ def test_groups_leave_nothing_behind(hosts, on_ranks):
 def test_who_cannot_reach_the_memory_talks_over_tcp(monkeypatch, caplog, on_ranks):
     """Ranks 1 and 2 have the boot id of rank 0, and its socket is not in reach for them."""
     caplog.set_level("INFO", "pycollective")
-    real = memory.Sharing._follow
+    real = memory.Sharing.reach
 
-    def follow(sharing, leader, deadline):
-        if sharing._rank in (1, 2) and threading.current_thread() not in tried:
+    def reach(sharing, name, group, rank, until):
+        if rank in (1, 2) and threading.current_thread() not in tried:
             tried.add(threading.current_thread())
             key, sharing._key = sharing._key, b"another key"
             try:
-                return real(sharing, leader, deadline)
+                return real(sharing, name, group, rank, until)
             finally:
                 sharing._key = key
-        return real(sharing, leader, deadline)
+        return real(sharing, name, group, rank, until)
 
     tried = set()
-    monkeypatch.setattr(memory.Sharing, "_follow", follow)
+    monkeypatch.setattr(memory.Sharing, "reach", reach)
     comms = join(environments(["a"] * 4))
     assert [c.hosts for c in comms] == [[0, 1, 1, 0]] * 4
     assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [4.0] * 4
@@ -182,6 +180,7 @@ def test_memory_that_is_not_joined_is_not_used(monkeypatch, on_ranks):
         raise ValueError("another version's")
 
     monkeypatch.setattr(memory, "_joined", joined)
+    monkeypatch.setattr(memory, "_ENTER_SECONDS", 0.2)
     comms = join(environments(["a"] * 3))
     assert [c.hosts for c in comms] == [[0, 1, 2]] * 3
     assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [3.0] * 3
@@ -191,31 +190,22 @@ def test_memory_that_is_not_joined_is_not_used(monkeypatch, on_ranks):
 def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
     """Whoever finds the socket without the key gets nothing, and disturbs nobody."""
     got = []
-    real = memory.Sharing._follow
+    real = memory.Sharing.reach
 
-    def follow(sharing, leader, deadline):
-        channel = sharing._peers[leader]
-        receive = channel.receive
+    def reach(sharing, name, group, rank, until):
+        for noise in (b"\0" * 50, b"\xff" * 5000, b"\0\0\0\2{}", b""):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.connect("\0" + name)
+            sock.settimeout(0.5)
+            try:
+                sock.sendall(noise)
+                got.append(socket.recv_fds(sock, 1000, 4)[1])
+            except OSError:
+                pass
+            sock.close()
+        return real(sharing, name, group, rank, until)
 
-        def listening(until):
-            message = receive(until)
-            if "door" in message:
-                for noise in (b"\0" * 50, b"\xff" * 5000, b"\0\0\0\2{}", b""):
-                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                    sock.connect("\0" + message["door"])
-                    sock.settimeout(0.5)
-                    try:
-                        sock.sendall(noise)
-                        got.append(socket.recv_fds(sock, 1000, 4)[1])
-                    except OSError:
-                        pass
-                    sock.close()
-            return message
-
-        channel.receive = listening
-        return real(sharing, leader, deadline)
-
-    monkeypatch.setattr(memory.Sharing, "_follow", follow)
+    monkeypatch.setattr(memory.Sharing, "reach", reach)
     comms = join(environments(["a"] * 2))
     assert [c.hosts for c in comms] == [[0, 0]] * 2
     assert not any(got)
@@ -223,38 +213,17 @@ def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
     close(comms)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_rank_that_is_lost_while_memory_is_shared_is_named(lost):
-    """Rank 0 sends first, rank 1 receives first. Only this connection has ended so far."""
-    mine, theirs = (Channel(end) for end in socket.socketpair())
-    theirs.close()
-
-    def hear(rank):
-        with memory.naming(rank, f"rank {rank}"):
-            return mine.receive(time.monotonic() + 5)
-
-    def listen(sock, enter):
-        return types.SimpleNamespace(close=lambda: None)
-
-    sharing = memory.Sharing(1 - lost, {lost: mine}, b"key", hear, False, "rank {}".format)
-    with pytest.raises(HandshakeError, match=f"^rank {lost}: "):
-        sharing.share([0, 1], time.monotonic() + 5, listen)
-    mine.close()
-
-
 def test_a_rank_that_some_miss_is_named_by_all(monkeypatch):
     """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
-    real = meeting.Meeting._until_reached
+    real = peers.Reaching.until_reached
 
-    def reached(self, reach, peer, where, seconds, watch):
-        if self.whole[0] == 1 and not self.peers:
-            self.deadline += 0.2
+    def reached(self, reach, peer, where, seconds, attend):
         if self.whole[0] == 2 and peer == 1:
             time.sleep(4)
             raise RendezvousError("stopped")
-        return real(self, reach, peer, where, seconds, watch)
+        return real(self, reach, peer, where, seconds, attend)
 
-    monkeypatch.setattr(meeting.Meeting, "_until_reached", reached)
+    monkeypatch.setattr(peers.Reaching, "until_reached", reached)
     results = outcomes(environments(["a", "a", "b"]), seconds=1.0)
     for error in results[:2]:
         assert " s for rank 2 of 3 to connect" in str(error)

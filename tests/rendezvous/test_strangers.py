@@ -49,7 +49,7 @@ def listening(pids):
 
 def noise(rng):
     """What a stranger may send: noise, broken greetings, lies about lengths."""
-    hello = {"pycollective": 1, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": SIZE}
+    hello = {"pycollective": 2, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": SIZE}
     data = json.dumps(hello).encode()
     whole = struct.pack("!I", len(data)) + data
     yield rng.randbytes(rng.randrange(1, 3000))

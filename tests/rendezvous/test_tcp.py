@@ -367,7 +367,7 @@ def test_a_group_over_ipv6(on_ranks):
 
 def frames(rng):
     """What a stranger may send: noise, broken greetings, lies about lengths."""
-    hello = {"pycollective": 1, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
+    hello = {"pycollective": 2, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
     data = json.dumps(hello).encode()
     yield rng.randbytes(rng.randrange(1, 3000))
     yield struct.pack("!I", 0xFFFFFFFF) + rng.randbytes(100)
