@@ -144,9 +144,6 @@ inline constexpr int kCrowdedLookahead = 6;
 inline constexpr int kSpins = 300;
 inline constexpr int kCrowdedSpins = 3;
 inline constexpr int kYields = 200;
-// The same in a crowd, while one rank copies long arrays for all. A rank that yields its core
-// without end takes half of it.
-inline constexpr int kYieldsToOne = 2;
 inline constexpr int kHostYields = 2000;
 
 // How long a rank that leaves a failed call waits for a peer to end its piece of work in this
