@@ -253,7 +253,6 @@ bool DirectExecution::post() {
   }
   if (!board_.is_free(turn_)) return false;
   shot_bytes_ = std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
-  board_.awaits_one = false;
   auto& slot = board_.slot(rank, turn_);
   if (shot_bytes_ <= kOneShotBytes && shot_bytes_ * size <= kOneShotTotalBytes) {
     const std::size_t ring = board_.input_bytes();
@@ -312,9 +311,6 @@ bool DirectExecution::post() {
 
 // Lays out the blocks, when it is known what each rank does.
 void DirectExecution::begin_blocks() {
-  // Whoever sleeps is woken for each block: that is worth it for long arrays that are staged.
-  board_.awaits_one = call_.collective == Collective::gather && !is_taker(board_.rank()) &&
-                      !input_is_mapped_ && unit_ > kOutputStagingBytes;
   last_.input_end = board_.input_position;
   last_.output_end = board_.output_position;
   lay_out(last_);

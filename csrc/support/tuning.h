@@ -143,9 +143,6 @@ inline constexpr int kCrowdedLookahead = 6;
 inline constexpr int kSpins = 300;
 inline constexpr int kCrowdedSpins = 3;
 inline constexpr int kYields = 200;
-// The same in a crowd, while one rank copies long arrays for all. A rank that yields its core
-// without end takes half of it.
-inline constexpr int kYieldsToOne = 2;
 inline constexpr int kHostYields = 2000;
 
 // After a failed call, a rank waits this long for a peer that still works in this rank's memory.

@@ -112,8 +112,6 @@ class Board {
   // Whether there are more ranks than cores for them.
   virtual bool in_crowd() const = 0;
 
-  // True while another rank works for all: it needs the core of a rank that waits.
-  bool awaits_one = false;
   // Of the present call: where this rank reaches the ranks' arrays; nullptr where it does not.
   struct Peer {
     std::byte *input = nullptr, *output = nullptr;

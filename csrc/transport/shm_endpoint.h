@@ -56,11 +56,7 @@ class ShmEndpoint final : public Endpoint {
   CallRecord call() const override { return call_; }
   void fail(const Failure& failure) noexcept override { group_.fail(failure); }
 
-  SpinLimit spin_limit() override {
-    const bool crowd = group_.in_crowd();
-    if (crowd && board_.awaits_one) return {kCrowdedSpins, kYieldsToOne};
-    return memory_spin_limit(crowd);
-  }
+  SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
   void announce_sleep() override { seen_ = state().queue.announce_sleep(); }
   bool sleep(Clock::duration limit) override {
     return has_failed() || state().queue.sleep(seen_, limit);
