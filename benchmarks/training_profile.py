@@ -31,13 +31,14 @@ import numpy as np
 from compare_training import BATCH, MODELS, WARMUP_STEPS, images_of, tutorial_steps
 
 import pycollective as tf
-from pycollective import _core, _nn
+from pycollective import _nn
+from pycollective.communicator import Communicator
 from pycollective.distribute.replica_threads import ReplicaRun
 from pycollective.nn import conv
 
 COUNTED_STEPS = 10
 QUESTIONS = ("alike", "sparse_fits", "threads", "set_threads", "vector_bytes")
-REPLICAS = {(_core.Communicator, "all_reduce"): "all_reduce",
+REPLICAS = {(Communicator, "all_reduce"): "all_reduce",
             (ReplicaRun, "_wait"): "waiting for replicas",
             (ReplicaRun, "wait_for_ends"): "waiting for replicas"}  # fmt: skip
 

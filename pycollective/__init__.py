@@ -25,6 +25,7 @@ from pycollective.communicator import (
     Work,
     local_group,
     shared_arrays,
+    timeline,
 )
 from pycollective.errors import (
     AbortedError,
@@ -36,7 +37,6 @@ from pycollective.errors import (
     PeerLostError,
     RankError,
 )
-from pycollective.observe import timeline
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from pycollective import algorithms as algorithms

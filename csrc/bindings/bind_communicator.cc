@@ -55,7 +55,7 @@ Array array_of(Ends& ends, std::size_t inputs, std::size_t outputs) {
   const py::array& typed = ends.input ? *ends.input : ends.output.value();
   Array array;
   array.item = static_cast<std::size_t>(typed.itemsize());
-  array.type = py::str(typed.dtype());
+  array.type = name_of(typed.dtype());
   check_items(ends.input, inputs, array.item);
   check_items(ends.output, outputs, array.item);
   if (ends.input) array.input = ends.input->data();
@@ -150,7 +150,8 @@ namespace {
 
 // A message to or from another rank.
 std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* data, int peer,
-                           int tag, double timeout, bool later, bool sends) {
+                           int tag, double timeout, bool later, bool sends,
+                           const std::string& label) {
   if (peer < 0 || peer >= self.size()) {
     throw std::invalid_argument("rank " + std::to_string(peer) + " is not among the " +
                                 std::to_string(self.size()) + " ranks");
@@ -159,7 +160,7 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
     throw std::invalid_argument("the core takes C-contiguous arrays");
   }
   const std::vector<std::int64_t> shape(array.shape(), array.shape() + array.ndim());
-  Envelope envelope(std::string(py::str(array.dtype())), shape.data(),
+  Envelope envelope(label.empty() ? name_of(array.dtype()) : label, shape.data(),
                     static_cast<int>(shape.size()), bytes_of(array));
   envelope.tag = tag;
   if (later) {
@@ -321,7 +322,7 @@ void bind_communicator(py::module_& m) {
           },
           py::arg("collective"), py::arg("bytes"), "What algorithm=\"auto\" means here.")
       .def(
-          "submit",
+          "run_later",
           [](Communicator& self, const py::function& call) {
             auto kept = std::make_shared<py::function>(call);
             auto begin = [given = kept.get()] {
@@ -358,20 +359,22 @@ void bind_communicator(py::module_& m) {
       .def(
           "send",
           [](Communicator& self, const py::array& input, int dest, int tag, double timeout,
-             bool async_op) {
+             bool async_op, const std::string& label) {
             return post(self, input, const_cast<void*>(input.data()), dest, tag, timeout, async_op,
-                        true);
+                        true, label);
           },
           py::arg("input"), py::arg("dest"), py::arg("tag"), py::arg("timeout"),
-          py::arg("async_op") = false)
+          py::arg("async_op") = false, py::arg("label") = "",
+          "`label`: the name of the element type, if not the dtype's; the same on both ranks.")
       .def(
           "recv",
           [](Communicator& self, py::array output, int source, int tag, double timeout,
-             bool async_op) {
-            return post(self, output, output.mutable_data(), source, tag, timeout, async_op, false);
+             bool async_op, const std::string& label) {
+            return post(self, output, output.mutable_data(), source, tag, timeout, async_op, false,
+                        label);
           },
           py::arg("output"), py::arg("source"), py::arg("tag"), py::arg("timeout"),
-          py::arg("async_op") = false)
+          py::arg("async_op") = false, py::arg("label") = "", "As of `send`.")
       .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
@@ -456,12 +459,14 @@ void bind_communicator(py::module_& m) {
           "move_parts",
           [](Communicator& self, Collective collective, std::optional<py::array> input,
              std::optional<py::array> output, std::size_t count, std::vector<std::int64_t> shape,
-             int root, const Named& algorithm, double timeout, bool async_op) {
+             int root, const Named& algorithm, double timeout, bool async_op,
+             const std::string& label) {
             check_root(root, self.size());
             Ends ends{input, output};
             int played = (self.rank() - root + self.size()) % self.size();
             Array array = array_of_parts(ends, collective, count, played, self.size());
             array.shape = std::move(shape);
+            if (!label.empty()) array.type = label;
             std::size_t bytes = static_cast<std::size_t>(self.size()) * count * array.item;
             const Algorithm& how = algorithm_of(self, collective, algorithm, bytes);
             return make_call(self, ends, timeout, async_op,
@@ -469,10 +474,9 @@ void bind_communicator(py::module_& m) {
           },
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("count"),
           py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
-          py::arg("async_op") = false,
+          py::arg("async_op") = false, py::arg("label") = "",
           "Gather, scatter, all_gather or all_to_all of parts of `count` items; `shape` is what "
-          "the "
-          "ranks must agree on.")
+          "the ranks must agree on, and `label` the element type's name, if not the dtype's.")
       .def(
           "move_ragged",
           [](Communicator& self, Collective collective, std::optional<py::array> input,

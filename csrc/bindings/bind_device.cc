@@ -102,7 +102,7 @@ void call(Caller& self, const std::shared_ptr<Operation>& operation, Collective 
 
   Array array;
   array.shape = std::move(shape);
-  array.type = py::str(dtype);
+  array.type = name_of(dtype);
   CallRecord& record = operation->record = record_of(algorithm, array, root);
   set_name(record.collective, std::string(to_string(collective)) + " on GPUs");
   if (is_auto) set_name(record.algorithm, "auto");

@@ -51,6 +51,11 @@ std::optional<DType> find_dtype(const py::dtype& dtype) {
   return {};
 }
 
+std::string name_of(const py::dtype& dtype) {
+  if (auto found = find_dtype(dtype)) return std::string(to_string(*found));
+  return py::str(dtype);
+}
+
 DType packable(const py::dtype& dtype) {
   if (auto found = find_dtype(dtype)) return *found;
   throw py::type_error("arrays of dtype " + std::string(py::str(dtype)) + " are not packed");

@@ -14,6 +14,9 @@ namespace pycollective {
 // Nothing for a dtype that the core cannot reduce, numbers in the other byte order among them.
 std::optional<DType> find_dtype(const pybind11::dtype& dtype);
 
+// The name of a dtype, as str() gives it, which takes several calls of Python's own.
+std::string name_of(const pybind11::dtype& dtype);
+
 // What to do with arrays of `dtype` when `op` is asked for. Throws TypeError for a dtype there is
 // no reduction for and for an operation that has no meaning for the dtype, ValueError for an
 // unknown operation; each says what there is.

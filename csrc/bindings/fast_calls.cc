@@ -142,7 +142,7 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
       reducing = Reducing{type, which};
       array.type = to_string(type);
     } else {
-      array.type = py::str(dtype);
+      array.type = name_of(dtype);
     }
     const auto shape = call_shape(kind.collective, {x.dimensions, x.dimensions + x.nd},
                                   communicator.rank(), size, request.root);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/communicator.h"
+#include "bindings/dtypes.h"
 #include "bindings/errors.h"
 #include "bindings/fast_calls.h"
 
@@ -33,7 +34,7 @@ const Envelope* envelope_of(State& state, const ArrayStruct& array) {
   for (std::int64_t length : shape) bytes *= static_cast<std::uint64_t>(length);
   KnownMessage& known = state.messages[state.oldest_message];
   known.descr = py::object();  // nothing is known while this fails
-  known.envelope = Envelope(std::string(py::str(dtype)), shape.data(), array.nd, bytes);
+  known.envelope = Envelope(name_of(dtype), shape.data(), array.nd, bytes);
   known.descr = dtype;
   state.oldest_message = (state.oldest_message + 1) % state.messages.size();
   return &known.envelope;

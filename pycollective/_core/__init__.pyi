@@ -231,17 +231,29 @@ class Communicator:
     def prefer(self, rows: Sequence[tuple[Collective, int, str]]) -> None: ...
     def warn_after(self, seconds: float, warn: Callable[[str], object]) -> None: ...
     def select(self, collective: Collective, bytes: int) -> str: ...
-    def submit(self, call: Callable[[], object]) -> Task: ...
+    def run_later(self, call: Callable[[], object]) -> Task: ...
     def collect(self) -> None: ...
     def note_told(self) -> None: ...
     def settle(self) -> None: ...
     @property
     def outstanding(self) -> int: ...
     def send(
-        self, input: NDArray[Any], dest: int, tag: int, timeout: float, async_op: bool = False
+        self,
+        input: NDArray[Any],
+        dest: int,
+        tag: int,
+        timeout: float,
+        async_op: bool = False,
+        label: str = "",
     ) -> Task | None: ...
     def recv(
-        self, output: NDArray[Any], source: int, tag: int, timeout: float, async_op: bool = False
+        self,
+        output: NDArray[Any],
+        source: int,
+        tag: int,
+        timeout: float,
+        async_op: bool = False,
+        label: str = "",
     ) -> Task | None: ...
     def all_reduce(
         self,
@@ -303,6 +315,7 @@ class Communicator:
         algorithm: str | Algorithm,
         timeout: float,
         async_op: bool = False,
+        label: str = "",
     ) -> Task | None: ...
     def move_ragged(
         self,

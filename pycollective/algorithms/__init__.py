@@ -188,7 +188,8 @@ def verify(
 
 def show(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
     """Return the steps of every rank as text, one step a line."""
-    return text_of(_name(what), schedule(what, size, collective))
+    made = schedule(what, size, collective)
+    return text_of(_name(what), made)
 
 
 def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:

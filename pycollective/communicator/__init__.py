@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import Literal, overload
 
-from numpy.typing import ArrayLike
+import numpy as np
 
 from pycollective import _core, observe, tuning
 from pycollective.arguments import seconds, switch, whole
+from pycollective.communicator import gpu
+from pycollective.communicator.arrays import Array
+from pycollective.communicator.call import Call, Engine
 from pycollective.communicator.cart import Cart
-from pycollective.communicator.located import Located, located
-from pycollective.communicator.mpi import MPIGroup, join
+from pycollective.communicator.extremes import Extremes, Located
+from pycollective.communicator.member import GpuEngines
+from pycollective.communicator.mpi_group import MPIGroup, join
 from pycollective.communicator.objects import Objects
 from pycollective.communicator.persistent import Persistent
 from pycollective.communicator.prefixes import Prefixes
-from pycollective.communicator.reductions import (
-    DEFAULT_ALGORITHM,
-    Reductions,
-    all_reduce_together,
-)
+from pycollective.communicator.reductions import DEFAULT_ALGORITHM, all_reduce_together
 from pycollective.communicator.shared_arrays import shared_arrays
-from pycollective.communicator.signatures import Later, Now, Options
 from pycollective.communicator.split import Threads, split_groups
-from pycollective.communicator.work import Work, in_python
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from pycollective.communicator.staged import Staged
+from pycollective.communicator.tracing import Traced, timeline
+from pycollective.communicator.ufuncs import ByFunction
+from pycollective.communicator.work import Work
 
 __all__ = [
     "DEFAULT_ALGORITHM",
@@ -39,13 +38,14 @@ __all__ = [
     "all_reduce_together",
     "local_group",
     "shared_arrays",
+    "timeline",
 ]
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds that a collective call waits for the other ranks."""
 
 
-class Communicator(Reductions, Prefixes, Objects):
+class Communicator(Extremes, Prefixes, Objects):
     """One rank of a group.
 
     Every rank of the group makes the same calls in the same order, each from its own thread; a call
@@ -64,7 +64,7 @@ class Communicator(Reductions, Prefixes, Objects):
     """
 
     @classmethod
-    def from_mpi(cls, comm: Any, *, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
+    def from_mpi(cls, comm: object, *, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
         """Make a communicator whose collectives run on the MPI library, through mpi4py.
 
         For clusters whose network only MPI knows; every rank of ``comm`` calls it. It takes no
@@ -85,75 +85,6 @@ class Communicator(Reductions, Prefixes, Objects):
             If ``comm`` is no intracommunicator of mpi4py.
         """
         return _on_mpi(join(comm), seconds("timeout", timeout))
-
-    # fmt: off
-    @overload
-    def minloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
-               async_op: Now = False, **options: Unpack[Options]) -> Located: ...
-    @overload
-    def minloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
-               async_op: Later, **options: Unpack[Options]) -> Work[Located]: ...
-    # fmt: on
-    def minloc(
-        self,
-        x: ArrayLike,
-        index: ArrayLike | None = None,
-        *,
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> Located | Work[Located]:
-        """Give every rank the least elements of the ranks' arrays, and the ranks that have them.
-
-        Where several ranks have the least value, the lowest index wins. A NaN is the extreme, as in
-        NumPy's ``argmin``: where there is one, the value is NaN, and the index the lowest of a NaN.
-
-        Parameters
-        ----------
-        x : array_like
-            This rank's values, in the host's memory: bools, ints or floats of any size.
-        index : array_like of int, optional
-            The index of each value, from -2**63 to 2**63 - 2; of a shape that broadcasts to that of
-            ``x``. By default this rank's number.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks, in each of the two all-reduces.
-
-        Returns
-        -------
-        Located or Work
-            A tuple of ``values`` and ``indices``, both in the shape of ``x``.
-
-        Raises
-        ------
-        TypeError
-            ``x`` has no order, or lies on a GPU; ``index`` holds other things than whole numbers.
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
-        """
-        return located(self, x, "min", index, async_op, timeout)
-
-    # fmt: off
-    @overload
-    def maxloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
-               async_op: Now = False, **options: Unpack[Options]) -> Located: ...
-    @overload
-    def maxloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
-               async_op: Later, **options: Unpack[Options]) -> Work[Located]: ...
-    # fmt: on
-    def maxloc(
-        self,
-        x: ArrayLike,
-        index: ArrayLike | None = None,
-        *,
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> Located | Work[Located]:
-        """Give every rank the greatest elements of the ranks' arrays, and the ranks that have them.
-
-        Parameters, result and errors are those of `minloc`.
-        """
-        return located(self, x, "max", index, async_op, timeout)
 
     def cart(self, dims: Sequence[int], periods: bool | Sequence[bool] = False) -> Cart:
         """Arrange the ranks of this group in a grid. No rank communicates, and none gets a new number.
@@ -245,13 +176,13 @@ class Communicator(Reductions, Prefixes, Objects):
         color = None if color is None else whole("color", color, -(2**63), 2**63 - 1)
         key, limit = whole("key", key, -(2**63), 2**63 - 1), self._seconds(timeout)
         if switch("async_op", async_op):
-            return in_python(self, lambda: self._part(color, key, limit))
+            return self._run_later(lambda: self._part(color, key, limit))
         return self._part(color, key, limit)
 
     def _part(self, color: int | None, key: int, seconds: float) -> Communicator | None:
-        if self._family is None:
+        if isinstance(self._group, MPIGroup):
             self.barrier(timeout=seconds)
-            mpi_group = cast(MPIGroup, self._group).split(color, key)
+            mpi_group = self._group.split(color, key)
             return None if mpi_group is None else _on_mpi(mpi_group, self.timeout, self._lane)
         made = split_groups(self, color, key, seconds)
         if made is None:
@@ -264,9 +195,34 @@ class Communicator(Reductions, Prefixes, Objects):
         observe.group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
 
+    def _engine_for(self, call: Call) -> Engine:
+        """Choose the engine that carries a call out."""
+        array, host, tracer = call.array, self._core, self._tracer
+        engine: Engine
+        if call.function is not None:
+            return ByFunction(self)  # by calls that are traced themselves
+        if array is None or type(array) is np.ndarray:
+            engine = host
+        elif call.collective in ("scan", "exscan"):  # of an array on a GPU, as all that follow
+            engine = Staged(host)
+        else:
+            engine = self._on_gpus(array).choose(call)
+        return engine if tracer is None else Traced(engine, tracer)
+
+    def _on_gpus(self, like: Array) -> GpuEngines:
+        if self._gpu is None:
+            self._gpu = gpu.engines_for(self, like, self._copy)
+        return self._gpu
+
+    def _copy(self) -> Communicator:
+        """Make a second group of the same ranks."""
+        made = self.split(0, self.rank)
+        assert made is not None  # it has a color
+        return made
+
 
 def _on_mpi(group: MPIGroup, timeout: float, lane: int | None = None) -> Communicator:
-    communicator = Communicator(cast(_core.Group, group), group.rank, timeout, None, lane)
+    communicator = Communicator(group, group.rank, timeout, None, lane)
     who = f"rank {group.rank} of {group.size}, through MPI"
     observe.group_made(communicator, who, "MPI", "")
     return communicator

@@ -13,24 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from pycollective import array_backend
 from pycollective.arguments import whole
 
-__all__ = [
-    "Array",
-    "Place",
-    "apart",
-    "as_input",
-    "as_output",
-    "check_counts",
-    "check_one_place",
-    "check_out",
-    "deliver",
-    "input_and_output",
-    "is_fit",
-    "num_rows",
-    "output_for",
-    "part_shape",
-    "target_in",
-]
-
 Array: TypeAlias = NDArray[Any]
 
 
@@ -223,10 +205,10 @@ def input_and_output(x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None
     return source, target, place
 
 
-def deliver(target: Array, place: Place | None) -> Any:
-    """Return the result of a call, copied to where it must be."""
+def deliver(target: Array | None, place: Place | None) -> Any:
+    """Return the result of a call, copied to where it must be; None where this rank has no result."""
     if place is None:
         return target
-    if place.array is not target:
+    if place.array is not target and target is not None:
         array_backend.assign(place.array, target)
     return place.given

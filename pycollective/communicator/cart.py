@@ -16,8 +16,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from pycollective.communicator import Communicator
 
-__all__ = ["Cart", "dims_create"]
-
 
 class Cart:
     """The ranks of a group in a grid; the last coordinate counts fastest, as in MPI and NumPy.
@@ -103,6 +101,8 @@ class Cart:
 
         return at(-displacement), at(displacement)
 
+    # Blocks may be arrays of any library, in an array or a sequence: so ``out`` and results are Any.
+
     def neighbor_all_to_all(
         self,
         x: ArrayLike | Sequence[ArrayLike],
@@ -165,12 +165,7 @@ class Cart:
         if not async_op:
             return out
 
-        def finish() -> Any:
-            for work in works:
-                work.result()
-            return out
-
-        return Work([task for work in works for task in work._tasks], finish)
+        return Work.joined(works, lambda: out)
 
     def _sides(self, name: str, given: Any) -> list[Any]:
         """Return the block of each neighbour."""

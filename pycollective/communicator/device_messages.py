@@ -12,24 +12,22 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycollective import _core, array_backend
 from pycollective.communicator.arrays import Array
-from pycollective.communicator.staged import Delivery
+from pycollective.communicator.call import Call, present
+from pycollective.communicator.member import Member
+from pycollective.communicator.work import DONE, Work
 from pycollective.errors import MismatchError
 from pycollective.nccl import device
 
-if TYPE_CHECKING:
-    from pycollective.communicator.member import Member
-
-__all__ = ["DeviceMessages", "Kept", "Parcels"]
-
-#: The name tells a rank with a host array what this one has: the core's messages show it.
-_NUMBER = np.dtype([("a GPU array", np.uint64)])
+#: Tells a rank with a host array what this one has.
+_LABEL = "a GPU array"
 
 
 class _Parcel(NamedTuple):
@@ -62,62 +60,51 @@ Kept = deque[tuple[Callable[[], bool], Any]]
 
 
 class DeviceMessages:
-    """A rank's messages of GPU arrays.
-
-    Parameters
-    ----------
-    member : Member
-        The rank.
-    runtime : Runtime
-        Makes the copies.
-    parcels : Parcels
-        Those of the group.
-    kept : deque
-        Takes the arrays of copies that devices may still be at.
-    """
+    """A rank's messages of GPU arrays; ``kept`` gets the arrays that devices may still copy."""
 
     def __init__(
         self, member: Member, runtime: _core.device.Runtime, parcels: Parcels, kept: Kept
     ) -> None:
         self._member = weakref.ref(member)
         self._rank = member.rank
-        self._plain = getattr(member._core, "plain", member._core)
+        self._host = member._core
         self._runtime = runtime
         self._parcels = parcels
         self._kept = kept
 
-    def send(
-        self, source: Array, dest: int, tag: int, seconds: float, async_op: bool = False
-    ) -> _core.Task | None:
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a message out."""
+        return self._send(call) if call.collective == "send" else self._recv(call)
+
+    def _send(self, call: Call) -> Work[None]:
         """Send an array, which can be used again, in the order of this thread's stream, at once."""
+        source = present(call.source)
         with self._telling("send"):
             here, stream = _place_of(source)
             held = array_backend.empty(source.shape, source.dtype, source)
             self._copy(held, here, source, here, stream)
             number = self._parcels.post(_Parcel(held, self._keep(here, stream, (source, held))))
         try:
-            word = np.array([(number,)], _NUMBER)
-            task: _core.Task | None = self._through(source).send(word, dest, tag, seconds, async_op)
+            return self._host.submit(
+                replace(call, source=np.array([number], np.uint64), label=_LABEL)
+            )
         except BaseException:
             self._parcels.take(number)
             raise
-        return task
 
-    def recv(
-        self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
-    ) -> Delivery | None:
+    def _recv(self, call: Call) -> Work[None]:
         """Receive an array, whose elements this thread's stream then finds."""
-        word = np.empty(1, _NUMBER)
+        number = np.empty(1, np.uint64)
 
         def deliver() -> None:
             with self._telling("recv"):
-                self._deliver(target, int(word["a GPU array"][0]), source, tag)
+                self._deliver(present(call.target), int(number[0]), call.peer, call.tag)
 
-        task = self._through(target).recv(word, source, tag, seconds, async_op)
-        if task is not None:
-            return Delivery(task, deliver)
+        work = self._host.submit(replace(call, target=number, label=_LABEL))
+        if call.async_op:
+            return work.then(deliver)
         deliver()
-        return None
+        return DONE
 
     def _deliver(self, target: Array, number: int, source: int, tag: int) -> None:
         """Copy what has come to where it belongs."""
@@ -141,12 +128,6 @@ class DeviceMessages:
         self._copy(target, here, array, there, stream)
         self._keep(here, stream, (array, target))
 
-    def _through(self, array: Array) -> Any:
-        """Return what makes the calls of the core: where they are watched, what they are about."""
-        member = self._member()
-        core = self._plain if member is None else member._core
-        return core if core is self._plain else _Watched(core, array)
-
     def _telling(self, what: str) -> AbstractContextManager[None]:
         """Tell the other ranks of an error of the device, for which one of them would wait."""
         member = self._member()
@@ -164,14 +145,6 @@ class DeviceMessages:
         event = self._runtime.mark(here, stream)
         self._kept.append((partial(self._runtime.over, event), arrays))
         return event
-
-
-class _Watched:
-    """The core whose calls are watched, told which array a word about it stands for."""
-
-    def __init__(self, core: Any, array: Array) -> None:
-        self.send = partial(core.send, on_gpu=array)
-        self.recv = partial(core.recv, on_gpu=array)
 
 
 def _place_of(array: Array) -> tuple[int, int]:

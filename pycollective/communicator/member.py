@@ -2,52 +2,66 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import math
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pycollective import _core, arguments, array_backend, observe, tuning
+from pycollective import _core, arguments, array_backend, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
-from pycollective.communicator.arrays import Array
-from pycollective.communicator.gpu import GpuCore, core_for
+from pycollective.communicator import tracing
+from pycollective.communicator.arrays import Array, Place, deliver
+from pycollective.communicator.call import Call, Engine, GpuEngine, HostEngine, How
+from pycollective.communicator.host import HostCore
+from pycollective.communicator.mpi import MPICore
+from pycollective.communicator.mpi_group import MPIGroup
 from pycollective.communicator.signatures import DTypeOf, Later, Now, Options, S
 from pycollective.communicator.split import Family
-from pycollective.communicator.work import Work, nothing
+from pycollective.communicator.work import Work
 from pycollective.errors import CollectiveError, MismatchError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Member", "live"]
+R = TypeVar("R")
 
 live: weakref.WeakSet[Member] = weakref.WeakSet()
 """All ranks of this process: its end concerns them, and a fork."""
 
 
-class _Gone:
-    """Stands for the core of a communicator that cannot be used any more."""
+class GpuEngines(Protocol):
+    """The engines for arrays of GPUs that the ranks of a group have found they can use."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    @property
+    def to_close(self) -> Sequence[GpuEngine]:
+        """The engines that have to be closed, in this order."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise CollectiveError(self._why)
+    @property
+    def by_streams(self) -> bool:
+        """True if calls are made in streams, so that no host waits for them."""
+
+    def choose(self, call: Call) -> Engine:
+        """Return the one for a call."""
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
+        """Make an array in registered memory; None where there is none."""
 
 
 class Member(_core.CommunicatorBase):
-    """A rank's place in its group."""
+    """A rank's place in its group: how every call of it is made."""
 
     def __init__(
         self,
-        group: _core.Group,
+        group: _core.Group | MPIGroup,
         rank: int,
         timeout: float,
         family: Family | None,
@@ -55,16 +69,18 @@ class Member(_core.CommunicatorBase):
     ) -> None:
         self._group = group
         self._family = family
-        # MPI's groups have a core of their own.
-        own = getattr(group, "core", None)
-        self._core: Any = _core.Communicator(group, rank) if own is None else own()
-        self._gpu: GpuCore | None = None  # in the core's place for GPU arrays
-        self._choices: tuning.Rows = []
+        self._host: HostEngine | None = (
+            MPICore(group) if isinstance(group, MPIGroup) else HostCore(group, rank)
+        )
+        self._closed = ""  # why there is no such engine any more
+        self._gpu: GpuEngines | None = None  # since the first call on GPU arrays
+        self._tracer: tracing.Tracer | None = None
         self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
-        observe.join(self)
+        self._trace(None)
+        tracing.join(self)
         live.add(self)
         if isinstance(group, _core.Group):
             _core.use_arena(group)
@@ -139,13 +155,11 @@ class Member(_core.CommunicatorBase):
             raise MemoryError(f"no memory has room for {lengths} of {kind} from each rank")
         if device == "gpu":
             return self._empty_on_gpu(lengths, kind, self._seconds(timeout))
-        made: Array = self._core.empty(lengths, kind)
-        return made
+        return self._core.empty(lengths, kind)
 
     def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:
         like = array_backend.empty_on_gpu(0, np.uint8)
-        registered = getattr(self._core_for(like), "registered_empty", None)
-        made: Array | None = registered and registered(sizes, kind, seconds)
+        made = self._on_gpus(like).empty(sizes, kind, seconds)
         return array_backend.empty(sizes, kind, like) if made is None else made
 
     # fmt: off
@@ -158,7 +172,10 @@ class Member(_core.CommunicatorBase):
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work[None] | None:
         """Return when every rank has called it; with ``async_op``, a `Work` at once."""
         later = switch("async_op", async_op)
-        return nothing(self._core.barrier(self._seconds(timeout), later))
+        work: Work[None] | None = self._run(
+            Call("barrier", None, None, self._seconds(timeout), later)
+        )
+        return work
 
     def abort(self, reason: str) -> None:
         """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
@@ -171,6 +188,11 @@ class Member(_core.CommunicatorBase):
         Where TCP is forced, or nothing proved that two ranks are on one host, each has its own number.
         """
         return self._group.hosts
+
+    @property
+    def has_gpu_streams(self) -> bool:
+        """True if calls on GPU arrays are known to be made in streams: no host waits for them."""
+        return self._gpu is not None and self._gpu.by_streams
 
     def describe(self) -> str:
         """Say what each rank is doing, in one line."""
@@ -189,22 +211,24 @@ class Member(_core.CommunicatorBase):
             Two ranks' calls differ, and no call of this rank has raised that. Where nobody had to
             receive anything in these calls, the rank that closes last finds it.
         """
-        if not isinstance(self._core, _Gone):
-            self._core.settle()
-            self._core.collect()
-            if self._gpu is not None:
-                self._gpu.close()
-            observe.leave(self)
+        if self._host is not None:
+            self._host.settle()
+            self._host.collect()
+            for engine in self._gpu.to_close if self._gpu is not None else ():
+                engine.close()
+            tracing.leave(self)
         self._gpu = None
         self._detach()
         try:
             self._group.close(self.rank)
         finally:
-            self._core = _Gone("this communicator is closed")
+            self._let_go("this communicator is closed")
+
+    def _let_go(self, why: str) -> None:
+        self._host, self._closed, self._tracer = None, why, None
 
     def __enter__(self) -> Self:
-        if isinstance(self._core, _Gone):
-            self._core.check()
+        _ = self._core
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
@@ -217,9 +241,9 @@ class Member(_core.CommunicatorBase):
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""
-        if self._gpu is not None:
-            self._gpu.finish()
-        if not isinstance(self._core, _Gone) and self._core.outstanding:
+        for engine in self._gpu.to_close if self._gpu is not None else ():
+            engine.finish()
+        if self._host is not None and self._host.outstanding:
             self.abort(f"rank {self.rank} ended while calls of it were under way")
         try:
             self.close()
@@ -228,28 +252,92 @@ class Member(_core.CommunicatorBase):
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
-        if self._gpu is not None:
-            self._gpu.abandon()
+        for engine in self._gpu.to_close if self._gpu is not None else ():
+            engine.abandon()
         self._detach()
         self._group.abandon()
-        self._core = _Gone(
+        self._let_go(
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )
 
     def _prefer(self, choices: tuning.Rows) -> None:
         """Take rows for algorithm="auto", the same on all ranks, before the first call."""
-        self._choices = choices
         self._core.prefer(choices)
 
-    def _core_for(self, array: Array | None) -> Any:
-        """Return what makes calls on an array: the core, or what has its place for GPU arrays."""
-        if array is None or type(array) is np.ndarray or isinstance(self._core, _Gone):
-            return self._core
-        if self._gpu is None:
-            self._gpu = core_for(cast(Any, self), array)
-        return self._gpu
+    # How every call is made ---------------------------------------------------------------------
 
-    def _how(self, algorithm: str | Algorithm, ragged: bool = False) -> str | _core.Algorithm:
+    @property
+    def _core(self) -> HostEngine:
+        """The engine for arrays in the host's memory."""
+        if self._host is None:
+            raise CollectiveError(self._closed)
+        return self._host
+
+    def _on_gpus(self, like: Array) -> GpuEngines:
+        """Return the engines for arrays of GPUs; all ranks come here at their first such call."""
+        raise NotImplementedError
+
+    def _engine_for(self, call: Call) -> Engine:
+        """Choose the engine that carries a call out."""
+        raise NotImplementedError
+
+    def _submit(self, call: Call) -> Work[None]:
+        """Let an engine carry a call out."""
+        return self._engine_for(call).submit(call)
+
+    def _run(self, call: Call, place: Place | None = None) -> Any:
+        """Make a call; return its target, copied to where it must be, or the work that will have it.
+
+        That is Any: the overloads of the public methods say the type.
+        """
+        work = self._engine_for(call).submit(call)
+        if call.async_op:
+            return work.then(functools.partial(deliver, call.target, place))
+        return call.target if place is None else deliver(call.target, place)
+
+    def _gathered(self, row: Array, seconds: float, label: str = "", async_op: bool = False) -> Any:
+        """Tell all ranks rows; return the rows of all, by rank, or the work that will have them."""
+        table = np.empty((self.size * len(row), *row.shape[1:]), row.dtype)
+        call = Call(
+            "all_gather", row, table, seconds, async_op,
+            count=row.size, shape=row.shape, label=label,
+        )  # fmt: skip
+        return self._run(call)
+
+    def _run_later(self, call: Callable[[], R], array: Array | None = None) -> Work[R]:
+        """Make a call that consists of several, with what Python does between them, as a work.
+
+        On an array of a GPU it is made at once, on this thread's stream, which another thread does not
+        have.
+        """
+        if array is not None and array_backend.is_on_gpu(array):
+            result = call()
+            return Work((), lambda: result)
+        _need_python.add(self)
+        answer: _Answer[R] = _Answer()
+        # The core keeps this until the next call, and Python's collector cannot see that reference. It
+        # must not refer to the communicator or to the result then, or nobody could free the
+        # communicator.
+        begin = functools.partial(_make, [call], weakref.ref(answer), self._group, self.rank)
+        core = self._core
+
+        def finish() -> R:
+            if answer.error is not None:
+                core.note_told()
+                raise answer.error
+            return answer.result
+
+        return Work([core.run_later(begin)], finish, core.collect)
+
+    def _trace(self, tracer: tracing.Tracer | None) -> None:
+        """Record calls by a tracer; None: record none, and let plain arrays take the compiled path."""
+        self._tracer = tracer
+        if tracer is None and isinstance(self._host, HostCore):
+            self._attach(self._host)
+        else:
+            self._detach()
+
+    def _how(self, algorithm: str | Algorithm, ragged: bool = False) -> How:
         if isinstance(algorithm, str):
             return algorithm
         if not isinstance(algorithm, Algorithm):
@@ -285,6 +373,45 @@ class Member(_core.CommunicatorBase):
     def _place(self, whole: Array, count: int) -> Array:
         """Return this rank's part, of ``count`` elements, of a contiguous array of all parts."""
         return whole.reshape(-1)[self.rank * count : (self.rank + 1) * count]
+
+
+class _Answer(Generic[R]):
+    """The result or the error of a call that Python made."""
+
+    result: R
+    error: BaseException | None = None
+
+
+def _make(
+    calls: list[Callable[[], R]],
+    answers: weakref.ref[_Answer[R]],
+    group: _core.Group | MPIGroup,
+    rank: int,
+) -> None:
+    """Make the call, which is taken out of ``calls``, and leave its result or its error."""
+    problem = None
+    result: Any = None
+    try:
+        result = calls.pop()()
+    except BaseException as error:
+        problem = error
+        if not isinstance(error, CollectiveError):  # later calls of the others would differ
+            group.abort(
+                f"rank {rank} left an asynchronous call because of an error of its own: "
+                f"{type(error).__name__}"
+            )
+    if (asked := answers()) is not None:
+        asked.result, asked.error = result, problem
+
+
+_need_python: weakref.WeakSet[Member] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_calls() -> None:
+    """No thread may ask for the interpreter when it is gone."""
+    for member in list(_need_python):
+        member._close_at_exit()
 
 
 def _end_in_vain(error: MismatchError) -> None:

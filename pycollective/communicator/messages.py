@@ -10,18 +10,17 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pycollective import _core, array_backend
 from pycollective.arguments import rank_number, sizes, switch, whole
 from pycollective.communicator.arrays import Array, apart, as_input, as_output, output_for
+from pycollective.communicator.call import Call
 from pycollective.communicator.member import Member
 from pycollective.communicator.signatures import DTypeOf, Later, Now, O, Options, S
-from pycollective.communicator.work import Work, nothing, outcome
+from pycollective.communicator.work import Work
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Messages"]
-
 
 class Messages(Member):
-    """What of a `Communicator` concerns two ranks only."""
+    """The calls of a `Communicator` in which two ranks alone take part."""
 
     # fmt: off
     @overload
@@ -83,8 +82,8 @@ class Messages(Member):
         """
         dest, tag = rank_number("dest", dest, self.size), whole("tag", tag, 0)
         later = switch("async_op", async_op)
-        source, seconds = as_input(x), self._seconds(timeout)
-        return nothing(self._core_for(source).send(source, dest, tag, seconds, later))
+        seconds = self._seconds(timeout)
+        return self._run(Call("send", as_input(x), None, seconds, later, peer=dest, tag=tag))
 
     # fmt: off
     @overload
@@ -160,10 +159,8 @@ class Messages(Member):
         if out is None:
             out = np.empty(() if shape is None else sizes(shape), dtype)
         target, place = output_for(out, None, None)
-        seconds = self._seconds(timeout)
-        core = self._core_for(target)
-        task = core.recv(target, source, tag, seconds, later)
-        return outcome(task, target, place)
+        call = Call("recv", None, target, self._seconds(timeout), later, peer=source, tag=tag)
+        return self._run(call, place)
 
     # fmt: off
     @overload
@@ -247,5 +244,5 @@ class Messages(Member):
             if sent is not None:
                 sent.wait()
             return out
-        tasks = [task for work in (sent, received) if work is not None for task in work._tasks]
-        return Work(tasks, received.result if received is not None else lambda: out)
+        works = [work for work in (sent, received) if work is not None]
+        return Work.joined(works, lambda: out)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +14,7 @@ from pycollective.algorithms import Algorithm
 from pycollective.arguments import rank_number, switch
 from pycollective.communicator.arrays import (
     Array,
+    Place,
     apart,
     as_input,
     check_counts,
@@ -23,6 +24,7 @@ from pycollective.communicator.arrays import (
     output_for,
     part_shape,
 )
+from pycollective.communicator.call import Call, How
 from pycollective.communicator.member import Member
 from pycollective.communicator.signatures import (
     AllToAllOptions,
@@ -34,25 +36,14 @@ from pycollective.communicator.signatures import (
     S,
     ScatterOptions,
 )
-from pycollective.communicator.work import Work, in_python, nothing, outcome
+from pycollective.communicator.work import Work
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Moves"]
-
-
-class _Parts(NamedTuple):
-    """What a rank's part is like; ``shape`` is what the ranks must agree on."""
-
-    items: int
-    shape: tuple[int, ...]
-    root: int
-    seconds: float
-
 
 class Moves(Member):
-    """What of a `Communicator` gives arrays from rank to rank as they are."""
+    """The calls of a `Communicator` that give arrays from rank to rank as they are."""
 
     # fmt: off
     @overload
@@ -100,10 +91,8 @@ class Moves(Member):
         algorithm : {"auto", "tree", "chain"} or Algorithm
             See `pycollective.algorithms`; the chain is for large arrays. One's own must be for
             broadcast.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -125,10 +114,11 @@ class Moves(Member):
                 )
             given = out
         source, target, result = input_and_output(given, out)
-        task = self._core_for(source).broadcast(
-            source, target, root, self._how(algorithm), self._seconds(timeout), later
-        )
-        return outcome(task, target, result)
+        call = Call(
+            "broadcast", source, target, self._seconds(timeout), later,
+            root=root, algorithm=self._how(algorithm), count=source.size,
+        )  # fmt: skip
+        return self._run(call, result)
 
     # fmt: off
     @overload
@@ -175,10 +165,8 @@ class Moves(Member):
             The ranks' numbers of rows may differ; they are exchanged first.
         algorithm : {"auto", "ring", "doubling", "direct"} or Algorithm
             See `pycollective.algorithms`; one's own must be for all_gather.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -199,24 +187,12 @@ class Moves(Member):
         if not ragged:
             whole = (self.size * num_rows(source), *row)
             target, result = output_for(out, source, whole, (self.size, *source.shape))
-            source = apart(source, target, self._place(target, source.size))
-            parts = _Parts(source.size, source.shape, 0, seconds)
-            task = self._move("all_gather", source, target, parts, how, async_op)
-            return outcome(task, target, result)
-        if async_op:
-            return in_python(
-                self,
-                lambda: self.all_gather(
-                    source, out=out, ragged=True, algorithm=algorithm, timeout=timeout
-                ),
-                source,
-            )
-        rows = self._rows_of_all(source, timeout)
-        with self._between("a ragged all_gather"):
-            target, result = output_for(out, source, (sum(rows), *row))
-            source = apart(source, target, self._ragged_place(target, rows))
-            self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
-        return deliver(target, result)
+            call = Call(
+                "all_gather", apart(source, target, self._place(target, source.size)), target,
+                seconds, async_op, algorithm=how, count=source.size, shape=source.shape,
+            )  # fmt: skip
+            return self._run(call, result)
+        return self._gather_ragged("all_gather", source, None, out, how, seconds, async_op)
 
     # fmt: off
     @overload
@@ -264,10 +240,8 @@ class Moves(Member):
             As of `all_gather`.
         algorithm : str or Algorithm
             As of `broadcast`.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -285,23 +259,19 @@ class Moves(Member):
         seconds = self._seconds(timeout)
         how = self._how(algorithm, ragged)
         if ragged:
-            if async_op:
-                return in_python(
-                    self,
-                    lambda: self.gather(
-                        source, root, out=out, ragged=True, algorithm=algorithm, timeout=timeout
-                    ),
-                    source,
-                )
-            return self._gather_ragged(source, root, out, how, timeout)
-        parts = _Parts(source.size, source.shape, root, seconds)
-        if self.rank != root:
-            return nothing(self._move("gather", source, None, parts, how, async_op))
-        whole = (self.size * num_rows(source), *source.shape[1:])
-        target, result = output_for(out, source, whole, (self.size, *source.shape))
-        source = apart(source, target, self._place(target, source.size))
-        task = self._move("gather", source, target, parts, how, async_op)
-        return outcome(task, target, result)
+            return self._gather_ragged("gather", source, root, out, how, seconds, async_op)
+        target: Array | None = None
+        result: Place | None = None
+        agreed = source.shape
+        if self.rank == root:
+            whole = (self.size * num_rows(source), *source.shape[1:])
+            target, result = output_for(out, source, whole, (self.size, *source.shape))
+            source = apart(source, target, self._place(target, source.size))
+        call = Call(
+            "gather", source, target, seconds, async_op,
+            root=root, algorithm=how, count=source.size, shape=agreed,
+        )  # fmt: skip
+        return self._run(call, result)
 
     # fmt: off
     @overload
@@ -356,10 +326,8 @@ class Moves(Member):
             With ``ragged``, on the root: rows of ``x`` for each rank.
         algorithm : str or Algorithm
             As of `broadcast`.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -379,12 +347,10 @@ class Moves(Member):
         seconds = self._seconds(timeout)
         how = self._how(algorithm, ragged)
         if ragged:
-            said = self._check_ragged_scatter(x, root, out, counts)
-            if async_op:
-                return in_python(
-                    self, lambda: self._scatter_ragged(*said, root, out, how, timeout), said[0]
-                )
-            return self._scatter_ragged(*said, root, out, how, timeout)
+            said, rows = self._check_ragged_scatter(x, root, out, counts)
+            return self._at_once_or_later(
+                async_op, lambda: self._scatter_ragged(said, rows, root, out, how, seconds), said
+            )
         if counts is not None:
             raise TypeError("scatter takes counts with ragged=True only")
         source: Array | None = None
@@ -406,9 +372,11 @@ class Moves(Member):
             source = apart(source, target, self._place(source, target.size))
         else:
             source = None
-        parts = _Parts(target.size, agreed, root, seconds)
-        task = self._move("scatter", source, target, parts, how, async_op)
-        return outcome(task, target, result)
+        call = Call(
+            "scatter", source, target, seconds, async_op,
+            root=root, algorithm=how, count=target.size, shape=agreed,
+        )  # fmt: skip
+        return self._run(call, result)
 
     # fmt: off
     @overload
@@ -458,10 +426,8 @@ class Moves(Member):
             Where the result goes.
         algorithm : str or Algorithm
             As of `broadcast`; with ``counts`` there is "direct" alone.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -485,10 +451,11 @@ class Moves(Member):
                 raise TypeError("all_to_all takes out_counts with counts only")
             part = part_shape("x", source.shape, self.size)
             target, result = output_for(out, source, source.shape)
-            source = apart(source, target, None)
-            parts = _Parts(math.prod(part), source.shape, 0, seconds)
-            task = self._move("all_to_all", source, target, parts, how, async_op)
-            return outcome(task, target, result)
+            call = Call(
+                "all_to_all", apart(source, target, None), target, seconds, async_op,
+                algorithm=how, count=math.prod(part), shape=source.shape,
+            )  # fmt: skip
+            return self._run(call, result)
         if how != "direct" and how != "auto":
             name = how if isinstance(how, str) else how.name
             raise ValueError(
@@ -501,13 +468,13 @@ class Moves(Member):
                 f"counts add up to {sum(sent)} rows, and x has the shape {list(source.shape)}"
             )
         if out_counts is None:
-            if async_op:
-                return in_python(
-                    self, lambda: self.all_to_all(source, sent, out=out, timeout=timeout), source
-                )
-            told = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
-            with self._between("a ragged all_to_all"):
-                return self.all_to_all(source, sent, out_counts=told, out=out, timeout=timeout)
+
+            def exchange() -> Any:
+                told = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
+                with self._between("a ragged all_to_all"):
+                    return self.all_to_all(source, sent, out_counts=told, out=out, timeout=timeout)
+
+            return self._at_once_or_later(async_op, exchange, source)
         received = check_counts("out_counts", out_counts, self.size)
         if sent[self.rank] != received[self.rank]:
             raise ValueError(
@@ -516,51 +483,44 @@ class Moves(Member):
             )
         row = source.shape[1:]
         target, result = output_for(out, source, (sum(received), *row))
-        source = apart(source, target, None)
         items = math.prod(row)
-        task = self._core_for(source).all_to_all_ragged(
-            source, target, [n * items for n in sent], [n * items for n in received],
-            (-1, *row), seconds, async_op,
+        call = Call(
+            "all_to_all", apart(source, target, None), target, seconds, async_op,
+            # A part that is neither sent nor received here may be another rank's.
+            count=max(*sent, *received, 1), shape=(-1, *row),
+            counts=[n * items for n in sent], out_counts=[n * items for n in received],
         )  # fmt: skip
-        return outcome(task, target, result)
+        return self._run(call, result)
 
-    def _move(
-        self,
-        collective: str,
-        source: Array | None,
-        target: Array | None,
-        parts: _Parts,
-        how: str | _core.Algorithm,
-        async_op: bool,
-    ) -> Any:
-        which = _core.Collective.__members__[collective]
-        return self._core_for(target if source is None else source).move_parts(
-            which, source, target, *parts[:3], how, parts.seconds, async_op
-        )
-
-    def _rows_of_all(self, source: Array, timeout: float | None) -> list[int]:
-        """Exchange the ranks' numbers of rows."""
-        rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=timeout)
-        return [int(n) for n in rows]
+    def _at_once_or_later(self, later: bool, call: Callable[[], Any], array: Array) -> Any:
+        """Make a call that consists of several."""
+        return self._run_later(call, array) if later else call()
 
     def _gather_ragged(
         self,
+        collective: str,
         source: Array,
-        root: int,
+        root: int | None,
         out: object,
-        how: str | _core.Algorithm,
-        timeout: float | None,
+        how: How,
+        seconds: float,
+        later: bool,
     ) -> Any:
-        row, seconds = source.shape[1:], self._seconds(timeout)
-        rows = self._rows_of_all(source, timeout)
-        with self._between("a ragged gather"):
-            if self.rank != root:
-                self._move_ragged("gather", source, None, rows, row, root, how, seconds)
-                return None
-            target, result = output_for(out, source, (sum(rows), *row))
-            source = apart(source, target, self._ragged_place(target, rows))
-            self._move_ragged("gather", source, target, rows, row, root, how, seconds)
-        return deliver(target, result)
+        """Make a gather, or an all_gather if there is no root, of parts that may differ in length."""
+        row = source.shape[1:]
+
+        def call() -> Any:
+            told = self.all_gather(np.array([num_rows(source)], np.int64), timeout=seconds)
+            rows = [int(n) for n in told]
+            with self._between(f"a ragged {collective}"):
+                given, target, result = source, None, None
+                if root in (None, self.rank):
+                    target, result = output_for(out, source, (sum(rows), *row))
+                    given = apart(source, target, self._ragged_place(target, rows))
+                self._move_ragged(collective, given, target, rows, row, root or 0, how, seconds)
+            return deliver(target, result)
+
+        return self._at_once_or_later(later, call, source)
 
     def _check_ragged_scatter(
         self, x: ArrayLike | None, root: int, out: object, counts: Sequence[int] | None
@@ -586,12 +546,12 @@ class Moves(Member):
         counts: list[int] | None,
         root: int,
         out: object,
-        how: str | _core.Algorithm,
-        timeout: float | None,
+        how: How,
+        seconds: float,
     ) -> Any:
-        seconds, row = self._seconds(timeout), source.shape[1:]
+        row = source.shape[1:]
         told = np.array(counts or [0] * self.size, np.int64)
-        rows = [int(n) for n in self.broadcast(told, root, timeout=timeout)]
+        rows = [int(n) for n in self.broadcast(told, root, timeout=seconds)]
         with self._between("a ragged scatter"):
             target, result = output_for(out, source, (rows[self.rank], *row))
             given = None
@@ -614,10 +574,12 @@ class Moves(Member):
         rows: list[int],
         row: tuple[int, ...],
         root: int,
-        how: str | _core.Algorithm,
+        how: How,
         seconds: float,
     ) -> None:
-        which = _core.Collective.__members__[collective]
         counts = [n * math.prod(row) for n in rows]
-        core = self._core_for(target if source is None else source)
-        core.move_ragged(which, source, target, counts, (-1, *row), root, how, seconds)
+        call = Call(
+            collective, source, target, seconds,
+            root=root, algorithm=how, count=max(counts), shape=(-1, *row), counts=counts,
+        )  # fmt: skip
+        self._submit(call)

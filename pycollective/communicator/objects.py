@@ -14,8 +14,6 @@ from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.errors import MismatchError
 
-__all__ = ["MOST_BYTES", "Objects"]
-
 MOST_BYTES = 1 << 28
 """The greatest length of an object's text."""
 

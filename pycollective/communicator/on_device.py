@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from pycollective import _core, array_backend, observe
-from pycollective.communicator.arrays import Array
+from pycollective import _core, array_backend
+from pycollective.communicator.call import About, Call, present
 from pycollective.communicator.device_messages import DeviceMessages, Kept, Parcels
+from pycollective.communicator.host import HostCore
+from pycollective.communicator.member import Member
 from pycollective.communicator.split import Threads
+from pycollective.communicator.work import Work
 from pycollective.errors import CollectiveError
-from pycollective.nccl import device
-
-if TYPE_CHECKING:
-    from pycollective.communicator.member import Member
-
-__all__ = ["CoreByAlgorithm", "DeviceCore", "is_possible", "runtime", "why_not"]
-
-_log = logging.getLogger("pycollective")
+from pycollective.nccl import DeviceTask, device
 
 _PAUSE = 50e-6
 _CLOSING_SECONDS = 60.0
@@ -54,28 +49,22 @@ def why_not(member: Member) -> str:
     return f"the device executor is not there: {_core.cuda.device_count()[1]}"
 
 
-class DeviceCore:
+class DeviceExecutor:
     """A rank's calls on GPU arrays, on the streams of their devices.
 
     A call returns when all ranks have come to it: what this thread's stream is given afterwards finds
     its result.
-
-    Parameters
-    ----------
-    member : Member
-        The rank.
     """
 
     def __init__(self, member: Member) -> None:
-        group, used = member._group, runtime()
+        group, host, used = member._group, member._core, runtime()
         assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
-        assert used is not None
+        assert isinstance(host, HostCore) and used is not None
         meeting, parcels = member._family.shared(
             lambda: (_core.device.Meeting(group, used), Parcels())
         )
-        core = getattr(member._core, "plain", member._core)  # where calls are traced, it is behind
-        self._caller = _core.device.Caller(core, meeting)
-        self._member = weakref.ref(member)
+        self._runtime = used
+        self._caller = _core.device.Caller(host, meeting)
         self._own: dict[int, Any] = {}  # a stream of each device
         self._clocks: dict[int, _Clock] = {}
         # Arrays of calls, and of messages, that devices may still work on.
@@ -85,138 +74,52 @@ class DeviceCore:
         self._dropped = weakref.finalize(self, _drop, self._caller, self._pending, self._kept)
         self._dropped.atexit = False
 
-    # Reductions ---------------------------------------------------------------------------------
+    def about(self, call: Call) -> About:
+        """Return the words for traces of a call."""
+        if call.is_message:
+            return About("device copies")
+        gpu, how = array_backend.device_of(call.array)[1], call.algorithm
+        if call.reproducible:
+            return About("device executor", "direct", "for reproducible=True", gpu)
+        if not isinstance(how, str):
+            return About("device executor", how.name, "one's own", gpu)
+        if call.out_counts is not None:
+            how = "direct"
+        return About("device executor", "" if how == "auto" else how, "", gpu)
 
-    def all_reduce(
-        self, source: Array, target: Array, op: str, how: Any, reproducible: bool,
-        seconds: float, async_op: bool = False, shape: Sequence[int] | None = None,
-    ) -> Operation | None:  # fmt: skip
-        """Reduce to all ranks, who agree on ``shape`` where the source has been made of others."""
-        return self._call(
-            "all_reduce", source, target, source.size, source.shape if shape is None else shape,
-            how, seconds, async_op, op=op, reproducible=reproducible,
-        )  # fmt: skip
-
-    def reduce(
-        self, source: Array, target: Array | None, op: str, root: int, how: Any,
-        seconds: float, async_op: bool = False,
-    ) -> Operation | None:  # fmt: skip
-        """Reduce to the root."""
-        return self._call(
-            "reduce", source, target, source.size, source.shape, how, seconds, async_op,
-            op=op, root=root,
-        )  # fmt: skip
-
-    def reduce_scatter(
-        self, source: Array, target: Array, op: str, how: Any, seconds: float,
-        async_op: bool = False,
-    ) -> Operation | None:  # fmt: skip
-        """Reduce, and give each rank its part."""
-        return self._call(
-            "reduce_scatter", source, target, target.size, source.shape, how, seconds, async_op,
-            op=op,
-        )  # fmt: skip
-
-    # Moves --------------------------------------------------------------------------------------
-
-    def broadcast(
-        self, source: Array, target: Array, root: int, how: Any, seconds: float,
-        async_op: bool = False,
-    ) -> Operation | None:  # fmt: skip
-        """Give everyone the root's array."""
-        return self._call(
-            "broadcast", source, target, source.size, source.shape, how, seconds, async_op,
-            root=root,
-        )  # fmt: skip
-
-    def move_parts(
-        self, which: Any, source: Array | None, target: Array | None, count: int,
-        shape: Sequence[int], root: int, how: Any, seconds: float, async_op: bool = False,
-    ) -> Operation | None:  # fmt: skip
-        """Move equal parts of ``count`` elements."""
-        return self._call(
-            which.name, source, target, count, shape, how, seconds, async_op, root=root
-        )
-
-    def move_ragged(
-        self, which: Any, source: Array | None, target: Array | None, counts: Sequence[int],
-        shape: Sequence[int], root: int, how: Any, seconds: float, async_op: bool = False,
-    ) -> Operation | None:  # fmt: skip
-        """Move parts of several lengths."""
-        return self._call(
-            which.name, source, target, max(counts), shape, how, seconds, async_op,
-            root=root, sent=counts, received=counts,
-        )  # fmt: skip
-
-    def all_to_all_ragged(
-        self, source: Array, target: Array, sent: Sequence[int], received: Sequence[int],
-        shape: Sequence[int], seconds: float, async_op: bool = False,
-    ) -> Operation | None:  # fmt: skip
-        """Move parts of several lengths from all to all."""
-        # One that is neither sent nor received here may be another rank's: the call is not empty.
-        return self._call(
-            "all_to_all", source, target, max(*sent, *received, 1), shape, "direct", seconds,
-            async_op, sent=sent, received=received,
-        )  # fmt: skip
-
-    # Messages -----------------------------------------------------------------------------------
-
-    def send(self, *args: Any) -> Any:
-        """Send an array to another rank."""
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a call out."""
         self._forget()
-        return self._messages.send(*args)
-
-    def recv(self, *args: Any) -> Any:
-        """Receive an array from another rank."""
-        self._forget()
-        return self._messages.recv(*args)
-
-    # The way of every call ----------------------------------------------------------------------
-
-    def _call(
-        self, name: str, source: Array | None, target: Array | None, count: int,
-        shape: Sequence[int], how: Any, seconds: float, async_op: bool, *,
-        op: str | None = None, root: int = 0, reproducible: bool = False,
-        sent: Sequence[int] | None = None, received: Sequence[int] | None = None,
-    ) -> Operation | None:  # fmt: skip
-        array = source if source is not None else target
-        assert array is not None
+        if call.is_message:
+            return self._messages.submit(call)
+        array = present(call.array)
         here = array_backend.device_of(array)[1]
         with device.on(here):
-            present = device.present_stream()
-        stream, after = present, None
+            present_stream = device.present_stream()
+        stream, after = present_stream, None
         # The last rank enqueues for all, in its thread.
-        if async_op or present.ptr == device.PER_THREAD:
-            stream, after = self._stream_of(here), present.ptr
-        self._forget()
+        if call.async_op or present_stream.ptr == device.PER_THREAD:
+            stream, after = self._stream_of(here), present_stream.ptr
         operation = _core.device.Operation()
-        self._pending.append((operation, (source, target)))
-
-        def make(timed: bool) -> Operation:
-            clock = self._clock_of(here) if timed else None
-            made = Operation(self._caller, operation, here, seconds, clock)
-            self._caller.call(
-                operation, _core.Collective.__members__[name],
-                0 if source is None else array_backend.address(source),
-                0 if target is None else array_backend.address(target),
-                count, list(shape), array.dtype, op, root, how, reproducible,
-                sent, received, here, stream.ptr, after, async_op, timed, seconds,
-            )  # fmt: skip
-            if after is not None and not async_op:
-                self._caller.order(operation, after)
-            return made
-
-        made = observe.enqueue(
-            self._member(), name, (source, target), _about(name, op, root), "device executor", here,
-            make, _algorithm(how, reproducible),
+        self._pending.append((operation, (call.source, call.target)))
+        clock = self._clock_of(here) if call.timed else None
+        made = Operation(self._caller, operation, here, call.timeout, clock)
+        self._caller.call(
+            operation, _core.Collective.__members__[call.collective],
+            0 if call.source is None else array_backend.address(call.source),
+            0 if call.target is None else array_backend.address(call.target),
+            call.count, list(array.shape if call.shape is None else call.shape), array.dtype,
+            call.op or None, call.root, "direct" if call.out_counts else call.algorithm,
+            call.reproducible, call.counts, call.out_counts or call.counts, here, stream.ptr,
+            after, call.async_op, call.timed, call.timeout,
         )  # fmt: skip
-        return made if async_op else None
+        if after is not None and not call.async_op:
+            self._caller.order(operation, after)
+        return Work([made])
 
     def _clock_of(self, number: int) -> _Clock:
         if number not in self._clocks:
-            runtime_here = runtime()
-            assert runtime_here is not None
-            self._clocks[number] = _Clock(runtime_here, number)
+            self._clocks[number] = _Clock(self._runtime, number)
         return self._clocks[number]
 
     def _stream_of(self, number: int) -> Any:
@@ -299,23 +202,6 @@ def _drop(caller: _core.device.Caller, pending: deque[Any], kept: Kept) -> None:
     kept.clear()
 
 
-def _about(name: str, op: str | None, root: int) -> dict[str, Any]:
-    """Return what else is told of a call."""
-    about: dict[str, Any] = {} if op is None else {"op": op}
-    if name in ("reduce", "broadcast", "gather", "scatter"):
-        about["root"] = root
-    return about
-
-
-def _algorithm(how: Any, reproducible: bool) -> tuple[str, str]:
-    """Return what is told of how a call is made."""
-    if reproducible:
-        return "direct", "for reproducible=True"
-    if not isinstance(how, str):
-        return how.name, "one's own"
-    return ("", "") if how == "auto" else (how, "")
-
-
 class _Clock:
     """Says when marks of a device happened, as `time.monotonic` would have."""
 
@@ -327,8 +213,8 @@ class _Clock:
         self.begin = time.monotonic()
 
 
-class Operation:
-    """A call that is made; what `Work` waits for."""
+class Operation(DeviceTask):
+    """A call that is made."""
 
     def __init__(
         self,
@@ -338,16 +224,13 @@ class Operation:
         seconds: float,
         clock: _Clock | None = None,
     ) -> None:
+        super().__init__(on, seconds)
         self._caller = caller
         self._made = made
-        self._device = on
-        self._seconds = seconds
         self._clock = clock
-        self._begin = time.monotonic()
-        self._ordered = False
 
     @property
-    def number(self) -> int:
+    def number(self) -> int:  # type: ignore[override]  # it is known once all ranks have come
         """Which of the rank's calls it is."""
         return self._made.number
 
@@ -356,112 +239,24 @@ class Operation:
         """Whether the device is done with it, or will never be."""
         return _over(self._caller, self._made)
 
-    @property
-    def times(self) -> tuple[float, float]:
-        """When its stream came to it and was done with it, as `time.monotonic` would have said it.
-
-        Of one that was not timed, or that the device has not ended: when it was made, and now.
-        """
+    def device_times(self) -> tuple[float, float] | None:
+        """Return when its stream came to it and was done with it."""
+        if self._clock is None:
+            return None
         with contextlib.suppress(CollectiveError):
-            found = (
-                None if self._clock is None else self._caller.times(self._made, self._clock.first)
-            )
-            if found is not None and self._clock is not None:
+            found = self._caller.times(self._made, self._clock.first)
+            if found is not None:
                 return self._clock.begin + found[0], self._clock.begin + found[1]
-        return self._begin, time.monotonic()
+        return None
 
-    @property
-    def done(self) -> bool:
-        """Whether its result can be used on this thread's stream, or will never be there."""
-        return self._ordered or _over(self._caller, self._made)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait on the host for so many seconds; for ever: let this thread's stream wait.
-
-        In either case the host waits until all ranks have come.
-        """
-        if timeout >= self._seconds:
-            self._caller.finish(self._made)
-            with device.on(self._device):
-                self._caller.order(self._made, device.present_stream().ptr)
-            self._ordered = True
-            return True
-        until = time.monotonic() + timeout
-        while not self.done:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_PAUSE)
+    def order(self) -> bool:
+        """Let this thread's stream wait for it, when all ranks have come: so long the host waits."""
+        self._caller.finish(self._made)
+        with device.on(self.device):
+            self._caller.order(self._made, device.present_stream().ptr)
         return True
 
     def check(self) -> None:
         """Raise why the group has failed, if it has before all ranks had come, or the device."""
         self._caller.finish(self._made)
         self._caller.over(self._made)
-
-
-class CoreByAlgorithm:
-    """A rank's calls on GPU arrays: by NCCL, which has algorithms of its own, unless one is named.
-
-    Parameters
-    ----------
-    by_nccl : NcclCore
-        Makes the calls of which no algorithm is named, or the one that is the method's default.
-    scheduled : DeviceCore or StagedCore
-        Makes the others.
-    member : Member
-        The rank.
-    """
-
-    #: Where the algorithm stands among the arguments, and what it is if none is named.
-    _METHODS: ClassVar = {
-        "all_reduce": (3, ()), "reduce": (4, ("tree",)), "reduce_scatter": (3, ()),
-        "broadcast": (3, ()), "move_parts": (6, ("direct",)), "move_ragged": (6, ("direct",)),
-    }  # fmt: skip
-
-    def __init__(self, by_nccl: Any, scheduled: Any, member: Member) -> None:
-        self._nccl_core = by_nccl
-        self._scheduled = scheduled
-        says = [] if isinstance(scheduled, DeviceCore) or member.rank else [why_not(member)]
-        for name, (place, defaults) in self._METHODS.items():
-            methods = getattr(by_nccl, name), getattr(scheduled, name)
-            setattr(self, name, _choosing(*methods, place, ("auto", *defaults), says))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._nccl_core, name)
-
-    def close(self) -> None:
-        """Wait for what is under way, and leave."""
-        self._scheduled.close()
-        self._nccl_core.close()
-
-    def finish(self) -> None:
-        """Leave when the process ends, without waiting for anybody."""
-        self._scheduled.finish()
-        self._nccl_core.finish()
-
-    def abandon(self) -> None:
-        """Let go of it in a forked child."""
-        self._scheduled.abandon()
-        self._nccl_core.abandon()
-
-
-def _choosing(
-    by_nccl: Callable[..., Any],
-    scheduled: Callable[..., Any],
-    place: int,
-    defaults: Sequence[str],
-    says: list[str],
-) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        how = args[place]
-        if isinstance(how, str) and how in defaults:
-            return by_nccl(*args)
-        if says:
-            _log.warning(
-                "algorithm %r of GPU arrays goes over the host's memory, which is slow: %s",
-                how if isinstance(how, str) else how.name,
-                says.pop(),
-            )
-        return scheduled(*args)
-
-    return call

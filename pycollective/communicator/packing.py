@@ -15,8 +15,6 @@ from pycollective.communicator.work import Work
 from pycollective.nccl import device
 from pycollective.workspace import workspace
 
-__all__ = ["PackedReduction", "join", "packs", "split", "spread"]
-
 #: ``begin(source, target, last)`` all-reduces a flat array into another, which may be the same one,
 #: and returns the calls that are under way: none, if they are done.
 Begin = Callable[[Array, Array, bool], Sequence[Work[Any]]]
@@ -65,6 +63,12 @@ def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
     flat = _empty(sum([x.size for x in arrays]), dtype, first)
     np.concatenate([x.reshape(-1) for x in arrays], out=flat, casting="unsafe")
     return flat, True
+
+
+def joined(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, Array]:
+    """Return C-contiguous arrays as a flat one, and a flat one for their sum: the same if it is new."""
+    flat, is_copy = join(arrays, dtype)
+    return flat, flat if is_copy else _empty(flat.size, flat.dtype, flat)
 
 
 def _joined_on_gpu(arrays: Sequence[Array], dtype: Any) -> Array:
@@ -199,8 +203,7 @@ class PackedReduction:
             members = self._members[self._next]
             self._next += 1
             arrays = [self._arrays.pop(i) for i in members]
-            flat, copied = join(arrays, self._dtypes[self._next - 1])
-            target = flat if copied else _empty(flat.size, flat.dtype, flat)
+            flat, target = joined(arrays, self._dtypes[self._next - 1])
             last = self._next == len(self._members)
             self._begun.append((target, self._begin(flat, target, last)))
 

@@ -12,8 +12,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Persistent"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

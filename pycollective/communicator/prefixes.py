@@ -9,17 +9,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from pycollective import _core, array_backend
 from pycollective.algorithms import Algorithm
-from pycollective.arguments import op_name, own_ufunc, switch
+from pycollective.arguments import switch
 from pycollective.communicator.arrays import Array, deliver, input_and_output
+from pycollective.communicator.call import Call
 from pycollective.communicator.member import Member
 from pycollective.communicator.signatures import Later, MoveOptions, Now, O, Op, S
-from pycollective.communicator.ufuncs import reduce_by
+from pycollective.communicator.ufuncs import operation
 from pycollective.communicator.work import Work
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["Prefixes"]
 
 
 class Prefixes(Member):
@@ -69,10 +68,8 @@ class Prefixes(Member):
         algorithm : {"auto", "chain"} or Algorithm
             See `pycollective.algorithms`; one's own must be for scan. "chain" combines the contributions
             in the order of the ranks.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -146,38 +143,37 @@ class Prefixes(Member):
     def _prefix(
         self,
         x: ArrayLike,
-        op: Any,
+        op: Op,
         exclusive: bool,
-        out: Any,
+        out: object,
         algorithm: str | Algorithm,
         async_op: bool,
         timeout: float | None,
-    ) -> Any:
-        later = switch("async_op", async_op)
+    ) -> object:
         source, target, place = input_and_output(x, out)
-        if function := own_ufunc(op, source.dtype):
-            name = "exscan" if exclusive else "scan"
-            return reduce_by(self, name, function, source, target, place, algorithm, later, timeout)
-        op = op_name(op, source.dtype)
-        given, total = array_backend.to_numpy(source), target
-        if not array_backend.on_host(target):
-            total = np.empty(target.shape, target.dtype)
+        name, function = operation(op, source.dtype)
         contributions = self.rank + (not exclusive)
-        how, seconds = self._how(algorithm), self._seconds(timeout)
-        task = self._core.scan(
-            given, total if contributions else None, op, exclusive, how, seconds, later
-        )
+        is_whole = function is not None or (contributions and name != "mean")
+        call = Call(
+            "exscan" if exclusive else "scan", source,
+            target if contributions or is_whole else None, self._seconds(timeout),
+            switch("async_op", async_op), op=name, function=function,
+            algorithm=self._how(algorithm), count=source.size,
+        )  # fmt: skip
 
-        def finish() -> Any:
-            if not contributions:
-                total[...] = _identity(op, total.dtype)
-            elif op == "mean":
-                _core.reduce_arrays(op, [total], [total], contributions)
-            if total is not target:
-                array_backend.assign(target, total)
+        def finish() -> object:
+            if not is_whole:
+                total = array_backend.to_numpy(target)
+                if contributions:
+                    _core.reduce_arrays(name, [total], [total], contributions)
+                else:
+                    total[...] = _identity(name, total.dtype)
+                if total is not target:
+                    array_backend.assign(target, total)
             return deliver(target, place)
 
-        return finish() if task is None else Work([task], finish)
+        work = self._submit(call)
+        return work.then(finish) if call.async_op else finish()
 
 
 def _identity(op: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

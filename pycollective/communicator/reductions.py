@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pycollective import _core, observe
+from pycollective import _core
 from pycollective.algorithms import Algorithm
-from pycollective.arguments import op_name, own_ufunc, rank_number, switch, whole
+from pycollective.arguments import op_name, rank_number, switch, whole
 from pycollective.communicator.arrays import (
     Array,
+    Place,
     apart,
     as_input,
     check_one_place,
@@ -22,8 +23,10 @@ from pycollective.communicator.arrays import (
     output_for,
     part_shape,
 )
+from pycollective.communicator.call import Call, How
+from pycollective.communicator.host import HostCore
 from pycollective.communicator.member import Member
-from pycollective.communicator.packing import PackedReduction, packs, split, spread
+from pycollective.communicator.packing import joined, packs, split, spread
 from pycollective.communicator.signatures import (
     AllReduceOptions,
     Later,
@@ -34,19 +37,18 @@ from pycollective.communicator.signatures import (
     Op,
     S,
 )
-from pycollective.communicator.ufuncs import reduce_by
-from pycollective.communicator.work import Work, nothing, outcome
+from pycollective.communicator.tracing import together
+from pycollective.communicator.ufuncs import operation
+from pycollective.communicator.work import Work
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["DEFAULT_ALGORITHM", "Reductions", "all_reduce_together"]
 
 DEFAULT_ALGORITHM = "auto"
 
 
 class Reductions(Member):
-    """What of a `Communicator` combines the ranks' arrays."""
+    """The calls of a `Communicator` that combine the ranks' arrays."""
 
     # fmt: off
     @overload
@@ -137,18 +139,15 @@ class Reductions(Member):
         """
         reproducible, later = switch("reproducible", reproducible), switch("async_op", async_op)
         source, target, result = input_and_output(x, out)
-        if function := own_ufunc(op, source.dtype):
-            return reduce_by(
-                self, "all_reduce", function, source, target, result, algorithm, later, timeout
-            )
-        op = op_name(op, source.dtype)
-        how = self._how_reduced(algorithm, reproducible)
-        seconds = self._seconds(timeout)
-        core = self._core_for(source)
-        task = core.all_reduce(source, target, op, how, reproducible, seconds, later)
-        return outcome(task, target, result)
+        name, function = operation(op, source.dtype)
+        call = Call(
+            "all_reduce", source, target, self._seconds(timeout), later, op=name, function=function,
+            algorithm=self._how_reduced(algorithm, reproducible), reproducible=reproducible,
+            count=source.size,
+        )  # fmt: skip
+        return self._run(call, result)
 
-    def _how_reduced(self, algorithm: str | Algorithm, reproducible: bool) -> str | _core.Algorithm:
+    def _how_reduced(self, algorithm: str | Algorithm, reproducible: bool) -> How:
         """Return how an all-reduce is made, where its bits may depend on the contributions alone."""
         how = self._how(algorithm)
         if not reproducible:
@@ -209,10 +208,8 @@ class Reductions(Member):
             See `pycollective.algorithms`; one's own must be for reduce. Each combines in an order that
             depends on root and number of ranks alone. "auto" is "direct" where all ranks share memory,
             else "tree".
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -224,26 +221,20 @@ class Reductions(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
-        root, async_op = rank_number("root", root, self.size), switch("async_op", async_op)
+        root, later = rank_number("root", root, self.size), switch("async_op", async_op)
         how = self._how(algorithm)
-        if self.rank != root:
+        target: Array | None = None
+        result: Place | None = None
+        if self.rank == root:
+            source, target, result = input_and_output(x, out)
+        else:
             source = as_input(x)
-            if function := own_ufunc(op, source.dtype):
-                return reduce_by(
-                    self, "reduce", function, source, None, None, algorithm, async_op, timeout, root
-                )
-            op = op_name(op, source.dtype)
-            core, seconds = self._core_for(source), self._seconds(timeout)
-            return nothing(core.reduce(source, None, op, root, how, seconds, async_op))
-        source, target, result = input_and_output(x, out)
-        if function := own_ufunc(op, source.dtype):
-            return reduce_by(
-                self, "reduce", function, source, target, result, algorithm, async_op, timeout, root
-            )
-        op = op_name(op, source.dtype)
-        core, seconds = self._core_for(source), self._seconds(timeout)
-        task = core.reduce(source, target, op, root, how, seconds, async_op)
-        return outcome(task, target, result)
+        name, function = operation(op, source.dtype)
+        call = Call(
+            "reduce", source, target, self._seconds(timeout), later, op=name, function=function,
+            root=root, algorithm=how, count=source.size,
+        )  # fmt: skip
+        return self._run(call, result)
 
     # fmt: off
     @overload
@@ -291,10 +282,8 @@ class Reductions(Member):
         algorithm : {"auto", "ring", "halving", "direct"} or Algorithm
             See `pycollective.algorithms`; one's own must be for reduce_scatter. Each combines in an
             order of its own, the same over every transport; "auto" does not mean the same one there.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -312,16 +301,13 @@ class Reductions(Member):
         source = as_input(x)
         part = part_shape("x", source.shape, self.size)
         target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
-        if function := own_ufunc(op, source.dtype):
-            return reduce_by(
-                self, "reduce_scatter", function, source, target, result, algorithm, later, timeout
-            )
-        op = op_name(op, source.dtype)
-        source = apart(source, target, self._place(source, target.size))
-        task = self._core_for(source).reduce_scatter(
-            source, target, op, self._how(algorithm), self._seconds(timeout), later
-        )
-        return outcome(task, target, result)
+        name, function = operation(op, source.dtype)
+        call = Call(
+            "reduce_scatter", apart(source, target, self._place(source, target.size)), target,
+            self._seconds(timeout), later, op=name, function=function,
+            algorithm=self._how(algorithm), count=target.size,
+        )  # fmt: skip
+        return self._run(call, result)
 
     # fmt: off
     @overload
@@ -399,34 +385,29 @@ class Reductions(Member):
 
         how, seconds = self._how_reduced(algorithm, reproducible), self._seconds(timeout)
         members = packs(sources, bytes_per_pack)
-        shapes = iter([_shape_of([sources[i] for i in pack]) for pack in members])
-
-        def begin(source: Array, target: Array, _last: bool) -> list[Work[None]]:
-            task = self._core_for(source).all_reduce(
-                source, target, op, how, reproducible, seconds, async_op, next(shapes)
-            )
-            return [] if task is None else [Work([task], lambda: None)]
-
-        reduction = PackedReduction(members, begin)
-        for i, source in enumerate(sources):
-            reduction.add(i, source)
+        totals: list[Array] = []
+        works: list[Work[None]] = []
+        for pack in members:
+            parts = [sources[i] for i in pack]
+            source, target = joined(parts)
+            call = Call(
+                "all_reduce", source, target, seconds, async_op, op=op, algorithm=how,
+                reproducible=reproducible, count=source.size, shape=_shape_of(parts),
+            )  # fmt: skip
+            works.append(self._submit(call))
+            totals.append(target)
 
         def finish() -> list[object]:
-            totals = list(reduction.totals())  # out may be what another pack is still made of
-            if out is not None:
-                for members, total in totals:
-                    spread(total, [views[i] for i in members])
-                return list(out)
-            results: list[object] = [np.empty(0)] * len(sources)
-            for members, total in totals:
-                likes = [sources[i] for i in members]
-                for i, part in zip(members, split(total, likes), strict=True):
+            results: list[object] = [None] * len(sources) if out is None else list(out)
+            for pack, total in zip(members, totals, strict=True):
+                if out is not None:
+                    spread(total, [views[i] for i in pack])
+                    continue
+                for i, part in zip(pack, split(total, [sources[i] for i in pack]), strict=True):
                     results[i] = part
             return results
 
-        if not async_op:
-            return finish()
-        return Work([task for work in reduction.under_way for task in work._tasks], finish)
+        return Work.joined(works, finish) if async_op else finish()
 
 
 def _shape_of(arrays: Sequence[Array]) -> list[int]:
@@ -450,7 +431,14 @@ def all_reduce_together(
     """
     sources = [as_input(x) for x in inputs]
     outputs = [np.empty(x.shape, x.dtype) for x in sources] if outputs is None else list(outputs)
-    how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(len(communicators))
+    how, timeout = communicators[0]._how(algorithm), communicators[0].timeout
     cores = [c._core for c in communicators]
-    observe.together(cores, sources, outputs, op, how, communicators[0].timeout)
+    compiled = [core for core in cores if isinstance(core, HostCore)]
+
+    def call_of(rank: int) -> Call:
+        x, y = sources[rank], outputs[rank]
+        return Call("all_reduce", x, y, timeout, op=op, algorithm=how, count=x.size)
+
+    with together(communicators, call_of):
+        _core.all_reduce_together(compiled, sources, outputs, op, how, timeout)
     return outputs

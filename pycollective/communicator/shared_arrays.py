@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pycollective import _core
 
-__all__ = ["shared_arrays"]
-
 
 class shared_arrays:
     """Make NumPy's arrays of 16 KiB or more in memory that the ranks of this host share.

@@ -11,22 +11,6 @@ import numpy as np
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import OpName
 
-__all__ = [
-    "AllReduceOptions",
-    "AllToAllOptions",
-    "DTypeOf",
-    "GatherOptions",
-    "Later",
-    "ManyOptions",
-    "MoveOptions",
-    "Now",
-    "O",
-    "Op",
-    "Options",
-    "S",
-    "ScatterOptions",
-]
-
 S = TypeVar("S", bound=np.generic)
 """The element type of an array: a result has the input's."""
 O = TypeVar("O")  # noqa: E741

@@ -7,14 +7,15 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from pycollective import _core
 from pycollective.errors import CollectiveError
 
-__all__ = ["Family", "SharedMemory", "Threads", "split_groups"]
+if TYPE_CHECKING:
+    from pycollective.communicator.member import Member
 
 _OFFER_BYTES = 256
 _REASON_BYTES = 512
@@ -121,7 +122,7 @@ class SharedMemory:
 
 
 def split_groups(
-    communicator: Any, color: int | None, key: int, seconds: float
+    communicator: Member, color: int | None, key: int, seconds: float
 ) -> tuple[_core.Group, int, Family] | None:
     """Make the new groups; called by every rank of the communicator.
 
@@ -140,16 +141,18 @@ def split_groups(
             _agree(communicator, color, members, problem, seconds)
     except BaseException:
         if made is not None:  # others may be in calls of the new group by now
-            made[0].fail_as(communicator._group, members)
+            whole = communicator._group
+            assert isinstance(whole, _core.Group)  # MPI makes its own new groups
+            made[0].fail_as(whole, members)
             made[0].leave(members.index(me))
         raise
     return None if made is None else (made[0], members.index(me), made[1])
 
 
-def _members(communicator: Any, color: int | None, key: int, seconds: float) -> list[int]:
+def _members(communicator: Member, color: int | None, key: int, seconds: float) -> list[int]:
     """Return the ranks of this rank's color in their new order; none without a color."""
     wanted = -1 if color is None or color < 0 else color
-    table = communicator.all_gather(np.array([[wanted, key]], np.int64), timeout=seconds)
+    table = communicator._gathered(np.array([[wanted, key]], np.int64), seconds)
     return sorted(
         (r for r in range(communicator.size) if wanted >= 0 and table[r, 0] == wanted),
         key=lambda r: (table[r, 1], r),
@@ -157,10 +160,11 @@ def _members(communicator: Any, color: int | None, key: int, seconds: float) -> 
 
 
 def _make(
-    communicator: Any, members: list[int], seconds: float
+    communicator: Member, members: list[int], seconds: float
 ) -> tuple[tuple[_core.Group, Family] | None, Exception | None]:
     """Take this rank's place in the new group; return the group, or why that did not succeed."""
     family, me = communicator._family, communicator.rank
+    assert family is not None
     offer = b""
     problem: Exception | None = None
     if members and members[0] == me:
@@ -168,8 +172,8 @@ def _make(
             offer = family.offer(len(members))
         except (OSError, RuntimeError, MemoryError) as error:
             problem = error
-    padded = np.frombuffer(offer.ljust(_OFFER_BYTES, b"\0"), np.uint8).reshape(1, -1)
-    offers = communicator.all_gather(padded, timeout=seconds)
+    padded = np.frombuffer(offer.ljust(_OFFER_BYTES, b"\0"), np.uint8)
+    offers = communicator._gathered(padded.reshape(1, -1), seconds)
     if not members or problem is not None:
         return None, problem
     place = offers[members[0]].tobytes()
@@ -182,7 +186,7 @@ def _make(
 
 
 def _agree(
-    communicator: Any,
+    communicator: Member,
     color: int | None,
     members: list[int],
     problem: Exception | None,
@@ -197,10 +201,8 @@ def _agree(
     is_cause = all(members[r] == communicator.rank for r in others)
     said = bytes([is_cause]) + reason.encode()[:_REASON_BYTES]
     # Who waits for the others in the new group waits longer here.
-    failed = communicator.all_gather(
-        np.frombuffer(said.ljust(1 + _REASON_BYTES, b"\0"), np.uint8).reshape(1, -1),
-        timeout=2 * seconds,
-    )
+    padded = np.frombuffer(said.ljust(1 + _REASON_BYTES, b"\0"), np.uint8)
+    failed = communicator._gathered(padded.reshape(1, -1), 2 * seconds)
     reasons = {r: _text_of(failed[r, 1:]) for r in members if failed[r, 1:].any()}
     if not reasons:
         return

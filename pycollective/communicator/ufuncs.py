@@ -8,48 +8,55 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pycollective import _core
-from pycollective.algorithms import Algorithm
-from pycollective.communicator.arrays import Array, Place, deliver
-from pycollective.communicator.work import in_python
-
-if TYPE_CHECKING:
-    from pycollective.communicator.member import Member
-
-__all__ = ["reduce_by"]
+from pycollective.arguments import op_name, own_ufunc
+from pycollective.communicator.arrays import Array
+from pycollective.communicator.call import About, Call, present
+from pycollective.communicator.member import Member
+from pycollective.communicator.work import DONE, Work
 
 
-def reduce_by(
-    member: Member,
-    name: str,
-    function: np.ufunc,
-    source: Array,
-    target: Array | None,
-    place: Place | None,
-    algorithm: str | Algorithm,
-    async_op: bool,
-    timeout: float | None,
-    root: int = 0,
-) -> Any:
-    """Make a reduction of this name with a function; ``target`` is None on a rank that gets nothing."""
-    if type(source) is not np.ndarray:
-        raise TypeError(f"{function} takes arrays in the host's memory: copy x to the host first")
-    if algorithm != "auto":
-        raise ValueError(f"algorithms are for operations by name, not for {function}")
-    if name == "exscan" and function.identity is None:
-        raise TypeError(f"exscan needs a value for rank 0, and {function} has no identity")
-    parts = _Parts(member, name, function, source, member._seconds(timeout))
+def operation(op: object, dtype: np.dtype[Any]) -> tuple[str, np.ufunc | None]:
+    """Return the name of an operation, or else a function of NumPy's that the core does not know."""
+    function = own_ufunc(op, dtype)
+    return "" if function else op_name(op, dtype), function
 
-    def call() -> Any:
-        with member._between(f"{name} with {function}"):
-            parts.reduce(target, root)
-        return None if target is None else deliver(target, place)
 
-    return in_python(member, call) if async_op else call()
+class ByFunction:
+    """The engine for reductions with a function of NumPy's; other engines move the parts."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def about(self, call: Call) -> About:
+        """Return the words for traces of a call."""
+        return About("")
+
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a call out."""
+        member, source, function = self._member, present(call.source), call.function
+        assert function is not None
+        if type(source) is not np.ndarray:
+            raise TypeError(
+                f"{function} takes arrays in the host's memory: copy x to the host first"
+            )
+        if call.algorithm != "auto" and not call.reproducible:
+            raise ValueError(f"algorithms are for operations by name, not for {function}")
+        if call.collective == "exscan" and function.identity is None:
+            raise TypeError(f"exscan needs a value for rank 0, and {function} has no identity")
+        parts = _Parts(member, call.collective, function, source, call.timeout)
+
+        def carry_out() -> None:
+            with member._between(f"{call.collective} with {function}"):
+                parts.reduce(call.target, call.root)
+
+        if call.async_op:
+            return member._run_later(carry_out)
+        carry_out()
+        return DONE
 
 
 class _Parts:
@@ -106,9 +113,9 @@ class _Parts:
         self, collective: str, given: Array, shape: tuple[int, ...] | None, root: int = 0
     ) -> Array:
         taken = None if shape is None else np.empty(shape, given.dtype)
-        which = _core.Collective.__members__[collective]
-        self._member._core.move_parts(
-            which, np.ascontiguousarray(given), taken, self._count, self._agreed, root, "auto",
-            self._seconds,
+        call = Call(
+            collective, np.ascontiguousarray(given), taken, self._seconds,
+            root=root, count=self._count, shape=self._agreed,
         )  # fmt: skip
+        self._member._submit(call)
         return given if taken is None else taken

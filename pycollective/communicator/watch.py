@@ -7,18 +7,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pycollective import nccl, observe
+from pycollective import nccl
+from pycollective.communicator import tracing
+from pycollective.communicator.arrays import Array
+from pycollective.communicator.member import Member
 from pycollective.communicator.work import Work
 from pycollective.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-
-if TYPE_CHECKING:
-    from pycollective.communicator import Communicator
-
-__all__ = ["Watch"]
 
 
 class Watch:
@@ -35,16 +32,16 @@ class Watch:
     """Seconds after which a rank that does not tell is lost."""
     _LEFT = -1
 
-    def __init__(self, member: Communicator) -> None:
+    def __init__(self, member: Member, make_group: Callable[[], Member]) -> None:
         self._group = member._group
-        self._own = None if member.size == 1 else member.split(0, member.rank)
+        self._own = None if member.size == 1 else make_group()
         if self._own is not None:
-            observe.ignore(self._own)
+            tracing.ignore(self._own)
             self._own._group.call_ranks([self._title(r) for r in range(member.size)])
         self._rank = member.rank
         self._calls: Callable[[], int] = int
         self._counts = [0] * member.size
-        self._work: Work[Any] | None = None
+        self._work: Work[Array] | None = None
         self._begun = -self.SECONDS
         self._gone: CollectiveError | None = None
         self._lock = threading.Lock()  # the watching thread, and the one that closes
@@ -78,15 +75,19 @@ class Watch:
             if self._work is None and now - self._begun >= self.SECONDS:
                 self._begun = now
                 # How long calls wait is no matter of this one, of which silence is the end.
-                self._work = own.all_gather(
-                    np.array([self._calls()], np.int64), async_op=True, timeout=2 * self.SILENCE
-                )
+                self._work = self._tell(own, self._calls(), 2 * self.SILENCE)
             if self._work is not None and self._work.done():
                 self._heard(self._work.result().tolist())
             elif self._work is not None and now - self._begun > self.SILENCE:
                 self._gone = self._silent(own)
         except CollectiveError as error:
             self._gone = error
+
+    @staticmethod
+    def _tell(own: Member, number: int, seconds: float) -> Work[Array]:
+        """Begin to tell the others a number, and to hear theirs."""
+        work: Work[Array] = own._gathered(np.array([number], np.int64), seconds, async_op=True)
+        return work
 
     def _heard(self, counts: list[int]) -> None:
         self._work = None
@@ -96,7 +97,7 @@ class Watch:
         else:
             self._counts = counts
 
-    def _silent(self, own: Communicator) -> PeerLostError:
+    def _silent(self, own: Member) -> PeerLostError:
         beats = own._group
         silent = [r for r in range(own.size) if beats.calls(r) < beats.calls(self._rank)]
         who = ", ".join(map(self._title, silent)) or "a rank"
@@ -138,8 +139,7 @@ class Watch:
                 if self._work is not None and self._gone is None:
                     self._heard(self._work.wait(self.SILENCE).tolist())
                 if self._gone is None:
-                    last = np.array([self._LEFT], np.int64)
-                    own.all_gather(last, timeout=self.SILENCE)
+                    self._tell(own, self._LEFT, self.SILENCE).wait()
             except (CollectiveError, TimeoutError):  # they have gone, too
                 pass
             own.close()

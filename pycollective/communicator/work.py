@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from pycollective import _core, array_backend
-from pycollective.communicator.arrays import Array, Place, deliver
-from pycollective.errors import CollectiveError
+from pycollective import _core
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from pycollective.communicator.member import Member
-
-__all__ = ["Work", "outcome"]
-
 _FOR_EVER = 1e9  # seconds
 
-
 R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+
+
+class Task(Protocol):
+    """A call that is under way in an engine."""
+
+    @property
+    def done(self) -> bool:
+        """True if the call is over, well or not; on a device, if its result can be used."""
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """The begin and the end of a call that is over, as `time.monotonic`."""
+
+    def wait(self, timeout: float) -> bool:
+        """Return True if the call is over within ``timeout`` seconds."""
+
+    def check(self) -> None:
+        """Raise the error of the call, if it has one."""
 
 
 class Work(Generic[R]):
@@ -38,17 +47,21 @@ class Work(Generic[R]):
             ...  # both are under way
     """
 
-    _tasks: Sequence[_core.Task] = ()
-    _core: Any = None
+    # The compiled calls make works without `__init__`, and set `_result` and `_tasks`.
+    _tasks: Sequence[Task] = ()
     _finish: Callable[[], R] | None = None
+    _collect: Callable[[], object] | None = None
     _result: Any = None
 
     def __init__(
-        self, tasks: Sequence[_core.Task], finish: Callable[[], R], core: Any = None
+        self,
+        tasks: Sequence[Task],
+        finish: Callable[[], R] | None = None,
+        collect: Callable[[], object] | None = None,
     ) -> None:
         self._tasks = tasks
-        self._core = core  # of a communicator that the call itself keeps
-        self._finish = finish
+        self._finish = finish  # called once, by the first that asks for the result
+        self._collect = collect  # called before, whether the call went well or not
 
     def __repr__(self) -> str:
         return f"<Work {'done' if self.done() else 'under way'}>"
@@ -111,15 +124,38 @@ class Work(Generic[R]):
         for task in self._tasks:
             if not task.done:
                 raise _StillUnderWayError("the call is still under way: wait() for it first")
-        if self._core is not None:
-            self._core.collect()
-            self._core = None
+        if self._collect is not None:
+            self._collect()
+            self._collect = None
         for task in self._tasks:
             task.check()
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         result: R = self._result
         return result
+
+    def then(self, finish: Callable[[], T]) -> Work[T]:
+        """Return the work of this call with another end: ``finish`` follows, and has the result."""
+        before = self._finish
+        if before is None:
+            return Work(self._tasks, finish, self._collect)
+
+        def both() -> T:
+            before()
+            return finish()
+
+        return Work(self._tasks, both, self._collect)
+
+    @staticmethod
+    def joined(works: Sequence[Work[Any]], finish: Callable[[], T]) -> Work[T]:
+        """Return the work of several calls, of which ``finish`` has the result."""
+
+        def all_of_them() -> T:
+            for work in works:
+                work.result()
+            return finish()
+
+        return Work([task for work in works for task in work._tasks], all_of_them)
 
     def __enter__(self) -> Self:
         return self
@@ -133,76 +169,7 @@ class _StillUnderWayError(RuntimeError):
     pass
 
 
-def outcome(task: _core.Task | None, target: Array, place: Place | None) -> Any:
-    """Return what a call gives: its result, or the work that will have it."""
-    if task is None:
-        return deliver(target, place)
-    return Work([task], lambda: deliver(target, place))
-
-
 _core.use_work(Work)
 
-
-def nothing(task: _core.Task | None) -> Work[None] | None:
-    """Return what a call gives that has no result on this rank."""
-    return None if task is None else Work([task], lambda: None)
-
-
-_need_python: weakref.WeakSet[Member] = weakref.WeakSet()
-
-
-def in_python(member: Member, call: Callable[[], Any], array: Array | None = None) -> Work[Any]:
-    """Make a call that consists of several, with what Python does between them, as a work.
-
-    On an array of a GPU it is made at once, on this thread's stream, which another thread does not have.
-    """
-    if array is not None and array_backend.is_on_gpu(array):
-        result = call()
-        return Work([], lambda: result)
-    _need_python.add(member)
-    answer = _Answer()
-    # The core keeps this until the next call, and Python's collector cannot see that reference. It
-    # must not refer to the communicator or to the result then, or nobody could free the communicator.
-    begin = functools.partial(_make, [call], weakref.ref(answer), member._group, member.rank)
-
-    core = member._core
-
-    def finish() -> Any:
-        if answer.error is not None:
-            core.note_told()
-            raise answer.error
-        return answer.result
-
-    return Work([core.submit(begin)], finish, core)
-
-
-def _make(
-    calls: list[Callable[[], Any]], answers: weakref.ref[_Answer], group: Any, rank: int
-) -> None:
-    """Make the call, which is taken out of ``calls``, and leave its result or its error."""
-    result, problem = None, None
-    try:
-        result = calls.pop()()
-    except BaseException as error:
-        problem = error
-        if not isinstance(error, CollectiveError):  # later calls of the others would differ
-            group.abort(
-                f"rank {rank} left an asynchronous call because of an error of its own: "
-                f"{type(error).__name__}"
-            )
-    if (asked := answers()) is not None:
-        asked.result, asked.error = result, problem
-
-
-class _Answer:
-    """The result or the error of a call that Python made."""
-
-    result: Any = None
-    error: BaseException | None = None
-
-
-@atexit.register
-def _end_calls() -> None:
-    """No thread may ask for the interpreter when it is gone."""
-    for member in list(_need_python):
-        member._close_at_exit()
+DONE: Work[None] = Work(())
+"""The work of a call that is over when its engine returns."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from pycollective.distribute import cluster_resolver, coordinator, experimental
+from pycollective.distribute import (
+    cluster_resolver,
+    coordinator,
+    experimental,
+)
+from pycollective.distribute import (
+    default as _default,  # noqa: F401  # provides the default strategy
+)
 from pycollective.distribute.all_reduce_ops import (
     HierarchicalCopyAllReduce,
     NcclAllReduce,
+    ReductionToOneDevice,
     RingAllReduce,
 )
 from pycollective.distribute.context import (
@@ -16,11 +24,10 @@ from pycollective.distribute.context import (
     has_strategy,
     in_cross_replica_context,
 )
-from pycollective.distribute.cross_device_ops import CrossDeviceOps, ReductionToOneDevice
+from pycollective.distribute.cross_device_ops import CrossDeviceOps
 from pycollective.distribute.extended import StrategyExtended
-from pycollective.distribute.input import (
-    DistributedDataset,
-    DistributedIterator,
+from pycollective.distribute.input import DistributedDataset, DistributedIterator
+from pycollective.distribute.input_options import (
     InputContext,
     InputOptions,
     InputReplicationMode,

@@ -12,29 +12,26 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycollective import _core
+from pycollective import _nn as kernels
 
 __all__ = ["controls_threads", "shared_among"]
 
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
-_depth = 0
-_restore: Callable[[], None] = lambda: None  # noqa: E731
-
 
 #: What brings a BLAS of its own besides NumPy's, and may be imported at any time.
 _WITH_BLAS = ("scipy.linalg", "torch")
 
 
 def _controller() -> Any:
-    return _controller_of(tuple([name in sys.modules for name in _WITH_BLAS]))
+    return _controller_of(*map(sys.modules.__contains__, _WITH_BLAS))
 
 
 @functools.cache
-def _controller_of(_imported: tuple[bool, ...]) -> Any:
+def _controller_of(*_imported: bool) -> Any:
     try:
         import threadpoolctl
     except ImportError:
@@ -57,42 +54,38 @@ def controls_threads() -> bool:
     return _controller() is not None
 
 
-@contextlib.contextmanager
-def shared_among(replicas: int) -> Iterator[None]:
+class shared_among:
     """Give each of ``replicas`` its share of the threads for the length of a block.
 
     The number is the process's; of blocks that overlap, the first one decides.
     """
-    global _depth, _restore
-    with _lock:
-        _depth += 1
-        if _depth == 1:
-            _restore = _limit(replicas)
-    try:
-        yield
-    finally:
+
+    _depth = 0
+    _threads_before = 0
+    _limiter: Any = None
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+
+    def __enter__(self) -> None:
+        kind, replicas = shared_among, self._replicas
         with _lock:
-            _depth -= 1
-            if _depth == 0:
-                _restore()
+            kind._depth += 1
+            if kind._depth > 1:
+                return
+            kind._threads_before = kernels.threads()
+            kernels.set_threads(max(1, kind._threads_before // replicas))
+            controller = _controller()
+            if controller is not None:
+                limits = max(1, _core.usable_cores() // replicas)
+                kind._limiter = controller.limit(limits=limits)
 
-
-def _limit(replicas: int) -> Callable[[], None]:
-    """Divide the threads by the number of replicas, and return what sets them back."""
-    from pycollective import (
-        _nn as kernels,
-    )  # here: the launcher asks for cores, and needs no kernels
-
-    before = kernels.threads()
-    kernels.set_threads(max(1, before // replicas))
-    controller = _controller()
-    limiter = None
-    if controller is not None:
-        limiter = controller.limit(limits=max(1, _core.usable_cores() // replicas))
-
-    def restore() -> None:
-        kernels.set_threads(before)
-        if limiter is not None:
-            limiter.restore_original_limits()
-
-    return restore
+    def __exit__(self, *exc_info: object) -> None:
+        kind = shared_among
+        with _lock:
+            kind._depth -= 1
+            if kind._depth:
+                return
+            kernels.set_threads(kind._threads_before)
+            if kind._limiter is not None:
+                kind._limiter.restore_original_limits()

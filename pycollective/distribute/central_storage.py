@@ -8,10 +8,11 @@ from typing import Any
 
 from pycollective.array_backend import asarray
 from pycollective.distribute.context import get_replica_context, is_creating_once
+from pycollective.distribute.creation import mirrored_creator
 from pycollective.distribute.devices import Device, parse_device, parse_devices
 from pycollective.distribute.mirrored import MirroredExtended
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.variables import MirroredVariable, mirrored_creator
+from pycollective.distribute.variables import MirroredVariable
 from pycollective.tensor import Tensor, Variable, VariableAggregation, VariableSynchronization
 from pycollective.tensor.tape import record
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycollective.tensor.variable import creators, set_creators
+from pycollective.tensor.variable import creators
 
 if TYPE_CHECKING:
     from pycollective.distribute.replica_context import ReplicaContext
@@ -50,6 +50,8 @@ class _Entry(NamedTuple):
 
 
 class _ThreadState(threading.local):
+    """Modes and scopes of each thread."""
+
     def __init__(self) -> None:
         self.modes: list[Mode] = []
         self.entries: list[_Entry] = []
@@ -58,40 +60,43 @@ class _ThreadState(threading.local):
         self.sync_on_read = False
 
 
-_state = _ThreadState()
+state = _ThreadState()
 
 
-def _default() -> Strategy:
-    from pycollective.distribute.default import default_strategy
+_default: Callable[[], Strategy]
 
-    return default_strategy()
+
+def provide_default(make: Callable[[], Strategy]) -> None:
+    """Let a function say what is in force outside every scope; the default strategy's module does."""
+    global _default
+    _default = make
 
 
 def get_strategy() -> Strategy:
     """Return the strategy in force: the default one outside every scope."""
-    return _state.modes[-1].strategy if _state.modes else _default()
+    return state.modes[-1].strategy if state.modes else _default()
 
 
 def has_strategy() -> bool:
     """Whether a strategy other than the default one is in force."""
-    return bool(_state.modes) and not _state.modes[-1].strategy.extended.is_default
+    return bool(state.modes) and not state.modes[-1].strategy.extended.is_default
 
 
 def get_replica_context() -> ReplicaContext | None:
     """Return the replica context, or None in cross-replica context."""
-    if _state.modes:
-        return _state.modes[-1].replica_context
+    if state.modes:
+        return state.modes[-1].replica_context
     return _default().extended.default_replica_context()
 
 
 def in_cross_replica_context() -> bool:
     """Whether the code runs for all replicas at once: in a scope or a merge function."""
-    return bool(_state.modes) and _state.modes[-1].replica_context is None
+    return bool(state.modes) and state.modes[-1].replica_context is None
 
 
 def current_mode() -> Mode | None:
     """Return this thread's innermost mode, or None outside everything."""
-    return _state.modes[-1] if _state.modes else None
+    return state.modes[-1] if state.modes else None
 
 
 def replica_among(replicas: int) -> int | None:
@@ -103,33 +108,40 @@ def replica_among(replicas: int) -> int | None:
 
 
 class entered:
-    """Put a mode, and a creator of variables, on this thread's stacks for the length of a block."""
+    """Put a mode on this thread's stack for the length of a block.
 
-    __slots__ = ("_before", "_creator", "_depth", "_inside", "_mode", "_scopes")
+    Parameters
+    ----------
+    mode : Mode
+        What holds in the block.
+    makers : tuple of callable, optional
+        The creators of variables in the block; by default those that there are.
+    """
 
-    def __init__(self, mode: Mode, creator: Callable[..., Any] | None = None) -> None:
+    __slots__ = ("_before", "_depth", "_inside", "_mode", "_scopes")
+
+    def __init__(self, mode: Mode, makers: tuple[Callable[..., Any], ...] | None = None) -> None:
         self._mode = mode
-        self._creator = creator
+        self._inside = makers
 
     def __enter__(self) -> None:
-        modes = _state.modes
-        self._depth, self._scopes = len(modes), len(_state.entries)
-        self._before = self._inside = creators()
-        if self._creator is not None:
-            self._inside = (*self._before, self._creator)
-            set_creators(self._inside)
+        modes = state.modes
+        self._depth, self._scopes = len(modes), len(state.entries)
+        self._before = creators.stack
+        if self._inside is not None:
+            creators.stack = self._inside
         modes.append(self._mode)
 
     def __exit__(self, *exc_info: object) -> None:
-        modes = _state.modes
+        modes = state.modes
         proper = len(modes) == self._depth + 1 and modes[-1] is self._mode
         del modes[self._depth :]
-        if proper and self._creator is None:
+        if proper and self._inside is None:
             return
-        same = creators() is self._inside
-        set_creators(self._before)
+        same = creators.stack is self._inside
+        creators.stack = self._before
         if not proper:  # a scope was entered in the block and not left
-            del _state.entries[self._scopes :]
+            del state.entries[self._scopes :]
             raise RuntimeError(_nesting_message("Device"))
         if not same:
             raise RuntimeError(_nesting_message("Variable creator"))
@@ -166,7 +178,7 @@ class Scope:
 
     def __enter__(self) -> Strategy:
         mode = None
-        before = inside = creators()
+        before = inside = creators.stack
         if not self._changes_mode:
             if has_strategy():
                 raise RuntimeError("Must not nest tf.distribute.Strategy scopes.")
@@ -177,14 +189,14 @@ class Scope:
         else:
             mode = Mode(self._strategy, None)
             inside = (*before, self._creator)
-        _state.entries.append(_Entry(self, mode, len(_state.modes), before, inside))
+        state.entries.append(_Entry(self, mode, len(state.modes), before, inside))
         if mode is not None:
-            _state.modes.append(mode)
-        set_creators(inside)
+            state.modes.append(mode)
+        creators.stack = inside
         return self._strategy
 
     def __exit__(self, *exc_info: object) -> None:
-        entries, modes = _state.entries, _state.modes
+        entries, modes = state.entries, state.modes
         mine = [i for i, entry in enumerate(entries) if entry.scope is self]
         if not mine:
             raise RuntimeError(
@@ -198,15 +210,15 @@ class Scope:
         if entry.mode is not None and modes[-1] is not entry.mode:
             # Inside a function of a run that began in this scope: it stays in force.
             raise RuntimeError(_nesting_message("Device"))
-        proper = creators() is entry.creators_inside
+        proper = creators.stack is entry.creators_inside
         del modes[entry.depth :]
-        set_creators(entry.creators_before)
+        creators.stack = entry.creators_before
         if proper:
             del entries[mine[-1]]
             return
         # What was entered inside is over with this: nothing may be left of it.
-        if any(inner.scope is _state.set_scope for inner in entries[mine[-1] :]):
-            _state.set_scope = None
+        if any(inner.scope is state.set_scope for inner in entries[mine[-1] :]):
+            state.set_scope = None
         del entries[mine[-1] :]
         raise RuntimeError(_nesting_message("Variable creator"))
 
@@ -221,21 +233,21 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     RuntimeError
         Inside a ``with strategy.scope()`` block or a replica function.
     """
-    before = _state.set_scope
+    before = state.set_scope
     if before is None:
         inside = has_strategy()
     else:
-        scopes = [e.scope for e in _state.entries if e.scope is not before]
-        inside = len(_state.modes) > 1 or any(scope._changes_mode for scope in scopes)
+        scopes = [e.scope for e in state.entries if e.scope is not before]
+        inside = len(state.modes) > 1 or any(scope._changes_mode for scope in scopes)
     if inside:
         raise RuntimeError("Must not be called inside a `tf.distribute.Strategy` scope.")
     if before is not None:
-        _state.set_scope = None
+        state.set_scope = None
         before.__exit__(None, None, None)
     if strategy is not None:
         scope = strategy.scope()
         scope.__enter__()
-        _state.set_scope = scope
+        state.set_scope = scope
 
 
 def require_cross_replica(strategy: Strategy, message: str | None = None) -> None:
@@ -263,16 +275,16 @@ def variable_sync_on_read_context() -> Iterator[None]:
 
     Every replica must then read the same variables in the same order.
     """
-    before, _state.sync_on_read = _state.sync_on_read, True
+    before, state.sync_on_read = state.sync_on_read, True
     try:
         yield
     finally:
-        _state.sync_on_read = before
+        state.sync_on_read = before
 
 
 def in_variable_sync_on_read_context() -> bool:
     """Whether this thread is inside `variable_sync_on_read_context`."""
-    return _state.sync_on_read
+    return state.sync_on_read
 
 
 _locks_guard = threading.Lock()
@@ -294,13 +306,13 @@ def created_once(owner: Any) -> Iterator[None]:
     with _locks_guard:
         lock = owner.__dict__.setdefault("_creation_lock", threading.RLock())
     with lock:
-        _state.creating_once += 1
+        state.creating_once += 1
         try:
             yield
         finally:
-            _state.creating_once -= 1
+            state.creating_once -= 1
 
 
 def is_creating_once() -> bool:
     """Whether this thread is inside `created_once`."""
-    return _state.creating_once > 0
+    return state.creating_once > 0

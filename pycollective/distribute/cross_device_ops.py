@@ -1,12 +1,10 @@
 """Cross-device operations: how values of the replicas are reduced, and how to write one's own.
 
-Here are the base class and `ReductionToOneDevice`; those that run schedules of the core are in
-`pycollective.distribute.all_reduce_ops`.
+Those that there are stand in `pycollective.distribute.all_reduce_ops`.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections import defaultdict
@@ -16,14 +14,10 @@ from typing import Any
 import numpy as np
 
 from pycollective import array_backend
-from pycollective.communicator import Communicator
-from pycollective.communicator import on_device as gpus
-from pycollective.distribute.communication import (
-    CommunicationImplementation,
-    CommunicationOptions,
-)
+from pycollective.array_backend import Array
+from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.devices import Device, in_memory_of, parse_device
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.distribute.values import (
     DistributedValues,
     Mirrored,
@@ -33,51 +27,9 @@ from pycollective.distribute.values import (
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
 from pycollective.tensor.indexed_slices import concatenated_slices
 
-__all__ = [
-    "CommunicationImplementation",
-    "CommunicationOptions",
-    "CrossDeviceOps",
-    "ReductionToOneDevice",
-    "ReplicaReduction",
-]
-
-Array = Any
+__all__ = ["CrossDeviceOps"]
 
 _log = logging.getLogger("pycollective")
-
-# Types that are reduced in the type named here, and cast back: halves, so that they are rounded once
-# and not at every rank; bools, which TensorFlow sums as numbers.
-_REDUCED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
-
-# The mean of ints is a fraction, and their sums must not wrap around.
-_REDUCED_FOR_MEAN_AS = _REDUCED_AS | {
-    "int8": "int32",
-    "int16": "int32",
-    "uint8": "int32",
-    "uint16": "int32",
-    "uint32": "int64",
-}
-
-
-class ReplicaReduction:
-    """One replica's part of an all-reduce of several arrays, which may be given one by one."""
-
-    def add(self, place: int, array: Array) -> None:
-        """Give one of the arrays, which must be left alone until `finish` has returned."""
-        raise NotImplementedError
-
-    def add_all(self, arrays: Sequence[Array]) -> None:
-        """Give all arrays, in order."""
-        for place, array in enumerate(arrays):
-            self.add(place, array)
-
-    def flush(self) -> None:
-        """Begin all that has been given, and not been begun; `finish` does it, too."""
-        raise NotImplementedError
-
-    def finish(self) -> list[Array]:
-        """Wait until all is reduced, and return the results in the order of the places."""
-        raise NotImplementedError
 
 
 class CrossDeviceOps:
@@ -230,7 +182,7 @@ class CrossDeviceOps:
 
         Tensors never change, so replicas of one memory share it.
         """
-        return Mirrored([on_device(tensor, device) for device in devices_of(destinations)])
+        return Mirrored([placed_on(tensor, device) for device in devices_of(destinations)])
 
     def _gather_implementation(
         self,
@@ -259,164 +211,34 @@ class CrossDeviceOps:
         """
         raise NotImplementedError(f"{type(self).__name__} must override _all_reduce")
 
-    def takes_part_from_replicas(self) -> bool:
-        """Whether each replica can do its part from its own thread, by `begin_all_reduce`."""
-        return False
-
-    def begin_all_reduce(
-        self,
-        communicator: Communicator,
-        reduce_op: ReduceOp,
-        likes: Sequence[Array],
-        options: CommunicationOptions,
-        async_op: bool,
-    ) -> ReplicaReduction | None:
-        """Begin one replica's part of an all-reduce of several arrays.
-
-        Parameters
-        ----------
-        communicator : Communicator
-            This replica's rank among the replicas.
-        reduce_op : ReduceOp
-            SUM or MEAN.
-        likes : sequence of arrays
-            Arrays of the shapes and dtypes of those that will be given, the same in every replica.
-        options : CommunicationOptions
-            Hints.
-        async_op : bool
-            Whether arrays are reduced while others are still to come.
-
-        Returns
-        -------
-        ReplicaReduction or None
-            None if ``async_op`` was asked for and nothing could begin before all arrays are there.
-        """
-        raise NotImplementedError
-
     def describe(self) -> str:
         """Say in a few words what this does, for `Strategy.describe`."""
         return type(self).__name__
 
 
-class ReductionToOneDevice(CrossDeviceOps):
-    """Bring all values to one device, reduce them there in replica order, and give the result out.
-
-    Between GPUs, where the core has kernels for them, that is a schedule of its device executor, which
-    reads the others' memory where it reaches it, and joins values in a pack.
-
-    Parameters
-    ----------
-    reduce_to_device : str, optional
-        The device that reduces; by default the first destination.
-    accumulation_fn : callable, optional
-        Takes the list of the replicas' tensors and returns their sum; by default they are added in
-        replica order.
-
-    Raises
-    ------
-    ValueError
-        If this machine has no such device.
-    """
-
-    def __init__(
-        self,
-        reduce_to_device: str | None = None,
-        accumulation_fn: Callable[[list[Tensor]], Any] | None = None,
-    ) -> None:
-        if reduce_to_device is not None:
-            parse_device(reduce_to_device)
-        self.reduce_to_device = reduce_to_device
-        self.accumulation_fn = accumulation_fn
-        self._between_gpus: CrossDeviceOps | None = None
-
-    def reduce_implementation(
-        self,
-        reduce_op: ReduceOp,
-        per_replica_value: PerReplica,
-        destinations: Any,
-        options: CommunicationOptions,
-    ) -> Any:
-        """Reduce one value, by the user's accumulation if there is one."""
-        if self._goes_between_gpus(per_replica_value, destinations):
-            pairs = [(per_replica_value, destinations)]
-            return self._reduced_between_gpus(reduce_op, pairs, options)[0]
-        values = per_replica_value.values
-        devices = devices_of(destinations)
-        here = devices[0] if self.reduce_to_device is None else parse_device(self.reduce_to_device)
-        _log_where(here, destinations)
-        total: Any
-        if any(isinstance(v, IndexedSlices) for v in values):
-            return on_destinations(joined_slices(values, reduce_op), destinations)
-        with here.in_use():
-            tensors = [on_device(as_tensor(v), here) for v in values]
-            if self.accumulation_fn is None:
-                total = Tensor(_sum_in_order([t.array for t in tensors], reduce_op))
-            else:
-                total = as_tensor(self.accumulation_fn(tensors))
-                if reduce_op is ReduceOp.MEAN:
-                    total = total / len(values)
-        return on_destinations(total, destinations)
-
-    def batch_reduce_implementation(
-        self,
-        reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
-        options: CommunicationOptions,
-    ) -> list[Any]:
-        """Reduce several values: in a pack between GPUs, one after the other elsewhere."""
-        pairs = value_destination_pairs
-        own = type(self).reduce_implementation is not ReductionToOneDevice.reduce_implementation
-        results: list[Any] = [None] * len(pairs)
-        packs: defaultdict[tuple[Device, ...], list[int]] = defaultdict(list)
-        for i, (value, destinations) in enumerate(pairs):
-            if not own and self._goes_between_gpus(value, destinations):
-                packs[devices_of(value)].append(i)
-            else:
-                results[i] = self.reduce_implementation(reduce_op, value, destinations, options)
-        for places in packs.values():
-            reduced = self._reduced_between_gpus(reduce_op, [pairs[i] for i in places], options)
-            for i, result in zip(places, reduced, strict=True):
-                results[i] = result
-        return results
-
-    def _goes_between_gpus(self, value: PerReplica, destinations: Any) -> bool:
-        """Whether the core's device executor can do it: from GPUs to the same ones, by one of them."""
-        if self.accumulation_fn is not None or len(value.values) < 2 or gpus.runtime() is None:
-            return False
-        devices = devices_of(value)
-        if {device.kind for device in devices} != {"GPU"} or devices_of(destinations) != devices:
-            return False
-        there = self.reduce_to_device
-        return (there is None or parse_device(there).memory == devices[0]) and not any(
-            isinstance(v, IndexedSlices) for v in value.values
-        )
-
-    def _reduced_between_gpus(
-        self,
-        reduce_op: ReduceOp,
-        pairs: Sequence[tuple[PerReplica, Any]],
-        options: CommunicationOptions,
-    ) -> list[Any]:
-        if self._between_gpus is None:
-            from pycollective.distribute.all_reduce_ops import ToOneGpu
-
-            self._between_gpus = ToOneGpu()
-        for _, destinations in pairs:
-            _log_where(devices_of(destinations)[0], destinations)
-        return self._between_gpus.batch_reduce_implementation(reduce_op, pairs, options)
-
-    def describe(self) -> str:
-        """Name the device that reduces, if it was chosen."""
-        device = "" if self.reduce_to_device is None else f" {self.reduce_to_device}"
-        return type(self).__name__ + device
+def reduced_on(
+    here: Device,
+    reduce_op: ReduceOp,
+    values: Sequence[Any],
+    destinations: Any,
+    accumulation_fn: Callable[[list[Tensor]], Any] | None = None,
+) -> Any:
+    """Reduce the replicas' values on one device, and return the result on its destinations."""
+    log_place(here, destinations)
+    if any(isinstance(v, IndexedSlices) for v in values):
+        return on_destinations(joined_slices(values, reduce_op), destinations)
+    with here.in_use():
+        tensors = [placed_on(as_tensor(v), here) for v in values]
+        if accumulation_fn is None:
+            total = Tensor(sum_in_order([t.array for t in tensors], reduce_op))
+        else:
+            total = as_tensor(accumulation_fn(tensors))
+            if reduce_op is ReduceOp.MEAN:
+                total = as_tensor(total / len(values))
+    return on_destinations(total, destinations)
 
 
-def _log_where(here: Device, destinations: Any) -> None:
-    """Say where values are reduced, in TensorFlow's words."""
-    log_few("Reduce to %s then broadcast to %r.", here, tuple(map(str, devices_of(destinations))))
-
-
-def _sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
+def sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
     """Return the sum or mean of equal arrays of one device, added in replica order."""
     check_alike(arrays)
     dtype = arrays[0].dtype
@@ -428,24 +250,6 @@ def _sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
     if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub":
         total /= len(arrays)
     return finished(total, dtype, reduce_op, len(arrays))
-
-
-@functools.lru_cache(maxsize=256)
-def work_dtype(dtype: np.dtype[Any], reduce_op: ReduceOp) -> np.dtype[Any]:
-    """Return in which dtype arrays of a dtype are reduced."""
-    names = _REDUCED_FOR_MEAN_AS if reduce_op is ReduceOp.MEAN else _REDUCED_AS
-    name = names.get(dtype.name)
-    return dtype if name is None else np.dtype(name)
-
-
-def finished(total: Array, dtype: np.dtype[Any], reduce_op: ReduceOp, replicas: int) -> Array:
-    """Return the result for arrays of ``dtype``, given what they were reduced to.
-
-    A mean of ints is a fraction: their sum is exact, and divided here.
-    """
-    if reduce_op is ReduceOp.MEAN and dtype.kind in "iub":
-        return array_backend.asarray(total / replicas)
-    return total if total.dtype == dtype else total.astype(dtype)
 
 
 def joined_slices(values: Sequence[Any], reduce_op: ReduceOp) -> IndexedSlices:
@@ -467,14 +271,14 @@ def slices_beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
 
 def on_destinations(result: Any, destinations: Any) -> Any:
     """Return a result on its destination, Mirrored for several."""
-    parts = [on_device(result, device) for device in devices_of(destinations)]
+    parts = [placed_on(result, device) for device in devices_of(destinations)]
     return parts[0] if len(parts) == 1 else Mirrored(parts)
 
 
-def on_device(value: Any, device: Device) -> Any:
+def placed_on(value: Any, device: Device) -> Any:
     """Return a tensor, or `IndexedSlices`, on a device: itself if it lies there."""
     if isinstance(value, IndexedSlices):
-        rows, indices = on_device(value.values, device), on_device(value.indices, device)
+        rows, indices = placed_on(value.values, device), placed_on(value.indices, device)
         same = rows is value.values and indices is value.indices
         return value if same else IndexedSlices(rows, indices, value.dense_shape)
     array = device.place(value.array)
@@ -499,13 +303,7 @@ def devices_of(value: Any) -> tuple[Device, ...]:
 
 
 def checked_pairs(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Return pairs of a value and its destinations.
-
-    Raises
-    ------
-    ValueError
-        If something else is among them.
-    """
+    """Return pairs of a value and its destinations; raise a ValueError for anything else."""
     pairs = list(pairs)
     for pair in pairs:
         if not isinstance(pair, tuple):
@@ -550,13 +348,7 @@ def _check_destinations(destinations: Any) -> None:
 
 
 def check_not_empty(destinations: Any) -> None:
-    """Raise if destinations name no device.
-
-    Raises
-    ------
-    ValueError
-        For an empty string, and for distributed values without components.
-    """
+    """Raise a ValueError if destinations name no device."""
     values = destinations.values if isinstance(destinations, DistributedValues) else destinations
     if isinstance(values, (str, tuple)) and not values:
         raise ValueError(
@@ -579,6 +371,15 @@ _logged: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def log_few(message: str, *args: Any, level: int = logging.INFO, times: int = 10) -> None:
-    """Log the first few times."""
+    """Log the first few times; functions among the arguments are called for it."""
     if next(_logged[message]) < times:
-        _log.log(level, message, *args)
+        _log.log(level, message, *[arg() if callable(arg) else arg for arg in args])
+
+
+def log_place(here: Device, destinations: Any) -> None:
+    """Write to the log where values are reduced, in TensorFlow's words."""
+    log_few(
+        "Reduce to %s then broadcast to %r.",
+        here,
+        lambda: tuple(map(str, devices_of(destinations))),
+    )

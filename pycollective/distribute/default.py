@@ -6,8 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pycollective.distribute.context import Scope, get_strategy, has_strategy, mixing_message
-from pycollective.distribute.cross_device_ops import ReductionToOneDevice
+from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
+from pycollective.distribute.context import (
+    Scope,
+    get_strategy,
+    has_strategy,
+    mixing_message,
+    provide_default,
+)
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.replica_context import ReplicaContext
@@ -69,7 +75,7 @@ class _DefaultStrategy(Strategy):
 
     def scope(self) -> Scope:
         """Return a scope that changes nothing, but in which no other strategy makes variables."""
-        return Scope(self, self._extended.create_variable, changes_mode=False)
+        return Scope(self, self.extended.create_variable, changes_mode=False)
 
     def __deepcopy__(self, memo: object) -> Strategy:
         raise RuntimeError(_SINGLE)
@@ -86,3 +92,6 @@ def default_strategy() -> Strategy:
             if _instance is None:
                 _instance = _DefaultStrategy()
     return _instance
+
+
+provide_default(default_strategy)

@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,12 +81,16 @@ class Device:
 
     def in_use(self) -> AbstractContextManager[Any]:
         """Return the context in which new arrays lie on this device, if it is a GPU."""
-        return array_backend.on_device(self.kind, self.processor)
+        return (
+            _NOTHING if self.kind == "CPU" else array_backend.on_device(self.kind, self.processor)
+        )
 
     def __str__(self) -> str:
         """Return the canonical name."""
         return f"/job:localhost/replica:0/task:0/device:{self.kind}:{self.index}"
 
+
+_NOTHING = nullcontext()
 
 #: What stands for the host's memory, whatever CPU devices there are.
 _HOST = Device("CPU", 0)

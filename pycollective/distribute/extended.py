@@ -1,39 +1,26 @@
-"""`StrategyExtended`: what differs between strategies, and the lower-level methods."""
+"""`StrategyExtended`: the lower-level methods of a strategy."""
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pycollective import array_backend
-from pycollective.array_backend import Array
-from pycollective.distribute.blas_threads import shared_among
+from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.context import (
     Mode,
     entered,
     get_replica_context,
-    has_strategy,
     require_cross_replica,
 )
 from pycollective.distribute.cross_device_ops import (
-    CommunicationOptions,
-    CrossDeviceOps,
-    ReplicaReduction,
     check_not_empty,
     checked_pairs,
-    component_of,
-    slices_beside,
 )
-from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.replica_context import ReplicaContext
-from pycollective.distribute.replica_threads import ReplicaRun, ReplicaThreads
+from pycollective.distribute.replicas import Replicas
 from pycollective.distribute.values import (
     DistributedValues,
     Mirrored,
@@ -42,385 +29,21 @@ from pycollective.distribute.values import (
     select_replica,
 )
 from pycollective.distribute.variables import DistributedVariable, MirroredVariable
-from pycollective.distribute.workers import Workers
-from pycollective.errors import MismatchError
 from pycollective.tensor import (
     IndexedSlices,
     Tensor,
     Variable,
-    VariableAggregation,
     as_tensor,
 )
-from pycollective.tensor.tape import paused
-from pycollective.tensor.variable import creators, set_creators
 
 if TYPE_CHECKING:
-    from pycollective.distribute.strategy import Strategy
+    pass
 
 __all__ = ["StrategyExtended"]
 
-#: Seconds that replicas wait for each other unless told otherwise.
-DEFAULT_TIMEOUT = 600.0
 
-#: Bytes of a pack of gradients; handing smaller ones to the background costs more processor time than
-#: it saves (benchmarks/gradient_overlap.py).
-GRADIENT_PACK = 4 << 20
-
-
-class StrategyExtended:
-    """What differs between strategies, and the lower-level methods of `Strategy`.
-
-    Parameters
-    ----------
-    devices : sequence of Device
-        A replica runs on each.
-    cross_device_ops : CrossDeviceOps
-        How values of the replicas are reduced.
-    """
-
-    is_default = False
-    #: Whether what differs between replicas is wrapped; not where there is one replica by nature.
-    groups_values = True
-    #: Whether the replicas share variables, which must then be updated once for all of them.
-    updates_variables_once = False
-    #: Why these cross-device operations, for `Strategy.describe`.
-    why_these_ops = ""
-    #: Hints for the all-reduce of gradients.
-    gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
-    #: Whether replicas of this process sum gradients while their tapes compute others. None: unless
-    #: they are CPUs and have no core to spare for it (benchmarks/gradient_overlap.py).
-    sums_early: bool | None = None
-    #: Whether datasets can be made for each replica: `InputReplicationMode.PER_REPLICA`.
-    input_per_replica = False
-    #: Whether replicas that have run out of data get batches without rows while others have some.
-    enable_partial_batch_handling = True
-
-    def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
-        self._devices = tuple(devices)
-        self.cross_device_ops = cross_device_ops
-        # Weak: a cycle would keep the replicas' threads until the garbage collector finds it.
-        self._strategy: weakref.ref[Strategy] | None = None
-        self._timeout = DEFAULT_TIMEOUT
-        #: The processes that train together.
-        self.workers = Workers()
-        self.start_afresh()
-
-    def start_afresh(self) -> None:
-        """Make what belongs to this object alone, also when it is a copy, or in a forked process."""
-        self._process = os.getpid()
-        self._threads: ReplicaThreads | None = None
-        self._run_lock = threading.RLock()
-        self._runs = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StrategyExtended:
-        copied = type(self).__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        copied.start_afresh()
-        memo[id(self)] = copied
-        return copied
-
-    # What a strategy may override ---------------------------------------------------------------
-
-    def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        """Make a variable of this strategy; a plain one unless overridden."""
-        return next_creator(**kwargs)
-
-    def variable_on(
-        self, device: Device, next_creator: Callable[..., Variable], **kwargs: Any
-    ) -> Variable:
-        """Make a variable whose value lies on a device.
-
-        Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
-        which programs read in every step.
-        """
-        with device.in_use():
-            variable = next_creator(**kwargs)
-            only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
-            if device.kind == "GPU" and (variable.ndim or not only_first):
-                variable._set_array(device.place(variable._current().array))
-        return variable
-
-    def begin_run(self) -> None:
-        """Get ready for a run of several replicas."""
-
-    def all_reduce_in_replica(
-        self,
-        context: ReplicaContext,
-        reduce_op: ReduceOp,
-        arrays: list[Any],
-        options: CommunicationOptions,
-    ) -> list[Any]:
-        """Do one replica's part of an all-reduce; with one replica, the arrays are the result."""
-        return arrays
-
-    def all_reduce_slices_in_replica(
-        self,
-        context: ReplicaContext,
-        reduce_op: ReduceOp,
-        slices: Sequence[IndexedSlices],
-        options: CommunicationOptions,
-    ) -> list[IndexedSlices]:
-        """Do one replica's part of an all-reduce of `IndexedSlices`: all replicas' rows, in order."""
-
-        def gather(all_slices: list[tuple[IndexedSlices, ...]]) -> list[list[IndexedSlices]]:
-            if len({len(slices) for slices in all_slices}) > 1:
-                counts = [len(slices) for slices in all_slices]
-                raise MismatchError(f"all_reduce: the replicas reduce {counts} IndexedSlices")
-            values = [PerReplica(of_one) for of_one in zip(*all_slices, strict=True)]
-            try:
-                with self._for_all_replicas():
-                    sums = self.cross_device_ops.batch_reduce(
-                        reduce_op, [(value, value) for value in values], options
-                    )
-            except ValueError as error:
-                raise MismatchError(f"all_reduce of IndexedSlices: {error}") from error
-            sums = [self._over_workers(reduce_op, total) for total in sums]
-            return [
-                [
-                    slices_beside(own, component_of(total, r))
-                    for own, total in zip(slices, sums, strict=True)
-                ]
-                for r, slices in enumerate(all_slices)
-            ]
-
-        result: list[IndexedSlices] = context.meet(
-            "all_reduce of IndexedSlices", gather, *slices, timeout=options.timeout_seconds
-        )
-        return result
-
-    def all_gather_in_replica(
-        self,
-        context: ReplicaContext,
-        arrays: Sequence[Array],
-        axis: int,
-        options: CommunicationOptions,
-    ) -> list[tuple[Array, int]]:
-        """Do one replica's part of an all-gather of arrays that may be ragged along ``axis``.
-
-        Returns for each array all replicas' ones, joined, and where this replica's one begins. The
-        replicas share the result where they share memory.
-        """
-
-        def gather(all_arrays: list[tuple[Array, ...]]) -> list[list[tuple[Array, int]]]:
-            if len({len(arrays) for arrays in all_arrays}) > 1:
-                counts = [len(arrays) for arrays in all_arrays]
-                raise MismatchError(f"all_gather: the replicas gather {counts} tensors")
-            results: list[list[tuple[Array, int]]] = [[] for _ in all_arrays]
-            for of_one in zip(*all_arrays, strict=True):
-                value = PerReplica([Tensor(array) for array in of_one])
-                ops = self.cross_device_ops_for(value)
-                try:
-                    with self._for_all_replicas():
-                        joined = component_of(ops.gather(value, value, axis, options), 0).array
-                except ValueError as error:
-                    raise MismatchError(f"all_gather: {error}") from error
-                whole, begin = self.workers.gather(joined, axis)
-                for array, result in zip(of_one, results, strict=True):
-                    result.append((array_backend.asarray(whole, like=array), begin))
-                    begin += array.shape[axis]
-            return results
-
-        result: list[tuple[Array, int]] = context.meet(
-            "all_gather", gather, *arrays, timeout=options.timeout_seconds
-        )
-        return result
-
-    def begin_all_reduce(
-        self,
-        context: ReplicaContext,
-        reduce_op: ReduceOp,
-        likes: Sequence[Any],
-        options: CommunicationOptions,
-    ) -> ReplicaReduction | None:
-        """Begin an all-reduce whose arrays come one by one; None where that is not possible."""
-        return None
-
-    def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
-        """Return what reduces a value in cross-replica context, or gathers it."""
-        return self.cross_device_ops
-
-    @contextmanager
-    def _for_all_replicas(self) -> Iterator[None]:
-        """Be in cross-replica context, where no tape records."""
-        with entered(Mode(self.strategy, None)), paused():
-            yield
-
-    def abort_collectives(self, reason: str) -> None:
-        """Wake replicas that are in a collective, because another one has failed."""
-
-    def default_replica_context(self) -> ReplicaContext | None:
-        """Return the replica context outside every scope; only the default strategy has one."""
-        return None
-
-    @property
-    def input_pipeline(self) -> tuple[int, int]:
-        """The number of processes that read input, and which of them this is."""
-        return self.workers.count, self.workers.index
-
-    def sum_over_workers(self, count: int) -> int:
-        """Return the sum of a number over all processes: all make the same calls."""
-        return self.workers.total(count)
-
-    # Facts --------------------------------------------------------------------------------------
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy this belongs to.
-
-        Raises
-        ------
-        RuntimeError
-            If the program has dropped the strategy and kept only this object.
-        """
-        strategy = None if self._strategy is None else self._strategy()
-        if strategy is None:
-            raise RuntimeError(
-                f"the strategy of this {type(self).__name__} does not exist any more; keep a reference "
-                "to the strategy, `strategy.extended` alone does not"
-            )
-        return strategy
-
-    def belong_to(self, strategy: Strategy) -> None:
-        """Make this the `extended` of a strategy."""
-        self._strategy = weakref.ref(strategy)
-
-    @property
-    def timeout(self) -> float:
-        """How many seconds replicas wait for each other before the missing one is reported."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {seconds!r}")
-        self._timeout = float(seconds)
-        self.workers.wait_at_most(self._timeout)
-
-    @property
-    def num_local_replicas(self) -> int:
-        """How many replicas this process runs."""
-        return len(self._devices)
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas all processes run together."""
-        return self.num_local_replicas * self.workers.count
-
-    @property
-    def first_replica(self) -> int:
-        """The number of this process's first replica among all."""
-        return self.num_local_replicas * self.workers.index
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The names of the replicas' devices."""
-        return tuple(str(d) for d in self._devices)
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold variables."""
-        return self.worker_devices
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """Whether each worker runs the program by itself."""
-        return False
-
-    @property
-    def experimental_should_init(self) -> bool:
-        """Whether this process initialises variables."""
-        return True
-
-    @property
-    def experimental_require_static_shapes(self) -> bool:
-        """Whether shapes must not change between steps."""
-        return False
-
-    @property
-    def experimental_enable_get_next_as_optional(self) -> bool:
-        """The older name of `enable_partial_batch_handling`."""
-        return self.enable_partial_batch_handling
-
-    @experimental_enable_get_next_as_optional.setter
-    def experimental_enable_get_next_as_optional(self, enable: bool) -> None:
-        self.enable_partial_batch_handling = enable
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
-        return True
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
-        return True
-
-    def replica_device(self, replica: int) -> AbstractContextManager[Any]:
-        """Return the context in which a replica's arrays are made."""
-        return self._devices[replica].in_use()
-
-    # Running ------------------------------------------------------------------------------------
-
-    def call_for_each_replica(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run a function once for each replica at the same time, and group the results."""
-        require_cross_replica(self.strategy)
-        args, kwargs = tuple(args), dict(kwargs or {})
-        if self.num_local_replicas == 1:
-            return self._call(0, None, fn, args, kwargs)
-        if self._process != os.getpid():  # a forked process has the strategy, and not its threads
-            self.start_afresh()
-        with self.strategy.scope():
-            with self._run_lock:  # runs of several user threads come one after the other
-                if self._runs:
-                    raise RuntimeError(
-                        "strategy.run() was called while this thread runs it already, in a merge "
-                        "function: the replicas wait for that function to end"
-                    )
-                self._runs = True
-                try:
-                    return self._run(fn, args, kwargs)
-                finally:
-                    self._runs = False
-
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function in a thread for each replica."""
-        size = self.num_local_replicas
-        self.begin_run()
-        if self._threads is None or not self._threads.usable:
-            self._threads = ReplicaThreads(size)
-        inside = creators()
-
-        def replica(number: int, run: ReplicaRun) -> Any:
-            before = creators()
-            set_creators(inside)
-            try:
-                return self._call(number, run, fn, args, kwargs)
-            finally:
-                set_creators(before)
-
-        with shared_among(size):
-            return regroup(self._threads.run(replica, self.abort_collectives, self.timeout))
-
-    def _call(
-        self,
-        replica: int,
-        run: ReplicaRun | None,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run a function for one replica in this thread."""
-        mode = Mode(self.strategy, ReplicaContext(self.strategy, replica, run), replica)
-        # Running in this thread, outside the strategy's scope, is being in it.
-        creator = self.create_variable if run is None and not has_strategy() else None
-        with entered(mode, creator), self.replica_device(replica):
-            args = select_replica(replica, args)
-            return fn(*args, **select_replica(replica, kwargs)) if kwargs else fn(*args)
+class StrategyExtended(Replicas):
+    """The differences between strategies, and the lower-level methods of `Strategy`."""
 
     # Reducing, in cross-replica context ---------------------------------------------------------
 
@@ -469,16 +92,11 @@ class StrategyExtended:
         ops = self.cross_device_ops_for(value, destinations)
         return self._over_workers(op, ops.reduce(op, value, destinations, options))
 
-    def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
-        """Reduce what this process's replicas were reduced to over all processes."""
-        if self.workers.count == 1:
-            return reduced
-        if isinstance(reduced, Mirrored):
-            total = self._over_workers(op, reduced.values[0])
-            return Mirrored([total] * len(reduced.values))
-        if isinstance(reduced, IndexedSlices):
-            return self.workers.reduce_slices(op, reduced)
-        return Tensor(self.workers.reduce(op, as_tensor(reduced).array))
+    def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
+        """Return the result of `reduce_to` for the host, by a short way; None where there is none."""
+        if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
+            return value if value.array.__class__ is np.ndarray else None
+        return None
 
     def batch_reduce_to(
         self,
@@ -615,7 +233,7 @@ class StrategyExtended:
         """Call a function in the update context of each replica, with the arguments for it."""
         results = []
         for replica, args in enumerate(calls):
-            with entered(Mode(self.strategy, None, replica)), self.replica_device(replica):
+            with entered(Mode(self.strategy, None, replica)), self._devices[replica].in_use():
                 results.append(
                     fn(*select_replica(replica, args), **select_replica(replica, kwargs))
                 )

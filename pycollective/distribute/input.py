@@ -6,13 +6,11 @@ elements that `Strategy.run` takes, made ahead in a thread.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +19,17 @@ from pycollective.data import INFINITE_CARDINALITY, Dataset, TensorSpec
 from pycollective.data.background import Prefetcher
 from pycollective.data.optional import NextElements
 from pycollective.data.sharding import describe, share_of_worker, starving
-from pycollective.distribute.context import get_replica_context, has_strategy
+from pycollective.distribute.context import get_replica_context, has_strategy, state
 from pycollective.distribute.devices import Device, Uploads
+from pycollective.distribute.input_options import (
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    PerReplicaSpec,
+    check_options,
+    goes_to_devices,
+    steps_ahead,
+)
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
 
@@ -30,156 +37,7 @@ if TYPE_CHECKING:
     from pycollective.distribute.extended import StrategyExtended
     from pycollective.distribute.strategy import Strategy
 
-__all__ = [
-    "DistributedDataset",
-    "DistributedIterator",
-    "InputContext",
-    "InputOptions",
-    "InputReplicationMode",
-    "PerReplicaSpec",
-    "RunOptions",
-]
-
-
-class InputContext:
-    """What a function that makes a dataset may know.
-
-    Attributes
-    ----------
-    num_input_pipelines, input_pipeline_id : int
-        How many datasets are made, and which one this is.
-    num_replicas_in_sync : int
-        How many replicas they feed together.
-    """
-
-    def __init__(
-        self,
-        num_input_pipelines: int = 1,
-        input_pipeline_id: int = 0,
-        num_replicas_in_sync: int = 1,
-    ) -> None:
-        self._num_input_pipelines = num_input_pipelines
-        self._input_pipeline_id = input_pipeline_id
-        self._num_replicas_in_sync = num_replicas_in_sync
-
-    @property
-    def num_input_pipelines(self) -> int:
-        """The number of datasets that are made."""
-        return self._num_input_pipelines
-
-    @property
-    def input_pipeline_id(self) -> int:
-        """Which of them this is."""
-        return self._input_pipeline_id
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """The number of replicas they feed."""
-        return self._num_replicas_in_sync
-
-    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the share of a replica.
-
-        Raises
-        ------
-        ValueError
-            If the batch cannot be divided.
-        """
-        if global_batch_size % self._num_replicas_in_sync != 0:
-            raise ValueError(
-                f"The `global_batch_size` {global_batch_size!r} is not divisible by "
-                f"`num_replicas_in_sync` {self._num_replicas_in_sync!r} "
-            )
-        return global_batch_size // self._num_replicas_in_sync
-
-    def __str__(self) -> str:
-        return (
-            f"tf.distribute.InputContext(input pipeline id {self._input_pipeline_id}, total: "
-            f"{self._num_input_pipelines})"
-        )
-
-
-class InputReplicationMode(enum.Enum):
-    """How often the function of `distribute_datasets_from_function` is called.
-
-    PER_WORKER: once in each process. PER_REPLICA: once for each replica.
-    """
-
-    PER_WORKER = "PER_WORKER"
-    PER_REPLICA = "PER_REPLICA"
-
-
-class _InputOptions(NamedTuple):
-    experimental_fetch_to_device: bool
-    experimental_replication_mode: InputReplicationMode
-    experimental_place_dataset_on_device: bool
-    experimental_per_replica_buffer_size: int
-
-
-class InputOptions(_InputOptions):
-    """Options of distributed datasets.
-
-    Attributes
-    ----------
-    experimental_fetch_to_device : bool, optional
-        Whether batches are made ready ahead, in a thread, on the replicas' devices; True unless given.
-        Otherwise they stay on the host, and only those of `Strategy.experimental_distribute_dataset`
-        are made ahead, by one step.
-    experimental_replication_mode : InputReplicationMode
-        Whether the function that makes a dataset is called for each worker or for each replica.
-    experimental_place_dataset_on_device : bool
-        Whether batches come to lie on the replicas' devices, without being made ahead; datasets
-        themselves run on the host.
-    experimental_per_replica_buffer_size : int
-        How many batches of each replica are kept ready.
-    """
-
-    __slots__ = ()
-
-    def __new__(
-        cls,
-        experimental_fetch_to_device: bool | None = None,
-        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-        experimental_place_dataset_on_device: bool = False,
-        experimental_per_replica_buffer_size: int = 1,
-    ) -> InputOptions:
-        """Return the options; see the class."""
-        if experimental_per_replica_buffer_size < 1:
-            raise ValueError(
-                "experimental_per_replica_buffer_size must be at least 1, not "
-                f"{experimental_per_replica_buffer_size}"
-            )
-        return super().__new__(
-            cls,
-            experimental_fetch_to_device is None or experimental_fetch_to_device,
-            experimental_replication_mode,
-            experimental_place_dataset_on_device,
-            experimental_per_replica_buffer_size,
-        )
-
-
-class RunOptions(NamedTuple):
-    """Options of `Strategy.run`: for TPUs, and without effect elsewhere."""
-
-    experimental_enable_dynamic_batch_size: bool = True
-    experimental_bucketizing_dynamic_shape: bool = False
-    experimental_xla_options: Any = None
-
-
-@dataclass(frozen=True)
-class PerReplicaSpec:
-    """What the components of a `PerReplica` look like.
-
-    Attributes
-    ----------
-    value_specs : tuple of TensorSpec
-        One for each local replica.
-    """
-
-    value_specs: tuple[TensorSpec, ...]
-
-    def __repr__(self) -> str:
-        return f"PerReplicaSpec({', '.join(map(repr, self.value_specs))})"
+__all__ = ["DistributedDataset", "DistributedIterator"]
 
 
 class _Parts:
@@ -254,7 +112,7 @@ class _Parts:
         count = self.extended.num_local_replicas // len(sources)
         if self.extended.num_local_replicas == 1:
             for part in sources[0]:
-                yield [self.place(0, part, how)]
+                yield [self.place(0, part, how) if self._copies else part]
             return
         while True:
             parts: list[Any] = []
@@ -263,7 +121,9 @@ class _Parts:
                 parts += taken + [None] * (count - len(taken))
             if all(part is None for part in parts):
                 return
-            yield [self.place(replica, part, how) for replica, part in enumerate(parts)]
+            if self._copies:
+                parts = [self.place(replica, part, how) for replica, part in enumerate(parts)]
+            yield parts
 
 
 def _is_static(spec: Any) -> bool:
@@ -332,7 +192,7 @@ class DistributedIterator(NextElements):
         ValueError
             In a replica function.
         """
-        if has_strategy() and get_replica_context() is not None:
+        if state.modes and has_strategy() and get_replica_context() is not None:
             raise ValueError(
                 "next(iterator) should be called from outside of replica_fn. e.g. "
                 "strategy.run(replica_fn, args=(next(iterator),))"
@@ -347,17 +207,18 @@ class DistributedIterator(NextElements):
             # The others wait for this worker's count, which will not come.
             self._parts.extended.workers.abort(f"its input failed: {type(error).__name__}: {error}")
             raise
-        have = len([part for part in parts if part is not None])
+        given = [part for part in parts if part is not None]
+        have = len(given)
         if self._parts.fills_up:
             have = self._parts.extended.sum_over_workers(have)
         if have == 0 or (have < size and not self._parts.fills_up):
             self.close()
             self._after_pass(*self._counts)
             raise StopIteration
-        return self._element(parts)
+        return self._element(parts, given)
 
-    def _element(self, parts: list[Any]) -> Any:
-        given = [part for part in parts if part is not None]
+    def _element(self, parts: list[Any], given: list[Any]) -> Any:
+        """Return the arguments for `Strategy.run`, made of mini-batches in replica order."""
         if self._parts.across_workers:
             self._counts[0] += 1
             self._counts[1] += sum(map(_rows, given))
@@ -371,12 +232,20 @@ class DistributedIterator(NextElements):
                     empty = _empty(specs[place // count], self._like)
                     parts[place] = self._parts.place(place, empty, Device.place)
         if len(parts) == 1 and not self._parts.across_workers:
-            return nest.map_structure(Tensor, parts[0])
-        return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
+            return _mapped(Tensor, parts)
+        return _mapped(lambda *leaves: PerReplica(tuple(map(Tensor, leaves))), parts)
 
     def close(self) -> None:
         """End the pass."""
         self._steps = None
+
+
+def _mapped(function: Callable[..., Any], parts: Sequence[Any]) -> Any:
+    """Return ``nest.map_structure(function, *parts)``, soon for tuples of arrays."""
+    first = parts[0]
+    if first.__class__ is tuple and all([leaf.__class__ is np.ndarray for leaf in first]):
+        return tuple([function(*leaves) for leaves in zip(*parts, strict=True)])
+    return nest.map_structure(function, *parts)
 
 
 def _rows(part: Any) -> int:
@@ -445,7 +314,7 @@ def distribute_dataset(strategy: Strategy, dataset: Any, options: InputOptions |
     extended = strategy.extended
     if extended.is_default:
         return dataset
-    _check_options(options)
+    check_options(options)
     if options and options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         raise NotImplementedError(
             "InputReplicationMode.PER_REPLICA is only supported in "
@@ -458,7 +327,7 @@ def distribute_dataset(strategy: Strategy, dataset: Any, options: InputOptions |
     if hungry:
         warnings.warn(hungry, RuntimeWarning, stacklevel=3)
     return DistributedDataset(
-        _Parts(extended, [share.dataset], 1 + _buffered(options), True, _to_devices(options)),
+        _Parts(extended, [share.dataset], 1 + steps_ahead(options), True, goes_to_devices(options)),
         lambda: share.cardinality,
         partial(describe, dataset, workers, replicas),
         _starvation_check(workers, worker, warned=bool(hungry)),
@@ -493,7 +362,7 @@ def distribute_from_function(
     replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(workers, worker, replicas)]
     if not extended.is_default:
-        _check_options(options)
+        check_options(options)
         if options:
             local = extended.num_local_replicas
             contexts = _contexts(options, extended, contexts, local)
@@ -513,7 +382,7 @@ def distribute_from_function(
         return "\n".join(["made by a function, once for each of", *lines])
 
     return DistributedDataset(
-        _Parts(extended, datasets, _buffered(options), False, _to_devices(options)),
+        _Parts(extended, datasets, steps_ahead(options), False, goes_to_devices(options)),
         cardinality,
         description,
         _starvation_check(workers, worker, warned=False),
@@ -547,23 +416,6 @@ def _contexts(
     if not per_replica:
         return for_worker
     return [InputContext(replicas, r, for_worker[0].num_replicas_in_sync) for r in range(replicas)]
-
-
-def _buffered(options: InputOptions | None) -> int:
-    """Return how many steps are made ahead for the replicas."""
-    options = options or InputOptions()
-    fetched = options.experimental_fetch_to_device
-    return options.experimental_per_replica_buffer_size if fetched else 0
-
-
-def _to_devices(options: InputOptions | None) -> bool:
-    options = options or InputOptions()
-    return options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
-
-
-def _check_options(options: Any) -> None:
-    if options is not None and not isinstance(options, InputOptions):
-        raise TypeError(f"options must be tf.distribute.InputOptions, not {type(options).__name__}")
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.distribute.context import (
+    current_mode,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
@@ -123,7 +124,8 @@ def scale_regularization_loss(regularization_loss: Any) -> Tensor:
     RuntimeError
         In cross-replica context.
     """
-    if has_strategy() and in_cross_replica_context():
+    mode = current_mode()
+    if mode is not None and mode.replica_context is None and has_strategy():
         raise RuntimeError(
             "You are calling `scale_regularization_loss` in cross replica context, while it was "
             "expected to be called in replica context."
@@ -131,5 +133,5 @@ def scale_regularization_loss(regularization_loss: Any) -> Tensor:
     total = _floating(regularization_loss)
     if total.ndim:
         total = tensor_ops.reduce_sum(total)
-    replicas = get_strategy().num_replicas_in_sync
+    replicas = 1 if mode is None else mode.strategy.extended.num_replicas_in_sync
     return total if replicas == 1 else total / float(replicas)

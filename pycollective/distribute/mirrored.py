@@ -9,28 +9,37 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, array_backend
+from pycollective import _core
+from pycollective.array_backend import Array
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.communicator import Communicator, local_group
-from pycollective.distribute.all_reduce_ops import default_cross_device_ops
+from pycollective.distribute.all_reduce_ops import (
+    CollectiveAllReduce,
+    ReductionToOneDevice,
+    default_cross_device_ops,
+)
 from pycollective.distribute.communication import CommunicationOptions
+from pycollective.distribute.creation import mirrored_creator
 from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,
-    ReductionToOneDevice,
-    ReplicaReduction,
     devices_of,
+    log_place,
+    sum_in_order,
 )
 from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reducer import GradientReducer, GradientReduction
 from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.values import DistributedValues
-from pycollective.distribute.variables import mirrored_creator
+from pycollective.distribute.values import DistributedValues, PerReplica
+from pycollective.distribute.workers import Workers
 from pycollective.tensor import Tensor, Variable, as_tensor
 
 __all__ = ["MirroredStrategy"]
 
+_HOST = Device("CPU", 0)
 _log = logging.getLogger("pycollective")
 
 
@@ -51,6 +60,9 @@ class MirroredExtended(StrategyExtended):
             chosen, why = cross_device_ops, "given to the strategy"
         super().__init__(devices, chosen)
         self.why_these_ops = why
+        #: What a reducer follows; where the operations have hooks of their own, only among workers.
+        self._rules = chosen if isinstance(chosen, ScheduledOps) else CollectiveAllReduce()
+        self._has_own_hooks = self._rules is not chosen or self._rules.has_own_hooks()
         self._options = communication_options or CommunicationOptions()
         self.gradient_options = self.gradient_options.merge(communication_options)
         self._one_device = ReductionToOneDevice()
@@ -60,6 +72,12 @@ class MirroredExtended(StrategyExtended):
         """Make what belongs to this object alone, also when it is a copy."""
         super().start_afresh()
         self._communicators: list[Communicator] = []
+        self._reducers: list[GradientReducer] = []
+
+    def train_with(self, workers: Workers) -> None:
+        """Train together with other processes from now on; what reached the former ones is over."""
+        super().train_with(workers)
+        self._communicators, self._reducers = [], []
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a mirrored variable, or one that is aggregated when it is read."""
@@ -69,14 +87,33 @@ class MirroredExtended(StrategyExtended):
         """See that there are communicators that work, and wait as long as the strategy says."""
         if not self._communicators:
             self._communicators = local_group(self.num_local_replicas)
+            self._reducers = [self._reducer(communicator) for communicator in self._communicators]
         for communicator in self._communicators:
-            communicator.timeout = self.timeout
+            communicator.timeout = self._timeout
+
+    def _reducer(self, replicas: Communicator | None) -> GradientReducer:
+        """Return the reducer of a replica, given its rank among those of this process."""
+        workers = self.workers.communicator
+        return GradientReducer(self._rules, replicas, workers, self._options, self._mixed)
+
+    def _reducer_of(self, context: ReplicaContext) -> GradientReducer:
+        if not self._reducers:
+            if self.num_local_replicas > 1:  # another replica has just failed
+                raise RuntimeError("the replicas were stopped")
+            self._reducers = [self._reducer(None)]
+        return self._reducers[context.local_replica_id]
 
     def abort_collectives(self, reason: str) -> None:
-        """Fail the communicators of this run; the next run makes new ones."""
+        """Fail the communicators of this run; the next run makes new ones.
+
+        Those of the workers fail, too, where these wait for the rest of what this one has begun.
+        """
         communicators, self._communicators = self._communicators, []
+        reducers, self._reducers = self._reducers, []
         if communicators:
             communicators[0].abort(reason)
+        if self.num_local_replicas == 1 or any(r.has_reached_workers for r in reducers):
+            self.workers.abort(reason)
 
     def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
         """Return what reduces a value to destinations, or gathers it.
@@ -91,92 +128,100 @@ class MirroredExtended(StrategyExtended):
             return self._one_device
         return self.cross_device_ops
 
-    def all_reduce_in_replica(
+    def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
+        """Return the sum or mean of the replicas' arrays, if they lie on the host.
+
+        They lie on other devices than the one, so that no operation that was given to the strategy is
+        asked.
+        """
+        if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
+            return value if value.array.__class__ is np.ndarray else None
+        if value.__class__ is not PerReplica:
+            return None
+        arrays: list[Any] = [getattr(part, "array", None) for part in value._values]
+        if len(arrays) < 2 or any([array.__class__ is not np.ndarray for array in arrays]):
+            return None
+        log_place(_HOST, "cpu:0")
+        total = Tensor(sum_in_order(arrays, op))
+        return total if self.workers.count == 1 else as_tensor(self._over_workers(op, total))
+
+    def reduce_in_replica(
         self,
         context: ReplicaContext,
         reduce_op: ReduceOp,
-        arrays: list[Any],
+        arrays: list[Array],
         options: CommunicationOptions,
-    ) -> list[Any]:
+    ) -> list[Array]:
         """Take part in an all-reduce from this replica's thread, or meet and let one reduce."""
-        if self.num_local_replicas == 1 or not arrays:
+        if self.num_replicas_in_sync == 1 or not arrays:
             return arrays
-        ints = [i for i, array in enumerate(arrays) if array.dtype == np.int32]
-        if not ints:
-            return self._all_reduce(self.cross_device_ops, context, reduce_op, arrays, options)
-        others = [i for i in range(len(arrays)) if i not in set(ints)]
+        has_ints = np.int32 in [array.dtype for array in arrays]
+        if self.workers.count > 1 or not (self._has_own_hooks or has_ints):
+            with context.collective():
+                reducer = self._reducer_of(context)
+                return reducer.all_reduce(arrays, reduce_op, options, context.meet)
         results: list[Any] = [None] * len(arrays)
+        ints = [i for i, array in enumerate(arrays) if array.dtype == np.int32]
+        others = [i for i, array in enumerate(arrays) if array.dtype != np.int32]
         for ops, places in ((self._one_device, ints), (self.cross_device_ops, others)):
             if places:
                 mine = [arrays[i] for i in places]
-                reduced = self._all_reduce(ops, context, reduce_op, mine, options)
+                reduced = self._reduce_by(ops, context, reduce_op, mine, options)
                 for i, array in zip(places, reduced, strict=True):
                     results[i] = array
         return results
 
-    def _all_reduce(
+    def _reduce_by(
         self,
         ops: CrossDeviceOps,
         context: ReplicaContext,
         reduce_op: ReduceOp,
-        arrays: list[Any],
+        arrays: list[Array],
         options: CommunicationOptions,
-    ) -> list[Any]:
+    ) -> list[Array]:
+        """Reduce floats as the reducer, or by the hooks of cross-device operations."""
+        if ops is self.cross_device_ops and not self._has_own_hooks:
+            return self.reduce_in_replica(context, reduce_op, arrays, options)
         options = self._options.merge(options)
+        tensors = [Tensor(array) for array in arrays]
         if type(ops)._all_reduce is not CrossDeviceOps._all_reduce:
-            tensors = [Tensor(a) for a in arrays]
             with context.collective():
                 reduced = ops._all_reduce(reduce_op, tensors, context.local_replica_id, options)
             return [as_tensor(r).array for r in reduced]
-        if not ops.takes_part_from_replicas():
 
-            def reduce(_strategy: Strategy, *values: DistributedValues) -> list[Any]:
-                return ops.batch_reduce(reduce_op, [(value, value) for value in values], options)
+        def reduce(_strategy: Strategy, *values: DistributedValues) -> list[Any]:
+            return ops.batch_reduce(reduce_op, [(value, value) for value in values], options)
 
-            results = context.merge_call(reduce, args=[Tensor(a) for a in arrays])
-            return [r.array for r in results]
-        with context.collective():
-            communicator = self._communicator_of(context)
-            reduction = ops.begin_all_reduce(communicator, reduce_op, arrays, options, False)
-            assert reduction is not None
-            reduction.add_all(
-                [array_backend.to_numpy(array) for array in arrays] if self._mixed else arrays
-            )
-            return reduction.finish()
+        return [r.array for r in context.merge_call(reduce, args=tensors)]
 
-    def begin_all_reduce(
+    def begin_reduction(
         self,
         context: ReplicaContext,
+        likes: Sequence[Array],
         reduce_op: ReduceOp,
-        likes: Sequence[Any],
         options: CommunicationOptions,
-    ) -> ReplicaReduction | None:
-        """Begin an all-reduce whose arrays come one by one, if it can begin before all are there."""
-        if not self._may_begin_early(likes):
-            return None
-        options = self._options.merge(options)
-        communicator = self._communicator_of(context)
-        return self.cross_device_ops.begin_all_reduce(communicator, reduce_op, likes, options, True)
+    ) -> GradientReduction | None:
+        """Begin an all-reduce whose arrays come one by one, if it can begin before all are there.
 
-    def _may_begin_early(self, likes: Sequence[Any]) -> bool:
-        """Whether the replicas of this process can sum such arrays as they come, and gain by it."""
-        return (
-            self.num_local_replicas > 1
-            and not self._mixed  # the GPUs' arrays go to the host, where the others are
-            and (self._can_sum_early() if self.sums_early is None else self.sums_early)
-            and self.cross_device_ops.takes_part_from_replicas()
-            and all(like.dtype != np.int32 for like in likes)
-        )
+        With several replicas, only where the sums gain by it, and no replica has its arrays elsewhere.
+        """
+        alone = self.num_local_replicas == 1
+        if alone and self.workers.count == 1:
+            return None
+        if not alone:
+            early = self._can_sum_early() if self.sums_early is None else self.sums_early
+            if (
+                not early
+                or self._mixed
+                or self._has_own_hooks
+                or any(like.dtype == np.int32 for like in likes)
+            ):
+                return None
+        return self._reducer_of(context).begin(likes, reduce_op, options, context.meet)
 
     def _can_sum_early(self) -> bool:
         on_cpus = sum([device.kind == "CPU" for device in self._devices])
         return on_cpus < self.num_local_replicas or on_cpus < _core.usable_cores()
-
-    def _communicator_of(self, context: ReplicaContext) -> Communicator:
-        communicators = self._communicators
-        if not communicators:  # another replica has just failed
-            raise RuntimeError("the replicas were stopped")
-        return communicators[context.local_replica_id]
 
 
 def check_cross_device_ops(cross_device_ops: Any) -> None:

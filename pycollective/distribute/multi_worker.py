@@ -10,32 +10,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from pycollective import array_backend, observe, rendezvous
+from pycollective import observe, rendezvous
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
 from pycollective.cluster.membership import Membership, checked_membership_of, source_of
 from pycollective.cluster.sources import Source, sources_of_environment
 from pycollective.communicator import Communicator
-from pycollective.distribute.among_workers import (
-    BothLevels,
-    OnBothLevels,
-    by_streams,
-    on_each_device,
-)
 from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from pycollective.distribute.cross_device_ops import ReplicaReduction, finished, work_dtype
 from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.mirrored import MirroredExtended
-from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.workers import JoinedWorkers, Workers
+from pycollective.distribute.workers import Workers
 from pycollective.errors import (
     AbortedError,
     CollectiveError,
@@ -43,7 +34,6 @@ from pycollective.errors import (
     PeerLostError,
     RendezvousError,
 )
-from pycollective.nccl import device
 from pycollective.rendezvous.description import FirstRankLostError, Roster
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
@@ -59,14 +49,10 @@ _MEETINGS = 10
 
 
 class MultiWorkerExtended(MirroredExtended):
-    """The replicas of this process as those of `MirroredStrategy`, and the other workers beyond.
-
-    What replicas reduce is summed over those of this process first, in their own group of threads;
-    the sum is reduced over the workers by replica 0's thread, and shared. Packs go out on both levels
-    while the tapes still compute gradients.
-    """
+    """The replicas of this process as those of `MirroredStrategy`, and the other workers beyond."""
 
     input_per_replica = False
+    experimental_between_graph = True
 
     def __init__(
         self,
@@ -76,151 +62,15 @@ class MultiWorkerExtended(MirroredExtended):
         resolver: ClusterResolver,
     ) -> None:
         super().__init__(devices, None, options)
-        self.workers = workers
+        self.train_with(workers)
         self._cluster_resolver = resolver
         if options.timeout_seconds is not None:
             self.timeout = options.timeout_seconds
-
-    def start_afresh(self) -> None:
-        """Make what belongs to this object alone, also when it is a copy."""
-        super().start_afresh()
-        self._both: BothLevels | None = None  # of the last reduction that was begun early
-        self._sides: dict[int, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.workers.count > 1:
             raise ValueError("MultiWorkerMirroredStrategy cannot be deep copied in eager mode.")
         return super().__deepcopy__(memo)
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """Whether each worker runs the program by itself: it does."""
-        return True
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints: the chief does."""
-        return self.workers.index == 0
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: the chief does."""
-        return self.workers.index == 0
-
-    def abort_collectives(self, reason: str) -> None:
-        """Fail the replicas' collectives, and the workers', where these wait for this one's rest."""
-        both, self._both = self._both, None
-        super().abort_collectives(reason)
-        if self.num_local_replicas == 1 or (both is not None and both.begun):
-            self.workers.abort(reason)
-
-    def all_reduce_in_replica(
-        self,
-        context: ReplicaContext,
-        reduce_op: ReduceOp,
-        arrays: list[Any],
-        options: CommunicationOptions,
-    ) -> list[Any]:
-        """Sum over this process's replicas, then over the workers."""
-        if self.workers.count == 1 or not arrays:
-            return super().all_reduce_in_replica(context, reduce_op, arrays, options)
-        wide = [a.astype(work_dtype(a.dtype, reduce_op), copy=False) for a in arrays]
-        local = super().all_reduce_in_replica(context, ReduceOp.SUM, wide, options)
-
-        def among_workers(replicas: list[tuple[Any, ...]]) -> list[list[Any]]:
-            totals = self._sum_over_workers(list(replicas[0]), options)
-            done = [
-                self._finished(total, array.dtype, reduce_op)
-                for total, array in zip(totals, arrays, strict=True)
-            ]
-            return on_each_device(done, replicas)
-
-        options = self._options.merge(options)
-        result: list[Any] = context.meet(
-            "all_reduce", among_workers, *local, timeout=options.timeout_seconds
-        )
-        return result
-
-    def _sum_over_workers(self, arrays: list[Any], options: CommunicationOptions) -> list[Any]:
-        reduction = self._begin_among_workers(ReduceOp.SUM, arrays, options, False)
-        assert reduction is not None
-        for place, array in enumerate(arrays):
-            reduction.add(place, array)
-        return reduction.finish()
-
-    def _finished(self, total: Any, dtype: Any, reduce_op: ReduceOp) -> Any:
-        """Return the result for arrays of ``dtype``, given the sum of all replicas'."""
-        replicas = self.num_replicas_in_sync
-        if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub":
-            total = array_backend.asarray(total / total.dtype.type(replicas))
-        return finished(total, dtype, reduce_op, replicas)
-
-    def _begin_among_workers(
-        self,
-        reduce_op: ReduceOp,
-        likes: Sequence[Any],
-        options: CommunicationOptions,
-        async_op: bool,
-    ) -> ReplicaReduction | None:
-        communicator = self.workers.communicator
-        assert communicator is not None
-        options = self._options.merge(options)
-        return self.cross_device_ops.begin_all_reduce(
-            communicator, reduce_op, likes, options, async_op
-        )
-
-    def begin_all_reduce(
-        self,
-        context: ReplicaContext,
-        reduce_op: ReduceOp,
-        likes: Sequence[Any],
-        options: CommunicationOptions,
-    ) -> ReplicaReduction | None:
-        """Begin an all-reduce whose arrays come one by one, if it can begin before all are there.
-
-        Of several replicas replica 0 takes each pack on to the other workers. It would wait for its GPU
-        where sums go over the host. Halves are summed in another type, in other packs than those of a
-        worker that sums at the end.
-        """
-        if self.workers.count == 1:
-            return super().begin_all_reduce(context, reduce_op, likes, options)
-        if self.num_local_replicas == 1:
-            return self._begin_among_workers(reduce_op, likes, options, True)
-        merged = self._options.merge(options)
-        own = self._communicator_of(context)
-        on_gpus = any(array_backend.is_on_gpu(like) for like in likes)
-        is_ring = merged.implementation is CommunicationImplementation.RING
-        if (
-            not self._may_begin_early(likes)
-            or reduce_op is not ReduceOp.SUM
-            or any(work_dtype(like.dtype, reduce_op) != like.dtype for like in likes)
-            or (
-                on_gpus
-                and (is_ring or not (by_streams(own) and by_streams(self.workers.communicator)))
-            )
-        ):
-            return None
-        both = None
-        if context.local_replica_id == 0:
-            both = self._both = BothLevels(own, self.workers, partial(_side_stream, self._sides))
-        reduction = self.cross_device_ops.begin_all_reduce(
-            own if both is None else cast(Communicator, both), reduce_op, likes, merged, True
-        )
-        if reduction is None:
-            return None
-        return OnBothLevels(context, reduction, both, likes, merged.timeout_seconds)
-
-
-def _side_stream(streams: dict[int, Any], gpu: int) -> Any:
-    """Return the stream of a GPU in which sums wait for each other.
-
-    This is no method: the strategy keeps the last reduction, which keeps this function, and a method
-    would close a cycle.
-    """
-    if gpu not in streams:
-        with device.on(gpu):
-            streams[gpu] = device.stream()
-    return streams[gpu]
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -404,7 +254,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 roster.has_saved()
             self.extended.workers.close()
             replicas = self.extended.num_local_replicas
-            self.extended.workers = _those_who_are_left(member, least, patience, replicas, roster)
+            self.extended.train_with(_those_who_are_left(member, least, patience, replicas, roster))
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
@@ -556,7 +406,7 @@ def _joined(
     names = member.names if all_came else ("a worker",) * communicator.size
     watched = member.source != "MPI"  # whose launcher watches over its processes
     try:
-        workers = JoinedWorkers(
+        workers = Workers(
             communicator, names, member.addresses if all_came else (), watched=watched
         )
     except BaseException as error:  # the others wait for this one

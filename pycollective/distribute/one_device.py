@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pycollective.distribute.cross_device_ops import ReductionToOneDevice
+from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
 from pycollective.distribute.devices import parse_device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.strategy import Strategy

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
+import numpy as np
+
+from pycollective import array_backend
+from pycollective.array_backend import Array
 from pycollective.tensor import VariableAggregation
 
-__all__ = ["ReduceOp"]
+__all__ = ["ReduceOp", "finished", "work_dtype"]
+
+# Types that are reduced in the type named here, and cast back: halves, so that they are rounded once
+# and not at every rank; bools, which TensorFlow sums as numbers.
+_REDUCED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
+
+# The mean of ints is a fraction, and their sums must not wrap around.
+_REDUCED_FOR_MEAN_AS = _REDUCED_AS | {
+    "int8": "int32",
+    "int16": "int32",
+    "uint8": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+}
 
 
 class ReduceOp(enum.Enum):
@@ -54,3 +72,21 @@ class ReduceOp(enum.Enum):
 
 
 _NAMED = dict(ReduceOp.__members__)
+
+
+@functools.lru_cache(maxsize=256)
+def work_dtype(dtype: np.dtype[Any], reduce_op: ReduceOp) -> np.dtype[Any]:
+    """Return the dtype in which arrays of a dtype are reduced."""
+    names = _REDUCED_FOR_MEAN_AS if reduce_op is ReduceOp.MEAN else _REDUCED_AS
+    name = names.get(dtype.name)
+    return dtype if name is None else np.dtype(name)
+
+
+def finished(total: Array, dtype: np.dtype[Any], reduce_op: ReduceOp, replicas: int) -> Array:
+    """Return the result for arrays of ``dtype``, given what they were reduced to.
+
+    A mean of ints is a fraction: their sum is exact, and divided here.
+    """
+    if reduce_op is ReduceOp.MEAN and dtype.kind in "iub":
+        return array_backend.asarray(total / replicas)
+    return total if total.dtype == dtype else total.astype(dtype)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import Array
+from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.context import Mode, entered, get_replica_context
-from pycollective.distribute.cross_device_ops import CommunicationOptions
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.replica_threads import ReplicaRun
+from pycollective.distribute.replica_threads import Collective, ReplicaRun
 from pycollective.distribute.values import check_gather_axis, regroup, select_replica
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor, record_many
 from pycollective.tensor.tape import paused, recording
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplicaContext", "ValueContext"]
 
 
+@dataclass(eq=False)
 class ValueContext:
     """What a function that makes a replica's value may know.
 
@@ -35,9 +37,8 @@ class ValueContext:
         How many there are.
     """
 
-    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
-        self.replica_id_in_sync_group = replica_id_in_sync_group
-        self.num_replicas_in_sync = num_replicas_in_sync
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
 
     def __str__(self) -> str:
         return (
@@ -54,46 +55,35 @@ class ReplicaContext:
     """What a function that `Strategy.run` runs can ask and do; see `get_replica_context`."""
 
     def __init__(self, strategy: Strategy, replica: int, run: ReplicaRun | None) -> None:
-        self._strategy = strategy
-        self._replica = replica
+        #: The strategy that runs this replica.
+        self.strategy = strategy
+        #: This replica among those of this process; TensorFlow's programs read it by the second name.
+        self.local_replica_id = self._replica_id = replica
         self._run = run
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy that runs this replica."""
-        return self._strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas there are in all."""
-        return self._strategy.num_replicas_in_sync
+        return self.strategy.num_replicas_in_sync
 
     @property
     def num_local_replicas(self) -> int:
         """How many replicas this process runs."""
-        return self._strategy.extended.num_local_replicas
+        return self.strategy.extended.num_local_replicas
 
     @property
     def replica_id_in_sync_group(self) -> Any:
         """This replica: an int32 scalar tensor, or the int 0 outside every strategy."""
-        extended = self._strategy.extended
+        extended = self.strategy.extended
         if extended.is_default:
             return 0
-        number = np.asarray(extended.first_replica + self._replica, np.int32)
-        return Tensor(extended._devices[self._replica].place(number))
-
-    @property
-    def local_replica_id(self) -> int:
-        """This replica among those of this process."""
-        return self._replica
-
-    # TensorFlow's programs read it by this name.
-    _replica_id = local_replica_id
+        number = np.asarray(extended.first_replica + self.local_replica_id, np.int32)
+        return Tensor(extended._devices[self.local_replica_id].place(number))
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The name of this replica's device."""
-        return (self._strategy.extended.worker_devices[self._replica],)
+        return (self.strategy.extended.worker_devices[self.local_replica_id],)
 
     def all_reduce(
         self,
@@ -132,23 +122,23 @@ class ReplicaContext:
         op = ReduceOp.of(reduce_op)
         self._require_here()
         options = options or CommunicationOptions()
-        extended = self._strategy.extended
+        extended = self.strategy.extended
         leaves = nest.flatten(value)
         sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices)]
         dense = [i for i in range(len(leaves)) if i not in sparse]
         inputs = [as_tensor(leaves[i]) for i in dense]
-        reduced = extended.all_reduce_in_replica(self, op, [t.array for t in inputs], options)
+        reduced = extended.reduce_in_replica(self, op, [t.array for t in inputs], options)
 
         # The gradient of a sum over the replicas is the sum of their gradients.
         def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
-            return extended.all_reduce_in_replica(here, op, gradients, options)
+            return extended.reduce_in_replica(here, op, gradients, options)
 
         results: list[Any] = list(leaves)
         for i, result in zip(dense, self._recorded(reduced, inputs, backward), strict=True):
             results[i] = result
         if sparse:
             slices = [leaves[i] for i in sparse]
-            summed = extended.all_reduce_slices_in_replica(self, op, slices, options)
+            summed = extended.reduce_slices_in_replica(self, op, slices, options)
             for i, rows in zip(sparse, summed, strict=True):
                 results[i] = rows
         return nest.pack_as(value, results)
@@ -188,9 +178,9 @@ class ReplicaContext:
         inputs = [as_tensor(leaf) for leaf in leaves]
         for tensor in inputs:
             check_gather_axis(axis, tensor.ndim)
-        extended = self._strategy.extended
+        extended = self.strategy.extended
         options = options or CommunicationOptions()
-        gathered = extended.all_gather_in_replica(self, [t.array for t in inputs], axis, options)
+        gathered = extended.gather_in_replica(self, [t.array for t in inputs], axis, options)
         places = {
             i: (slice(None),) * (axis % t.ndim) + (slice(begin, begin + t.shape[axis]),)
             for i, (t, (_, begin)) in enumerate(zip(inputs, gathered, strict=True))
@@ -199,7 +189,7 @@ class ReplicaContext:
 
         # Every replica's result depends on this one's value; its own part of their sum is its own.
         def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
-            sums = extended.all_reduce_in_replica(here, ReduceOp.SUM, gradients, options)
+            sums = extended.reduce_in_replica(here, ReduceOp.SUM, gradients, options)
             return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
 
         results = self._recorded([whole for whole, _ in gathered], inputs, backward)
@@ -223,7 +213,7 @@ class ReplicaContext:
 
         def vjp(gradients: tuple[Array, ...], _need: tuple[bool, ...]) -> Sequence[Any]:
             here = get_replica_context()
-            if here is None or here.strategy is not self._strategy:
+            if here is None or here.strategy is not self.strategy:
                 raise RuntimeError(
                     "the gradient of a collective needs all replicas: call gradient() in the "
                     "replica function"
@@ -260,7 +250,7 @@ class ReplicaContext:
             not this thread's replica context.
         """
         self._require_here()
-        strategy = self._strategy
+        strategy = self.strategy
         mode = Mode(strategy, None)
 
         def merge(calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
@@ -298,18 +288,18 @@ class ReplicaContext:
         """
         if self._run is None:
             return function([args])[0]
-        return self._run.merge(self._replica, what, function, args, key, timeout)
+        return self._run.merge(self.local_replica_id, what, function, args, key, timeout)
 
     def created_by_first(self, make: Callable[[], Variable]) -> Variable:
         """Return the variable that replica 0 makes at this point of its function."""
         if self._run is None:
             return make()
-        variable: Variable = self._run.create(self._replica, make)
+        variable: Variable = self._run.create(self.local_replica_id, make)
         return variable
 
     def collective(self) -> AbstractContextManager[None]:
         """Bracket a collective call of this replica."""
-        return nullcontext() if self._run is None else self._run.collective(self._replica)
+        return nullcontext() if self._run is None else Collective(self._run, self.local_replica_id)
 
     def _require_here(self) -> None:
         current = get_replica_context()
@@ -317,12 +307,12 @@ class ReplicaContext:
             return
         if current is None:
             raise RuntimeError("Need to be inside `call_for_each_replica()`")
-        if current.strategy is not self._strategy:
+        if current.strategy is not self.strategy:
             raise RuntimeError(
                 f"Mismatching tf.distribute.Strategy objects: {current.strategy} is not "
-                f"{self._strategy}"
+                f"{self.strategy}"
             )
         raise RuntimeError("Mismatching ReplicaContext.")
 
     def __repr__(self) -> str:
-        return f"<ReplicaContext {self._replica} of {self._strategy!r}>"
+        return f"<ReplicaContext {self.local_replica_id} of {self.strategy!r}>"

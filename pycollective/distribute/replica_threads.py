@@ -19,14 +19,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pycollective import _core
 from pycollective._core import Arrivals
 from pycollective.errors import AbortedError, CollectiveTimeoutError
 
-__all__ = ["ReplicaRun", "ReplicaThreads"]
+__all__ = ["Collective", "ReplicaRun", "ReplicaThreads"]
 
 _log = logging.getLogger("pycollective")
 
@@ -35,7 +34,7 @@ _MERGE_MISMATCH = "Some replicas made a different number of replica_context().me
 Job = Callable[[], None]
 
 
-class _State(enum.Enum):
+class _ReplicaState(enum.Enum):
     RUNNING = "is still running its function"
     COLLECTIVE = "waits in a collective"
     MERGE = "waits in {}"
@@ -43,7 +42,7 @@ class _State(enum.Enum):
     FINISHED = "has finished"
 
 
-class _Call(NamedTuple):
+class _MergeCall(NamedTuple):
     """What a replica has come to a merge point with."""
 
     what: str
@@ -60,10 +59,10 @@ class ReplicaRun:
         self.timeout = timeout
         self._abort = abort  # fails the communicators, so that nobody stays in a collective
         self._changed = threading.Condition()
-        self._states = [_State.RUNNING] * size
+        self._states = [_ReplicaState.RUNNING] * size
         self._ended = [False] * size  # with a result or an error
         self._collectives = [0] * size  # begun by each replica
-        self._merges: dict[int, _Call] = {}
+        self._merges: dict[int, _MergeCall] = {}
         self._merging = False
         self._merge_round = 0
         self._merge_results: list[Any] = []
@@ -91,7 +90,11 @@ class ReplicaRun:
     def finish(self, replica: int) -> None:
         """Record that a replica's function has returned."""
         with self._changed:
-            self._enter(replica, _State.FINISHED)
+            states = self._states
+            states[replica] = _ReplicaState.FINISHED
+            ended = states.count(_ReplicaState.FINISHED)
+            if ended + states.count(_ReplicaState.RUNNING) < self.size:
+                self._enter(replica, _ReplicaState.FINISHED)
 
     def end(self, replica: int) -> None:
         """Record that a replica's thread is free again."""
@@ -129,10 +132,6 @@ class ReplicaRun:
 
     # Meetings -----------------------------------------------------------------------------------
 
-    def collective(self, replica: int) -> AbstractContextManager[None]:
-        """Bracket one collective call of a replica."""
-        return _Collective(self, replica)
-
     def merge(
         self,
         replica: int,
@@ -151,9 +150,9 @@ class ReplicaRun:
         begin = time.monotonic()
         with self._changed:
             self._check_alive()
-            self._merges[replica] = _Call(what, merge, key, args)
+            self._merges[replica] = _MergeCall(what, merge, key, args)
             turn = self._merge_round
-            self._enter(replica, _State.MERGE)
+            self._enter(replica, _ReplicaState.MERGE)
             while replica != 0 and self._merge_round == turn:
                 self._wait(begin, timeout)
             while replica == 0 and len(self._merges) < self.size:
@@ -178,7 +177,7 @@ class ReplicaRun:
             self._merges = {}
             self._merge_round += 1
             # Those who have not woken yet wait no more, and must not count as waiting.
-            self._states = [_State.RUNNING] * self.size
+            self._states = [_ReplicaState.RUNNING] * self.size
             self._changed.notify_all()
         return results[0]
 
@@ -191,18 +190,18 @@ class ReplicaRun:
             self._creations[replica] += 1
             if replica != 0:
                 if len(self._created) <= number:
-                    self._enter(replica, _State.CREATION)
+                    self._enter(replica, _ReplicaState.CREATION)
                 while len(self._created) <= number:
                     self._wait(begin)
                 self._check_alive()
-                self._states[replica] = _State.RUNNING
+                self._states[replica] = _ReplicaState.RUNNING
                 return self._created[number]
         variable = make()
         with self._changed:
             self._created.append(variable)
             for r, state in enumerate(self._states):
-                if state is _State.CREATION and self._creations[r] <= len(self._created):
-                    self._states[r] = _State.RUNNING
+                if state is _ReplicaState.CREATION and self._creations[r] <= len(self._created):
+                    self._states[r] = _ReplicaState.RUNNING
             self._changed.notify_all()
         return variable
 
@@ -230,15 +229,17 @@ class ReplicaRun:
         if self._error is not None:
             return
         self._late = [
-            r for r in range(self.size) if self._states[r] is _State.RUNNING and not self._ended[r]
+            r
+            for r in range(self.size)
+            if self._states[r] is _ReplicaState.RUNNING and not self._ended[r]
         ]
         late = ", ".join(str(r) for r in self._late)
         others = "; ".join(
             f"replica {r} {self._doing(r)}" for r in range(self.size) if r not in self._late
         )
         text = (
-            f"replica {late} {_State.RUNNING.value} and came to no meeting in {waited:.3g} s, while "
-            f"{others}: every replica must make the same calls and return; if its work takes that "
+            f"replica {late} {_ReplicaState.RUNNING.value} and came to no meeting in {waited:.3g} s, "
+            f"while {others}: every replica must make the same calls and return; if its work takes that "
             "long, set strategy.extended.timeout (seconds)"
         )
         # The caller of run() hears of it only when replica 0's function, on its thread, returns.
@@ -252,7 +253,7 @@ class ReplicaRun:
         call = self._merges.get(replica)
         return self._states[replica].value.format(call.what if call else "merge_call()")
 
-    def _enter(self, replica: int, state: _State) -> None:
+    def _enter(self, replica: int, state: _ReplicaState) -> None:
         """Change a replica's state; raise when it, or one that waits, can no longer be met."""
         self._states[replica] = state
         self._changed.notify_all()
@@ -260,29 +261,39 @@ class ReplicaRun:
         if problem and self._error is None:
             self._error = RuntimeError(problem)
             self._abort(problem)
-        if problem and state is not _State.FINISHED:
+        if problem and state is not _ReplicaState.FINISHED:
             raise self._error or RuntimeError(problem)
+
+    def _waits(self) -> bool:
+        """Return True if a replica waits for others, or has finished, and is not in a collective."""
+        states = self._states
+        return (
+            states.count(_ReplicaState.RUNNING) + states.count(_ReplicaState.COLLECTIVE) < self.size
+        )
 
     def _stuck(self) -> str:
         """Say why replicas wait for each other for ever, or return nothing."""
         states = self._states
         # A replica in its k-th collective needs all others to come to theirs.
         for q in range(self.size):
-            if states[q] is not _State.COLLECTIVE:
+            if states[q] is not _ReplicaState.COLLECTIVE:
                 continue
             for p in range(self.size):
-                waits = states[p] not in (_State.RUNNING, _State.COLLECTIVE)
+                waits = states[p] not in (_ReplicaState.RUNNING, _ReplicaState.COLLECTIVE)
                 if waits and self._collectives[p] < self._collectives[q]:
                     return (
                         f"replica {q} is in collective number {self._collectives[q]} of this run, "
                         f"while replica {p} {self._doing(p)} and has begun only "
                         f"{self._collectives[p]}: every replica must make the same all_reduce calls"
                     )
-        if _State.MERGE in states and _State.FINISHED in states:
-            p, q = states.index(_State.FINISHED), states.index(_State.MERGE)
+        if _ReplicaState.MERGE in states and _ReplicaState.FINISHED in states:
+            p, q = states.index(_ReplicaState.FINISHED), states.index(_ReplicaState.MERGE)
             return f"{_MERGE_MISMATCH} Replica {q} {self._doing(q)}, while replica {p} has finished"
-        if _State.CREATION in states and states[0] in (_State.MERGE, _State.FINISHED):
-            q = states.index(_State.CREATION)
+        if _ReplicaState.CREATION in states and states[0] in (
+            _ReplicaState.MERGE,
+            _ReplicaState.FINISHED,
+        ):
+            q = states.index(_ReplicaState.CREATION)
             return (
                 f"replica {q} creates a variable that replica 0, which {self._doing(0)}, did not "
                 "create: every replica must create the same variables in the same order"
@@ -290,7 +301,7 @@ class ReplicaRun:
         return ""
 
 
-class _Collective:
+class Collective:
     """One collective call of a replica, from its beginning to its end."""
 
     __slots__ = ("_begin", "_replica", "_run")
@@ -302,20 +313,26 @@ class _Collective:
     def __enter__(self) -> None:
         run, replica = self._run, self._replica
         with run._changed:
-            run._check_alive()
+            if run._error is not None:
+                run._check_alive()
             run._collectives[replica] += 1
-            run._enter(replica, _State.COLLECTIVE)
+            run._states[replica] = _ReplicaState.COLLECTIVE
+            if run._waits():
+                run._enter(replica, _ReplicaState.COLLECTIVE)
         self._begin = time.monotonic()
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         run = self._run
         with run._changed:
             try:
-                if isinstance(error, CollectiveTimeoutError) and _State.RUNNING in run._states:
+                if (
+                    isinstance(error, CollectiveTimeoutError)
+                    and _ReplicaState.RUNNING in run._states
+                ):
                     run._expire(time.monotonic() - self._begin)
                     run._check_alive(error)
             finally:
-                run._states[self._replica] = _State.RUNNING
+                run._states[self._replica] = _ReplicaState.RUNNING
 
 
 class ReplicaThreads:
@@ -393,13 +410,14 @@ class ReplicaThreads:
         try:
             if self._ended is not None:
                 self._ended.spin_until(self._runs * len(self._jobs))
-            if not run.wait_for_ends():
+            if not (all(run._ended) or run.wait_for_ends()):
                 self.close()
         except BaseException as error:  # Ctrl-C, while others still work
             run.fail(error)
             self.close()
             raise
-        run.raise_error()
+        if run._error is not None:
+            run.raise_error()
         return results
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from pycollective import array_backend, nest
-from pycollective.distribute.context import Scope, require_cross_replica
-from pycollective.distribute.cross_device_ops import on_device
+from pycollective.distribute.context import Scope, require_cross_replica, state
+from pycollective.distribute.cross_device_ops import placed_on
+from pycollective.distribute.describe import describe
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.input import distribute_dataset, distribute_from_function
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.values import (
@@ -24,6 +26,7 @@ from pycollective.distribute.values import (
     regroup,
 )
 from pycollective.distribute.variables import MirroredVariable
+from pycollective.distribute.verify import verify_equivalence
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
 __all__ = ["Strategy"]
@@ -41,23 +44,19 @@ class Strategy:
     """
 
     def __init__(self, extended: StrategyExtended) -> None:
-        self._extended = extended
+        #: The lower-level methods.
+        self.extended = extended
         extended.belong_to(self)
-
-    @property
-    def extended(self) -> StrategyExtended:
-        """The lower-level methods."""
-        return self._extended
 
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas over which gradients are aggregated."""
-        return self._extended.num_replicas_in_sync
+        return self.extended.num_replicas_in_sync
 
     @property
     def cluster_resolver(self) -> Any:
         """The description of the cluster, or None where there is no cluster."""
-        return getattr(self._extended, "_cluster_resolver", None)
+        return getattr(self.extended, "_cluster_resolver", None)
 
     def scope(self) -> Scope:
         """Return a context manager that makes this the strategy in force.
@@ -71,7 +70,7 @@ class Strategy:
             On entry inside another strategy's scope or in a replica function; on exit if scopes were
             not left in the opposite order of their entry.
         """
-        return Scope(self, self._extended.create_variable)
+        return Scope(self, self.extended.create_variable)
 
     def __copy__(self) -> Strategy:
         raise RuntimeError("Must only deepcopy DistributionStrategy.")
@@ -80,8 +79,8 @@ class Strategy:
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         # Cross-device operations are shared: they hold nothing that belongs to a strategy.
-        copied.__dict__.update(self.__dict__, _extended=copy.deepcopy(self._extended, memo))
-        copied._extended.belong_to(copied)
+        copied.__dict__.update(self.__dict__, extended=copy.deepcopy(self.extended, memo))
+        copied.extended.belong_to(copied)
         return copied
 
     def run(
@@ -125,12 +124,10 @@ class Strategy:
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
-        return self._extended.call_for_each_replica(fn, args, kwargs)
+        return self.extended.run(self, fn, args, kwargs)
 
     def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
         """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
-        from pycollective.distribute.verify import verify_equivalence
-
         return verify_equivalence(model, batch, loss, strategy=self, **options)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
@@ -158,14 +155,20 @@ class Strategy:
         ValueError
             If an axis is out of range or the replicas' shapes differ.
         """
-        require_cross_replica(self)
+        if state.modes:
+            require_cross_replica(self)
         op = ReduceOp.of(reduce_op)
-        axes = _check_axis(axis)
-        return _map_values(lambda v: self._reduce_one(op, v, axes), value)
+        if axis is None and (total := self.extended.reduced_on_host(op, value)) is not None:
+            return total
+        axes = None if axis is None else _check_axis(axis)
+        if nest.is_nested(value):
+            return nest.map_structure(lambda v: self._reduce_one(op, v, axes), value)
+        return self._reduce_one(op, value, axes)
 
     def _reduce_one(self, op: ReduceOp, value: Any, axes: tuple[int, ...] | None) -> Any:
         if axes is None:
-            return self._reduce_across(op, value)
+            total = self.extended.reduced_on_host(op, value)
+            return self._reduce_across(op, value) if total is None else total
         if isinstance(value, (Mirrored, MirroredVariable)) and op is ReduceOp.SUM:
             return self._reduce_across(op, value)  # raises
         components = value.values if isinstance(value, DistributedValues) else (value,)
@@ -173,7 +176,7 @@ class Strategy:
         total = self._reduce_across(ReduceOp.SUM, _per_replica([s for s, _ in locally]))
         if op is ReduceOp.SUM:
             return total
-        count = self._extended.workers.total(sum(n for _, n in locally))
+        count = self.extended.workers.total(sum(n for _, n in locally))
         with (
             array_backend.beside(total.array),
             np.errstate(invalid="ignore", divide="ignore"),  # the mean of nothing is NaN
@@ -181,11 +184,11 @@ class Strategy:
             return Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
 
     def _reduce_across(self, op: ReduceOp, value: Any) -> Any:
-        reduced = self._extended.reduce_to(op, value, "cpu:0")
+        reduced = self.extended.reduce_to(op, value, "cpu:0")
         if not isinstance(reduced, IndexedSlices):
             reduced = as_tensor(reduced)
         # A strategy of several replicas may happen to have one, on a GPU.
-        return on_device(reduced, _HOST) if self._extended.groups_values else reduced
+        return placed_on(reduced, _HOST) if self.extended.groups_values else reduced
 
     def gather(self, value: Any, axis: int) -> Any:
         """Join the replicas' values along an axis, in replica order, to a plain tensor.
@@ -218,7 +221,9 @@ class Strategy:
             "tf.distribute.Strategy.gather method requires cross-replica context, use "
             "get_replica_context().all_gather() instead",
         )
-        return _map_values(lambda v: self._gather_one(v, axis), value)
+        if nest.is_nested(value):
+            return nest.map_structure(lambda v: self._gather_one(v, axis), value)
+        return self._gather_one(value, axis)
 
     def _gather_one(self, value: Any, axis: int) -> Tensor:
         components = value.values if isinstance(value, DistributedValues) else (value,)
@@ -227,9 +232,9 @@ class Strategy:
         if len(components) == 1:
             joined = concatenated([as_tensor(components[0]).array], axis)
         else:
-            how = self._extended.cross_device_ops_for(value)
+            how = self.extended.cross_device_ops_for(value)
             joined = how.gather(PerReplica(components), "cpu:0", axis).array
-        return Tensor(self._extended.workers.gather(joined, axis)[0])
+        return Tensor(self.extended.workers.gather(joined, axis)[0])
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value, one for each local replica.
@@ -237,14 +242,14 @@ class Strategy:
         A plain value gives ``(value,)``; a nest with distributed values in it a tuple of nests. A
         strategy on one device by nature (the default one, `OneDeviceStrategy`) gives ``(value,)``.
         """
-        if not self._extended.groups_values:
+        if not self.extended.groups_values:
             return (value,)
         if isinstance(value, DistributedValues):
             return value.values
         if nest.is_nested(value) and any(
             isinstance(v, DistributedValues) for v in nest.flatten(value)
         ):
-            replicas = range(self._extended.num_local_replicas)
+            replicas = range(self.extended.num_local_replicas)
             return tuple(_components(r, value) for r in replicas)
         return (value,)
 
@@ -271,8 +276,6 @@ class Strategy:
         NotImplementedError
             If the options ask for a dataset for each replica.
         """
-        from pycollective.distribute.input import distribute_dataset
-
         return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
@@ -293,8 +296,6 @@ class Strategy:
         DistributedDataset
             Each step takes as many elements as there are replicas.
         """
-        from pycollective.distribute.input import distribute_from_function
-
         return distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_datasets_from_function(
@@ -324,20 +325,18 @@ class Strategy:
         nest of PerReplica
             Also where the values are equal. On a strategy of one device by nature the bare value.
         """
-        size = self._extended.num_local_replicas
-        first, replicas = self._extended.first_replica, self.num_replicas_in_sync
+        size = self.extended.num_local_replicas
+        first, replicas = self.extended.first_replica, self.num_replicas_in_sync
         values = []
         for r in range(size):
-            with self._extended.replica_device(r):
+            with self.extended._devices[r].in_use():
                 values.append(value_fn(ValueContext(first + r, replicas)))
-        if not self._extended.groups_values:
+        if not self.extended.groups_values:
             return values[0]
         return regroup(values, always_wrap=True)
 
     def describe(self) -> str:
         """Return a line for each replica: device, threads, and how values are reduced, and why so."""
-        from pycollective.distribute.describe import describe
-
         return describe(self)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
@@ -345,12 +344,10 @@ class Strategy:
         return self.experimental_local_results(value)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"
+        return f"<{type(self).__name__} on {', '.join(self.extended.worker_devices)}>"
 
 
-def _check_axis(axis: Any) -> tuple[int, ...] | None:
-    if axis is None:
-        return None
+def _check_axis(axis: Any) -> tuple[int, ...]:
     axes = axis if isinstance(axis, (list, tuple)) else (axis,)
     for a in axes:
         if isinstance(a, bool) or not isinstance(a, (int, np.integer)):
@@ -386,9 +383,3 @@ def _components(replica: int, value: Any) -> Any:
         return leaf.values[replica] if isinstance(leaf, DistributedValues) else leaf
 
     return nest.map_structure(component, value)
-
-
-def _map_values(function: Callable[[Any], Any], value: Any) -> Any:
-    if nest.is_nested(value):
-        return nest.map_structure(function, value)
-    return function(value)

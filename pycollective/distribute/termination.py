@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["TerminationConfig"]
 
 
+@dataclass(eq=False)
 class TerminationConfig:
     """How a program learns that it has to end, and how it ends.
 
@@ -30,24 +32,15 @@ class TerminationConfig:
         If ``grace_period`` is negative.
     """
 
-    def __init__(
-        self,
-        termination_watcher_fn: Callable[[], Any] | None = None,
-        exit_fn: Callable[[], Any] | None = None,
-        grace_period: float | None = None,
-        save_fn: Callable[..., Any] | None = None,
-    ) -> None:
-        functions = {
-            "termination_watcher_fn": termination_watcher_fn,
-            "exit_fn": exit_fn,
-            "save_fn": save_fn,
-        }
-        for name, function in functions.items():
+    termination_watcher_fn: Callable[[], Any] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
+            function = getattr(self, name)
             if function is not None and not callable(function):
                 raise TypeError(f"`{name}` must be callable, not {function!r}")
-        if grace_period is not None and grace_period < 0:
-            raise ValueError(f"`grace_period` must be >= 0 seconds, got {grace_period}")
-        self.termination_watcher_fn = termination_watcher_fn
-        self.exit_fn = exit_fn
-        self.grace_period = grace_period
-        self.save_fn = save_fn
+        if self.grace_period is not None and self.grace_period < 0:
+            raise ValueError(f"`grace_period` must be >= 0 seconds, got {self.grace_period}")

@@ -16,8 +16,8 @@ from pycollective.distribute.context import (
     get_strategy,
     has_strategy,
     in_variable_sync_on_read_context,
-    is_creating_once,
     mixing_message,
+    state,
 )
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
@@ -41,18 +41,11 @@ __all__ = [
     "SyncOnReadVariable",
     "aggregated",
     "check_rows_in_replica",
-    "mirrored_creator",
 ]
 
 
 class AggregateInitialValue:
-    """An initial value that a variable shall read as a whole, whatever its components then are.
-
-    Parameters
-    ----------
-    value : array
-        Such as a restored checkpoint has it.
-    """
+    """An initial value, such as a checkpoint's, that a variable reads as a whole from its components."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -147,20 +140,27 @@ class DistributedVariable(Variable, DistributedValues):
         return context
 
     def _local(self) -> Variable:
-        values = self._values
-        found: Variable = values[0]
-        if len(values) > 1:
+        values, modes, place = self._values, state.modes, 0
+        if modes and len(values) > 1:
             # As `_replica`, which would be half of what reading a variable takes.
-            mode = current_mode()
-            if mode is not None and mode.replica and mode.strategy is self._distribute_strategy:
-                found = values[mode.replica]
+            mode = modes[-1]
+            if mode.replica and mode.strategy is self._distribute_strategy:
+                place = mode.replica
+        found: Variable = values[place]
         return found
 
     def _current(self) -> Tensor:
         return self._local()._current()
 
     def _read(self) -> Tensor:
-        return self._local()._read()
+        # As `_local`, which would be a call for each variable in each step.
+        values, modes = self._values, state.modes
+        own: Variable = values[0]
+        if modes and len(values) > 1:
+            mode = modes[-1]
+            if mode.replica and mode.strategy is self._distribute_strategy:
+                own = values[mode.replica]
+        return own._read()
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
         """Update the replica's component, or all components, in place."""
@@ -242,13 +242,7 @@ class MirroredVariable(DistributedVariable):
 
 
 def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None:
-    """Raise if an assignment of rows in a replica cannot be aggregated.
-
-    Raises
-    ------
-    NotImplementedError
-        If it can only be made with one replica's rows, and the aggregation takes those of all.
-    """
+    """Raise if an assignment of rows takes one replica's rows, and the aggregation those of all."""
     if method in _SCATTER_OF_ONE and aggregation not in _OF_ONE:
         raise NotImplementedError(
             f"{method} is only supported for mirrored variable (variable created within certain "
@@ -260,25 +254,9 @@ def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None
 def aggregated(
     strategy: Strategy, variable: Variable, components: Sequence[Variable], method: str, value: Any
 ) -> Any:
-    """Return what is to be assigned to a variable, of what its replicas assign, in a merge point.
+    """Return the value to assign to a variable, given its replicas' values, grouped.
 
-    Parameters
-    ----------
-    strategy : Strategy
-        Whose replicas they are.
-    variable : Variable
-        Says how to aggregate.
-    components : sequence of Variable
-        What each replica assigns to.
-    method : str
-        The assignment.
-    value : PerReplica or any value
-        The replicas' values, grouped.
-
-    Raises
-    ------
-    ValueError
-        If a value does not fit, is the same on all replicas and to be summed, or a mean of ints.
+    Each replica has a component, or all replicas share the one there is.
     """
     workers = strategy.extended.workers
     if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -430,85 +408,3 @@ def _shares(total: Array, parts: int) -> list[Array]:
         share = total // parts
         return [asarray(total - share * (parts - 1), total.dtype), *[share] * (parts - 1)]
     return [asarray(total / parts, total.dtype)] * parts
-
-
-def mirrored_creator(strategy: Strategy) -> Callable[..., Variable]:
-    """Return the creator of a strategy with several replicas: see `Variable`'s creator hooks."""
-
-    def create(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        context = get_replica_context()
-        if context is None or context.strategy is not strategy or is_creating_once():
-            return make_distributed(strategy, next_creator, **kwargs)
-        # Each replica runs the code that creates; the first one's variable is everyone's.
-        return context.created_by_first(lambda: make_distributed(strategy, next_creator, **kwargs))
-
-    return create
-
-
-def make_distributed(
-    strategy: Strategy,
-    next_creator: Callable[..., Variable],
-    initial_value: Any = None,
-    trainable: bool | None = None,
-    name: str | None = None,
-    dtype: Any = None,
-    shape: Any = None,
-    synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-    aggregation: VariableAggregation = VariableAggregation.NONE,
-) -> DistributedVariable:
-    """Make a variable with a component for each replica; the initial value is evaluated once.
-
-    Raises
-    ------
-    ValueError
-        For synchronization NONE, and for a mean of ints.
-    """
-    name = "Variable" if name is None else name
-    if synchronization is VariableSynchronization.NONE:
-        raise ValueError(
-            "`NONE` variable synchronization mode is not supported with tf.distribute strategy. Please "
-            f"change the `synchronization` for variable: {name}"
-        )
-    if not isinstance(synchronization, VariableSynchronization):
-        raise ValueError(
-            f"Invalid variable synchronization mode: {synchronization} for variable: {name}"
-        )
-    if not isinstance(aggregation, VariableAggregation):
-        raise ValueError(f"Invalid variable aggregation mode: {aggregation} for variable: {name}")
-    value = initial_value() if callable(initial_value) else initial_value
-    on_read = synchronization is VariableSynchronization.ON_READ
-    if on_read and trainable is None:
-        trainable = False
-    if not on_read:
-        synchronization = VariableSynchronization.ON_WRITE
-    components: list[Variable] = []
-    workers = strategy.extended.workers
-    for replica in range(strategy.extended.num_local_replicas):
-        component = strategy.extended.variable_on(
-            strategy.extended._devices[replica],
-            next_creator,
-            initial_value=value if replica == 0 else components[0].numpy(),
-            trainable=trainable,
-            name=name if replica == 0 else f"{name}/replica_{replica}",
-            dtype=dtype,
-            shape=shape,
-            synchronization=synchronization,
-            aggregation=aggregation,
-        )
-        if replica == 0 and workers.count > 1:
-            component.assign(Tensor(workers.from_first(component._current().array)))
-        components.append(component)
-    if aggregation is VariableAggregation.MEAN and components[0].dtype.kind not in "fV":
-        raise ValueError(
-            "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not "
-            "supported, please use a different aggregation or dtype"
-        )
-    kind = SyncOnReadVariable if on_read else MirroredVariable
-    made = kind(strategy, components, trainable, name, synchronization, aggregation)
-    if (
-        isinstance(made, SyncOnReadVariable)
-        and isinstance(initial_value, AggregateInitialValue)
-        and aggregation is VariableAggregation.SUM
-    ):
-        made.share_out(components[0].numpy())
-    return made

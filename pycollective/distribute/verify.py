@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,16 +12,19 @@ from pycollective import nest
 from pycollective.array_backend import to_numpy
 from pycollective.distribute.context import get_replica_context, get_strategy
 from pycollective.distribute.loss_scaling import compute_average_loss
-from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import GradientTape, Tensor, as_tensor
 from pycollective.tensor import ops as tensor_ops
+
+if TYPE_CHECKING:
+    from pycollective.distribute.strategy import Strategy
 
 __all__ = ["EquivalenceError", "EquivalenceReport", "verify_equivalence"]
 
 Loss = Callable[[Any, Any], Any]
 
 
+@dataclass(eq=False)
 class EquivalenceReport:
     """How far the gradients of N replicas are from those of one.
 
@@ -35,12 +39,9 @@ class EquivalenceReport:
         What was allowed.
     """
 
-    def __init__(
-        self, replicas: int, differences: Mapping[str, float], tolerances: Mapping[str, float]
-    ) -> None:
-        self.replicas = replicas
-        self.differences = dict(differences)
-        self.tolerances = dict(tolerances)
+    replicas: int
+    differences: dict[str, float]
+    tolerances: dict[str, float]
 
     @property
     def ok(self) -> bool:

@@ -1,8 +1,7 @@
 """`Workers`: the processes that train together, each with replicas of its own.
 
-A strategy of one process has the one instance `Workers`, for which everything below is trivial;
-`JoinedWorkers` talk through a communicator with a rank for each process. Every worker must make the
-same calls in the same order.
+They talk through a communicator with a rank for each process. A process that trains alone has none, and
+everything here is trivial for it. Every worker must make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pycollective import array_backend
+from pycollective import _core, array_backend
+from pycollective.arguments import OpName
 from pycollective.array_backend import Array
 from pycollective.communicator import Communicator
-from pycollective.distribute.cross_device_ops import finished, work_dtype
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.errors import (
     AbortedError,
     CheckpointError,
@@ -34,7 +33,7 @@ from pycollective.errors import (
 )
 from pycollective.tensor import IndexedSlices, Tensor
 
-__all__ = ["JoinedWorkers", "Workers"]
+__all__ = ["Workers"]
 
 SILENCE = "PYCOLLECTIVE_HEARTBEAT"
 SECONDS_OF_SILENCE = 8.0
@@ -47,7 +46,22 @@ _BEGINNING = np.dtype([("save/restore", f"V{hashlib.sha256().digest_size}")])
 
 
 class Workers:
-    """A process that trains alone.
+    """The processes that train together; without a communicator, a process that trains alone.
+
+    A worker that dies is lost to the others at once; one that is stopped, or whose network is cut,
+    says nothing. So in a thread of its own each worker tells the others every second that it goes on,
+    and what it is in; who is not heard of for eight is named, and lost to all.
+
+    Parameters
+    ----------
+    communicator : Communicator, optional
+        This process's rank among them.
+    names : sequence of str
+        The workers' names in messages, by rank.
+    places : sequence of str
+        Their addresses by rank, as far as the description of the cluster says them; else empty.
+    watched : bool
+        Whether silent workers are to be found; not where somebody else watches over them.
 
     Attributes
     ----------
@@ -62,14 +76,123 @@ class Workers:
         Whether a checkpoint was written together since the workers met.
     """
 
-    count = 1
-    index = 0
-    communicator: Communicator | None = None
-    somebody_waits: Callable[[], bool] | None = None
-    has_saved = False
+    def __init__(
+        self,
+        communicator: Communicator | None = None,
+        names: Sequence[str] = (),
+        places: Sequence[str] = (),
+        watched: bool = True,
+    ) -> None:
+        self.communicator = communicator
+        self.count = 1 if communicator is None else communicator.size
+        self.index = 0 if communicator is None else communicator.rank
+        self.somebody_waits: Callable[[], bool] | None = None
+        self.has_saved = False
+        self._pulse: _Pulse | None = None
+        if communicator is None:
+            return
+        self.call(names, places)
+        self._over = threading.Event()
+        self._over_when_dropped = weakref.finalize(self, self._over.set)
+        silence = _seconds_of_silence()
+        if watched and math.isfinite(silence):
+            self._pulse = _Pulse(communicator, silence, self._over)
+
+    def call(self, names: Sequence[str], places: Sequence[str]) -> None:
+        """Let errors say so of the workers, of which there are several; see the class."""
+        assert self.communicator is not None
+        group = self.communicator._group
+        titles = []
+        for rank, name in enumerate(names):
+            place = places[rank] if len(places) == len(names) else group.address(rank)
+            titles.append(f"rank {rank} ({name} at {place or platform.node()})")
+        group.call_ranks(titles)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Set how long a call waits for the other workers."""
+        if self.communicator is not None:
+            self.communicator.timeout = seconds
+
+    # Numbers and arrays -------------------------------------------------------------------------
+
+    def total(self, number: int) -> int:
+        """Return the sum of the workers' numbers."""
+        return self._of_all(number, "sum")
+
+    def largest(self, number: int) -> int:
+        """Return the largest of the workers' numbers."""
+        return self._of_all(number, "max")
+
+    def _of_all(self, number: int, op: OpName) -> int:
+        if self.communicator is None:
+            return number
+        return int(self.communicator.all_reduce(np.asarray(number, np.int64), op))
+
+    def reduce(self, op: ReduceOp, array: Array) -> Array:
+        """Return the sum or the mean of the workers' arrays; halves are rounded once, at the end."""
+        if self.communicator is None:
+            return array
+        work = work_dtype(array.dtype, op)
+        mean = op is ReduceOp.MEAN and array.dtype.kind not in "iub"
+        host = array_backend.to_numpy(array).astype(work, copy=False)
+        total = self.communicator.all_reduce(host, "mean" if mean else "sum")
+        return array_backend.asarray(finished(total, array.dtype, op, self.count), like=array)
+
+    def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
+        """Return the workers' rows one after the other, for a mean divided by their number."""
+        if self.communicator is None:
+            return slices
+        rows, _ = self.gather(slices.values.array, 0)
+        indices, _ = self.gather(slices.indices.array, 0)
+        if op is ReduceOp.MEAN:  # of ints a fraction, as every mean of ints
+            mean = rows / self.count
+            rows = mean if rows.dtype.kind in "iub" else mean.astype(rows.dtype, copy=False)
+        return IndexedSlices(Tensor(rows), Tensor(indices), slices.dense_shape)
+
+    def gather(self, array: Array, axis: int) -> tuple[Array, int]:
+        """Return the workers' arrays joined along an axis, and where this one's begins."""
+        if self.communicator is None:
+            return array, 0
+        rows = np.moveaxis(array_backend.to_numpy(array), axis, 0)
+        lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
+        whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
+        joined = np.ascontiguousarray(np.moveaxis(whole, 0, axis))
+        return array_backend.asarray(joined, like=array), int(lengths[: self.index].sum())
+
+    def from_first(self, array: Array) -> Array:
+        """Return worker 0's array; all have one of its shape and dtype."""
+        if self.communicator is None:
+            return array
+        host = np.ascontiguousarray(array_backend.to_numpy(array)).reshape(array.shape)
+        return array_backend.asarray(self.communicator.broadcast(host), like=array)
+
+    def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
+        """Return worker 0's slices."""
+        own = [slices.values.array, slices.indices.array]
+        rows = int(self.from_first(np.asarray(len(own[1]), np.int64)))
+        if self.index:
+            own = [np.zeros((rows, *a.shape[1:]), a.dtype) for a in own]
+        values, indices = [Tensor(self.from_first(a)) for a in own]
+        return IndexedSlices(values, indices, slices.dense_shape)
+
+    # Agreement ----------------------------------------------------------------------------------
+
+    def every(self, value: str, said: str) -> str:
+        """Return ``""`` if all workers have the same value, or else what each of them says."""
+        digest = hashlib.sha256(value.encode()).digest()
+        digests, _ = self.gather(np.frombuffer(digest, np.uint8)[None], 0)
+        return "" if (digests == digests[0]).all() else self._said(said)
+
+    def _said(self, own: str) -> str:
+        """Return what each worker says."""
+        text = np.frombuffer(f"worker {self.index}: {own}; ".encode(), np.uint8)
+        return self.gather(text, 0)[0].tobytes().decode().removesuffix("; ")
 
     def begin_together(self, what: str, same: str) -> None:
         """Return when all workers begin the same thing, such as saving; raise on every one otherwise.
+
+        A call that only some workers make could be taken for another one that the others make, and
+        both would go on with wrong numbers: so it begins with one that has no like.
 
         Parameters
         ----------
@@ -78,6 +201,18 @@ class Workers:
         same : str
             What has to be the same on all workers.
         """
+        if self.communicator is None:
+            return
+        own = hashlib.sha256(same.encode()).digest()
+        try:
+            words = self.communicator.all_gather(np.frombuffer(own, _BEGINNING))
+        except (CollectiveTimeoutError, MismatchError, PeerLostError) as error:
+            raise with_text(error, f"{what} needs every worker: {error}") from None
+        if (words != words[0]).any():
+            raise MismatchError(
+                f"the workers do different things: {self._said(what)}. All of them save, or restore, "
+                "the same objects at the same time"
+            )
 
     def write_once(self, path: str, write: Callable[[], None], begins_anew: bool = False) -> None:
         """Write files: the first worker, and every one that means another path, calls ``write``.
@@ -109,188 +244,22 @@ class Workers:
                 f"a lost worker is back, so training begins again from {path!r} with it"
             )
 
-    def wait_at_most(self, seconds: float) -> None:
-        """Set how long a call waits for the other workers."""
-
-    def total(self, number: int) -> int:
-        """Return the sum of the workers' numbers."""
-        return number
-
-    def largest(self, number: int) -> int:
-        """Return the largest of the workers' numbers."""
-        return number
-
-    def reduce(self, op: ReduceOp, array: Array) -> Array:
-        """Return the sum or the mean of the workers' arrays."""
-        return array
-
-    def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
-        """Return the workers' rows one after the other, for a mean divided by their number."""
-        return slices
-
-    def gather(self, array: Array, axis: int) -> tuple[Array, int]:
-        """Return the workers' arrays joined along an axis, and where this one's begins."""
-        return array, 0
-
-    def from_first(self, array: Array) -> Array:
-        """Return worker 0's array; all have one of its shape and dtype."""
-        return array
-
-    def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
-        """Return worker 0's slices."""
-        return slices
-
-    def every(self, value: str, said: str) -> str:
-        """Return ``""`` if all workers have the same value, or else what each of them says."""
-        return ""
+    # Ends ---------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
+        if self.communicator is not None:
+            self.communicator.barrier()
 
     def abort(self, reason: str) -> None:
         """Let every worker's present or next call fail, for a reason that names this one."""
+        if self.communicator is not None:
+            self.communicator.abort(f"worker {self.index}: {reason}")
 
     def close(self) -> None:
         """Leave the other workers in good order."""
-
-
-class JoinedWorkers(Workers):
-    """Processes that have met.
-
-    A worker that dies is lost to the others at once; one that is stopped, or whose network is cut,
-    says nothing. So in a thread of its own each worker tells the others every second that it goes on,
-    and what it is in; who is not heard of for eight is named, and lost to all.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        This process's rank among them.
-    names : sequence of str
-        What the workers are called, by rank.
-    places : sequence of str
-        Their addresses by rank, as far as the description of the cluster says them; else empty.
-    watched : bool
-        Whether silent workers are to be found; not where somebody else watches over them.
-    """
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        names: Sequence[str],
-        places: Sequence[str],
-        watched: bool = True,
-    ) -> None:
-        self.communicator: Communicator = communicator
-        self.count = communicator.size
-        self.index = communicator.rank
-        self.call(names, places)
-        self._over = threading.Event()
-        self._over_when_dropped = weakref.finalize(self, self._over.set)
-        self._pulse: _Pulse | None = None
-        silence = _seconds_of_silence()
-        if watched and math.isfinite(silence):
-            self._pulse = _Pulse(communicator, silence, self._over)
-
-    def call(self, names: Sequence[str], places: Sequence[str]) -> None:
-        """Let errors say so of the workers; see the class."""
-        group = self.communicator._group
-        titles = []
-        for rank, name in enumerate(names):
-            place = places[rank] if len(places) == len(names) else group.address(rank)
-            titles.append(f"rank {rank} ({name} at {place or platform.node()})")
-        group.call_ranks(titles)
-
-    def wait_at_most(self, seconds: float) -> None:
-        """Set how long a call waits for the other workers."""
-        self.communicator.timeout = seconds
-
-    def total(self, number: int) -> int:
-        """Return the sum of the workers' numbers."""
-        return int(self.communicator.all_reduce(np.asarray(number, np.int64)))
-
-    def largest(self, number: int) -> int:
-        """Return the largest of the workers' numbers."""
-        return int(self.communicator.all_reduce(np.asarray(number, np.int64), "max"))
-
-    def reduce(self, op: ReduceOp, array: Array) -> Array:
-        """Return the sum or the mean of the workers' arrays; halves are rounded once, at the end."""
-        work = work_dtype(array.dtype, op)
-        mean = op is ReduceOp.MEAN and array.dtype.kind not in "iub"
-        host = array_backend.to_numpy(array).astype(work, copy=False)
-        total = self.communicator.all_reduce(host, "mean" if mean else "sum")
-        return array_backend.asarray(finished(total, array.dtype, op, self.count), like=array)
-
-    def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
-        """Return the workers' rows one after the other, for a mean divided by their number."""
-        rows, _ = self.gather(slices.values.array, 0)
-        indices, _ = self.gather(slices.indices.array, 0)
-        if op is ReduceOp.MEAN:  # of ints a fraction, as every mean of ints
-            mean = rows / self.count
-            rows = mean if rows.dtype.kind in "iub" else mean.astype(rows.dtype, copy=False)
-        return IndexedSlices(Tensor(rows), Tensor(indices), slices.dense_shape)
-
-    def gather(self, array: Array, axis: int) -> tuple[Array, int]:
-        """Return the workers' arrays joined along an axis, and where this one's begins."""
-        rows = np.moveaxis(array_backend.to_numpy(array), axis, 0)
-        lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
-        whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
-        joined = np.ascontiguousarray(np.moveaxis(whole, 0, axis))
-        return array_backend.asarray(joined, like=array), int(lengths[: self.index].sum())
-
-    def from_first(self, array: Array) -> Array:
-        """Return worker 0's array; all have one of its shape and dtype."""
-        host = np.ascontiguousarray(array_backend.to_numpy(array)).reshape(array.shape)
-        return array_backend.asarray(self.communicator.broadcast(host), like=array)
-
-    def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
-        """Return worker 0's slices."""
-        own = [slices.values.array, slices.indices.array]
-        rows = int(self.from_first(np.asarray(len(own[1]), np.int64)))
-        if self.index:
-            own = [np.zeros((rows, *a.shape[1:]), a.dtype) for a in own]
-        values, indices = [Tensor(self.from_first(a)) for a in own]
-        return IndexedSlices(values, indices, slices.dense_shape)
-
-    def every(self, value: str, said: str) -> str:
-        """Return ``""`` if all workers have the same value, or else what each of them says."""
-        digest = hashlib.sha256(value.encode()).digest()
-        digests, _ = self.gather(np.frombuffer(digest, np.uint8)[None], 0)
-        if (digests == digests[0]).all():
-            return ""
-        return self._said(said)
-
-    def _said(self, own: str) -> str:
-        """Return what each worker says."""
-        text = np.frombuffer(f"worker {self.index}: {own}; ".encode(), np.uint8)
-        return self.gather(text, 0)[0].tobytes().decode().removesuffix("; ")
-
-    def begin_together(self, what: str, same: str) -> None:
-        """Return when all workers begin the same thing, such as saving; raise on every one otherwise.
-
-        A call that only some workers make could be taken for another one that the others make, and
-        both would go on with wrong numbers: so it begins with one that has no like.
-        """
-        own = hashlib.sha256(same.encode()).digest()
-        try:
-            words = self.communicator.all_gather(np.frombuffer(own, _BEGINNING))
-        except (CollectiveTimeoutError, MismatchError, PeerLostError) as error:
-            raise with_text(error, f"{what} needs every worker: {error}") from None
-        if (words != words[0]).any():
-            raise MismatchError(
-                f"the workers do different things: {self._said(what)}. All of them save, or restore, "
-                "the same objects at the same time"
-            )
-
-    def barrier(self) -> None:
-        """Return when every worker has come here."""
-        self.communicator.barrier()
-
-    def abort(self, reason: str) -> None:
-        """Let every worker's present or next call fail, for a reason that names this one."""
-        self.communicator.abort(f"worker {self.index}: {reason}")
-
-    def close(self) -> None:
-        """Leave the other workers in good order."""
+        if self.communicator is None:
+            return
         self._over.set()
         if self._pulse is not None:
             self._pulse.end()
@@ -303,19 +272,12 @@ class _Pulse:
     Who stops, or is cut off, was last heard of at most one second before, is missed after the
     silence, and found by the next look: within 8.5 seconds, if nothing else is set. Nobody waits for
     anybody here, so who is missed is the one that is silent, and not one that waits for it.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        Of the workers; it fails when one of them is silent.
-    silence : float
-        Seconds after which somebody is lost.
-    over : Event
-        Ends this.
     """
 
     def __init__(self, communicator: Communicator, silence: float, over: threading.Event) -> None:
-        self._group = communicator._group
+        group = communicator._group
+        assert isinstance(group, _core.Group)  # MPI watches its ranks itself
+        self._group = group
         self._rank = communicator.rank
         self._silence = silence
         self._over = over

@@ -7,6 +7,7 @@ rank of a communicator with streams, deadlines and a thread that watches it.
 
 from pycollective.nccl import device
 from pycollective.nccl.communicator import NcclCommunicator, Operation, Peers
+from pycollective.nccl.device_task import DeviceTask
 from pycollective.nccl.loading import VARIABLE, library
 
-__all__ = ["VARIABLE", "NcclCommunicator", "Operation", "Peers", "device", "library"]
+__all__ = ["VARIABLE", "DeviceTask", "NcclCommunicator", "Operation", "Peers", "device", "library"]

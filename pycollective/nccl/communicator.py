@@ -25,9 +25,8 @@ from pycollective.errors import (
     with_text,
 )
 from pycollective.nccl import device
+from pycollective.nccl.device_task import DeviceTask
 from pycollective.nccl.memory import SINCE, Block, Registered
-
-__all__ = ["NcclCommunicator", "Operation", "Peers"]
 
 _log = logging.getLogger("pycollective")
 
@@ -65,8 +64,8 @@ class _Clock:
         return self._begin + device.seconds_between(self._first, event)
 
 
-class Operation:
-    """A call that was enqueued; what `Work` waits for."""
+class Operation(DeviceTask):
+    """A call that was enqueued."""
 
     def __init__(
         self,
@@ -78,16 +77,14 @@ class Operation:
         event: Any,
         timed: tuple[_Clock, Any] | None,
     ) -> None:
+        super().__init__(owner.device, seconds)
         self._owner = owner
         self._timed = timed  # a clock, and the event before it
         self.what = what
         self.number = number
-        self.seconds = seconds
-        self.begin = time.monotonic()
         self.kept = kept  # memory that the device still reads and writes
         self.event = event
         self.failed = False
-        self._ordered = False
 
     @property
     def over(self) -> bool:
@@ -99,36 +96,21 @@ class Operation:
         """Whether the device is done with it, or will never be."""
         return self.over or self._owner.error is not None
 
-    @property
-    def times(self) -> tuple[float, float]:
-        """When its stream came to it and was done with it, as `time.monotonic` would have said it.
-
-        Of one that was not timed, or that the device has not ended: when it was enqueued, and now.
-        """
+    def device_times(self) -> tuple[float, float] | None:
+        """Return when its stream came to it and was done with it."""
         if self._timed is None or not self.over:
-            return self.begin, time.monotonic()
+            return None
         clock, before = self._timed
-        with device.on(self._owner.device):
+        with device.on(self.device):
             begin = clock.time_of(before)
             return begin, begin + device.seconds_between(before, self.event)
 
-    @property
-    def done(self) -> bool:
-        """Whether its result can be used on this thread's stream."""
-        return self._ordered or self.over or self._owner.error is not None
-
-    def wait(self, timeout: float) -> bool:
-        """Wait on the host for so many seconds; for ever: let this thread's stream wait."""
-        if timeout >= self.seconds and self._owner.error is None:
-            with device.on(self._owner.device):
-                device.stream_wait(device.present_stream(), [self.event])
-            self._ordered = True
-            return True
-        until = time.monotonic() + timeout
-        while not self.done:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_PAUSE)
+    def order(self) -> bool:
+        """Let this thread's stream wait for it."""
+        if self._owner.error is not None:
+            return False
+        with device.on(self.device):
+            device.stream_wait(device.present_stream(), [self.event])
         return True
 
     def check(self) -> None:
@@ -143,29 +125,15 @@ class Operation:
 class NcclCommunicator:
     """This rank's end of a communicator of NCCL on one device.
 
-    Parameters
-    ----------
-    library : Library
-        NCCL.
-    unique_id : bytes
-        What all ranks have from the first.
-    size, rank : int
-        Number of ranks, and this one.
-    on_device : int
-        The CUDA device.
-    peers : Peers
-        The other ranks.
-    seconds : float
-        How long to wait for them.
-    min_ctas, max_ctas : int, optional
-        How many thread blocks NCCL's kernels have at least, and at most.
+    All ranks have ``unique_id`` from the first. ``min_ctas`` and ``max_ctas`` bound the number of thread
+    blocks of NCCL's kernels.
 
     Raises
     ------
     NcclError
         NCCL refuses.
     CollectiveTimeoutError
-        The others did not come.
+        The others did not come within ``seconds``.
     """
 
     def __init__(
@@ -239,21 +207,20 @@ class NcclCommunicator:
         what : str
             The call in words.
         call : callable
-            Is given the communicator and the address of the stream; calls of NCCL that it makes are
+            Gets the communicator and the address of the stream; the calls of NCCL that it makes are
             one group.
         kept : object
-            What must live as long as the call.
+            Lives as long as the call.
         seconds : float
-            After which the communicator is aborted if the call is not over.
+            The deadline, at which the communicator is aborted.
         later : bool
-            On a stream of the communicator's own, which waits for what this thread's stream has been
-            given so far.
+            Use the communicator's own stream, which waits for what this thread's stream was given.
         timed : bool
-            Let the device note when it begins and ends it.
+            Let the device note when it begins and ends the call.
         behind : sequence of event
-            What must have happened before.
+            Events that come before.
         counts : bool
-            Whether it is one of the calls that all ranks make.
+            False for a call that not all ranks make.
         """
         with self._calls, device.on(self.device):
             self.check()
@@ -430,7 +397,7 @@ class NcclCommunicator:
             code = self._comm.async_error()
         if code not in (0, _core.nccl.IN_PROGRESS):
             return self._cause(self._asynchronous(code, oldest.what if oldest else "between calls"))
-        waiting = 0.0 if oldest is None else time.monotonic() - oldest.begin
+        waiting = 0.0 if oldest is None else time.monotonic() - oldest.began
         error = self._peers.failure(waiting)
         if error is None and oldest is not None and waiting > oldest.seconds:
             return self._timed_out(oldest.what, oldest.seconds, oldest.number)

@@ -12,24 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "PER_THREAD",
-    "Fetch",
-    "Upload",
-    "array",
-    "description",
-    "driver_version",
-    "event",
-    "identity",
-    "library_version",
-    "on",
-    "present_stream",
-    "seconds_between",
-    "stream",
-    "stream_on",
-    "stream_wait",
-]
-
 PER_THREAD = 2
 """The stream that is another one in each thread (``cudaStreamPerThread``)."""
 
@@ -103,13 +85,7 @@ def event(after: Any, timed: bool = False) -> Any:
 
 
 class Fetch:
-    """A value of a device on its way to the host; nobody waits until it is read.
-
-    Parameters
-    ----------
-    array
-        An array of the thread's device, in C order.
-    """
+    """An array of the thread's device, in C order, on its way to the host; reading it waits."""
 
     def __init__(self, array: Any) -> None:
         self._like = array.dtype, array.shape

@@ -15,8 +15,6 @@ from pathlib import Path
 from pycollective import _core
 from pycollective.errors import NcclNotFoundError
 
-__all__ = ["VARIABLE", "cuda_major", "library", "may_share_gpus", "require_cuda"]
-
 VARIABLE = "PYCOLLECTIVE_NCCL_LIBRARY"
 """Path of the library to use."""
 
@@ -115,20 +113,7 @@ def may_share_gpus(found: _core.nccl.Library) -> bool:
 
 
 def require_cuda(found: _core.nccl.Library, driver: int) -> None:
-    """Raise unless a driver can run a library.
-
-    Parameters
-    ----------
-    found : Library
-        The library.
-    driver : int
-        The newest version of CUDA that the driver knows, as CUDA writes it: 12040 for 12.4.
-
-    Raises
-    ------
-    NcclNotFoundError
-        The library was built with a major version of CUDA that is newer than the driver.
-    """
+    """Raise NcclNotFoundError if a library needs a newer CUDA than the driver's (12040 is 12.4)."""
     major = cuda_major(found)
     if major is not None and major > driver // 1000:
         raise NcclNotFoundError(

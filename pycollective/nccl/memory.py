@@ -10,8 +10,6 @@ from typing import Any
 from pycollective import _core
 from pycollective.nccl import device
 
-__all__ = ["SINCE", "Block", "Registered"]
-
 SINCE = 21900
 """The version of NCCL that brought it."""
 
@@ -48,13 +46,7 @@ class Registered:
         return None
 
     def add(self, nbytes: int, register: Callable[[int, int], int]) -> Block:
-        """Make a block on this thread's device.
-
-        Raises
-        ------
-        NcclError
-            There is no memory, or it cannot be registered.
-        """
+        """Make a block on this thread's device; NcclError if that, or to register it, fails."""
         address = self._library.mem_alloc(nbytes)
         try:
             handle = register(address, nbytes)

@@ -8,8 +8,6 @@ import numpy as np
 
 from pycollective import _core
 
-__all__ = ["BYTES", "count_and_type", "reduction_of"]
-
 BYTES = 1
 """The type of what is moved as it is: ``ncclUint8``."""
 

@@ -6,14 +6,10 @@ import logging
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sized
+from typing import NamedTuple, Protocol
 
 from pycollective.errors import RendezvousError
-
-if TYPE_CHECKING:
-    from pycollective.communicator.member import Member
-
-__all__ = ["DEBUG", "LOG", "TIMELINE", "TRACE", "WARN_AFTER", "group_made", "settings"]
 
 DEBUG = "PYCOLLECTIVE_DEBUG"
 TIMELINE = "PYCOLLECTIVE_TIMELINE"
@@ -90,23 +86,56 @@ def _speak(level: int) -> None:
     LOG.setLevel(level)
 
 
-def group_made(member: Member, who: str, source: str, table: str) -> None:
-    """Log what a group is like: one line.
+class Group(Protocol):
+    """A group, as far as lines and traces show it."""
 
-    Parameters
-    ----------
-    member : Member
-        A rank of it.
-    who : str
-        Which rank of which group, and how the ranks talk.
-    source : str
-        Where the description of the group came from.
-    table : str
-        Where its rows for algorithm="auto" came from, if it has any.
+    @property
+    def transport(self) -> str:
+        """The transport."""
+
+    def address(self, rank: int) -> str:
+        """Return the address of a rank that is not on this host."""
+
+    def calls(self, rank: int) -> int:
+        """Return the number of collective calls that a rank has begun."""
+
+
+class Engine(Protocol):
+    """The engine for arrays in the host's memory, as far as the line shows it."""
+
+    @property
+    def choices(self) -> Sized:
+        """The rows that were measured."""
+
+
+class Member(Protocol):
+    """A rank of a group."""
+
+    rank: int
+    size: int
+
+    @property
+    def hosts(self) -> list[int]:
+        """Each rank's host."""
+
+    @property
+    def _group(self) -> Group:
+        """Its group."""
+
+    @property
+    def _core(self) -> Engine:
+        """Its engine."""
+
+
+def group_made(member: Member, who: str, source: str, table: str) -> None:
+    """Log a line about a new group.
+
+    It says who a rank of it is, the source of the group's description, and the table of its rows for
+    algorithm="auto", if it has rows.
     """
     if not LOG.isEnabledFor(logging.INFO):
         return
-    rows = len(member._choices)
+    rows = len(member._core.choices)
     algorithms = f"{rows} rows of {table}, then the built-in table" if rows else "built-in table"
     LOG.info(
         "%s; described by %s; %s; algorithms: %s",

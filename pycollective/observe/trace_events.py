@@ -14,18 +14,59 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from pycollective.atomic_files import write_atomically
-
-if TYPE_CHECKING:
-    from pycollective.observe.calls import Call
-
-__all__ = ["Timeline", "merge"]
 
 MOST_CALLS = 100_000
 """Calls that a timeline keeps: the last ones."""
 _ASYNC = 0  # the row of calls that were made with async_op
+
+
+class Record:
+    """One call of a rank as traces and timelines show it: what was called, when, and how it ended."""
+
+    __slots__ = (
+        "algorithm", "began", "dtype", "ended", "error", "is_message", "lane", "later",
+        "name", "nbytes", "number", "others", "shape", "thread", "thread_name", "transport", "why",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, array: NDArray[Any] | None, how: tuple[str, str], others: dict[str, Any]
+    ) -> None:
+        self.name = name
+        self.algorithm, self.why = how
+        self.others = others
+        self.dtype = "" if array is None else str(array.dtype)
+        self.shape = [] if array is None else list(array.shape)
+        self.nbytes = 0 if array is None else array.nbytes
+        self.number = 0  # among the collective calls of the rank; 0: not known
+        self.is_message = name in ("send", "recv")
+        self.later = False
+        self.error = ""
+        self.lane, self.transport = 0, ""
+        thread = threading.current_thread()
+        self.thread, self.thread_name = threading.get_native_id(), thread.name
+        self.began = self.ended = time.monotonic()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that a timeline shows of it."""
+        found: dict[str, Any] = {"bytes": self.nbytes, "dtype": self.dtype, "shape": self.shape}
+        found |= {"transport": self.transport, **self.others}
+        said = {"algorithm": self.algorithm, "why": self.why, "error": self.error}
+        found |= {name: text for name, text in said.items() if text}
+        return found | ({"call": self.number} if self.number else {})
+
+    def __str__(self) -> str:
+        words = [f"{self.dtype}{self.shape}"] if self.dtype else []
+        words += [self.others["op"]] if "op" in self.others else []
+        words += [word for word in (self.algorithm, self.why) if word]
+        words += [f"{name} {value}" for name, value in self.others.items() if name != "op"]
+        number = f" #{self.number}" * bool(self.number)
+        text = f"{self.name}{number} ({', '.join(words)})" if words else self.name + number
+        return text + ", async_op" * self.later
 
 
 class Timeline:
@@ -47,7 +88,7 @@ class Timeline:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._calls: deque[Call] = deque(maxlen=MOST_CALLS)
+        self._calls: deque[Record] = deque(maxlen=MOST_CALLS)
         self._count = 0
         self._rank, self._alone = 0, True
         # What time.monotonic() says, as seconds since 1970.
@@ -69,7 +110,7 @@ class Timeline:
             return path
         return path.with_name(f"{path.stem}.rank{self._rank}{path.suffix}")
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Record) -> None:
         """Add a call that is over."""
         with self._lock:
             self._calls.append(call)
@@ -111,7 +152,7 @@ class Timeline:
         dropped = {"calls that are not in it, before these": count - len(calls)}
         _write(self.path(), about + events, dropped)
 
-    def _events(self, call: Call, number: int) -> list[dict[str, Any]]:
+    def _events(self, call: Record, number: int) -> list[dict[str, Any]]:
         begin = round((call.began + self._offset) * 1e6, 3)
         event = {
             "name": call.name,

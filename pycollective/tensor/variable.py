@@ -28,7 +28,6 @@ __all__ = [
     "VariableSynchronization",
     "creator_scope",
     "creators",
-    "set_creators",
 ]
 
 
@@ -56,7 +55,7 @@ class _Creators(threading.local):
     stack: tuple[Callable[..., Any], ...] = ()
 
 
-_creators = _Creators()
+creators = _Creators()
 
 
 @contextmanager
@@ -72,26 +71,16 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     RuntimeError
         At the end of the block: scopes were not left in the reverse order of their entry.
     """
-    before = _creators.stack
-    inside = _creators.stack = (*before, creator)
+    before = creators.stack
+    inside = creators.stack = (*before, creator)
     try:
         yield
     finally:
-        found = _creators.stack
+        found = creators.stack
         # Scopes that were entered in this one and not left end with it.
-        _creators.stack = found if len(found) < len(inside) else before
+        creators.stack = found if len(found) < len(inside) else before
         if found is not inside:
             raise RuntimeError("Exiting variable_creator_scope without proper nesting.")
-
-
-def creators() -> tuple[Callable[..., Any], ...]:
-    """Return the creators of this thread, innermost last."""
-    return _creators.stack
-
-
-def set_creators(stack: tuple[Callable[..., Any], ...]) -> None:
-    """Replace the creators of this thread."""
-    _creators.stack = stack
 
 
 _T = TypeVar("_T")
@@ -101,7 +90,7 @@ class _VariableMeta(type):
     """A metaclass that makes ``Variable(...)`` call the creators."""
 
     def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
-        if cls is not Variable or not _creators.stack:
+        if cls is not Variable or not creators.stack:
             plain: _T = type.__call__(cls, *args, **kwargs)
             return plain
         named = _SIGNATURE.bind(None, *args, **kwargs).arguments
@@ -110,7 +99,7 @@ class _VariableMeta(type):
         def make(**final: Any) -> Any:
             return type.__call__(cls, **final)
 
-        for creator in _creators.stack:
+        for creator in creators.stack:
             make = _chain(creator, make)
         made: _T = make(**named)
         return made

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective.communicator.work import in_python
 
 
 def wait_until(condition, seconds=10.0):
@@ -54,7 +53,7 @@ def test_call_that_lets_go_of_its_communicator_on_the_progress_thread_ends_it():
     def call(comm):
         let_go.wait(20)
 
-    done = in_python(mine, functools.partial(call, mine))
+    done = mine._run_later(functools.partial(call, mine))
     core = done._tasks[0]
     del mine, done
     gc.collect()
@@ -73,7 +72,7 @@ def test_async_call_with_an_error_of_its_own_aborts_the_group(on_ranks):
 
     def work(comm):
         if comm.rank == 1:
-            done = in_python(comm, fail)
+            done = comm._run_later(fail)
             for _ in range(2):
                 with pytest.raises(MemoryError, match="no memory is left"):
                     done.wait()
@@ -90,7 +89,7 @@ def test_async_call_with_an_error_of_its_own_aborts_the_group(on_ranks):
 
 def test_work_whose_task_raised_a_python_error_raises_it_again():
     (comm,) = pc.local_group(1, timeout=20)
-    done = pc.Work([comm._core.submit(lambda: 1 / 0)], lambda: None)
+    done = pc.Work([comm._core.run_later(lambda: 1 / 0)], lambda: None)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             done.wait()

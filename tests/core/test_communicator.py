@@ -235,9 +235,9 @@ def test_ctrl_c_ends_a_wait(ctrl_c):
 
 
 def test_ctrl_c_is_not_lost_while_a_dtype_is_named():
-    """NumPy names a dtype in Python, and Python looks for signals there."""
+    """NumPy names dtypes that the core does not know in Python, and Python looks for signals there."""
     (comm,) = local_group(1)
-    x = np.ones(3)
+    x = np.ones(3, "M8[s]")
 
     def interrupt(frame, event, argument):
         if frame.f_code.co_filename.endswith("_dtype.py"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import types
@@ -105,7 +106,7 @@ def test_calls_that_differ_are_named(on_mpi):
 
 
 def test_a_rank_that_leaves_is_lost_and_one_that_does_not_come_is_waited_for(on_mpi, monkeypatch):
-    monkeypatch.setattr("pycollective.communicator.mpi._GRACE", 0.05)
+    monkeypatch.setattr("pycollective.communicator.mpi_group._GRACE", 0.05)
 
     def work(comm):
         first, second = comm.split(0), comm.split(0)
@@ -149,3 +150,19 @@ def test_what_is_no_communicator_of_mpi_is_refused(on_mpi):
             pc.Communicator.from_mpi(comm._group.comm, timeout="x")
 
     assert on_mpi(1, work) == [None]
+
+
+def test_timeline_has_the_calls_of_a_group_on_mpi(on_mpi, tmp_path):
+    def work(comm):
+        comm.all_reduce(np.ones(3))
+        comm.barrier(async_op=True).wait()
+        comm.close()
+
+    with pc.timeline(tmp_path / "t.json"):
+        on_mpi(2, work)
+    (file,) = tmp_path.glob("t.rank*.json")  # each rank counts as a process
+    events = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] != "M"]
+    assert sorted((e["pid"], e["name"]) for e in events) == [
+        (0, "all_reduce"), (0, "barrier"), (1, "all_reduce"), (1, "barrier"),
+    ]  # fmt: skip
+    assert {e["args"]["transport"] for e in events} == {"MPI"}

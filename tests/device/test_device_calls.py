@@ -15,7 +15,8 @@ import pytest
 from emulated import make_devices
 from foreign_bfloat16 import check_reductions, refuse_bfloat16
 
-from pycollective import local_group, observe
+import pycollective as pc
+from pycollective import local_group
 from pycollective.communicator import on_device
 from pycollective.errors import (
     AbortedError,
@@ -160,7 +161,7 @@ def test_a_stream_that_is_each_threads_own(devices, on_devices, monkeypatch):
 
     def work(c):
         got = c.all_reduce(devices.asarray(np.arange(3.0)))
-        named.append({number: stream.ptr for number, stream in c._gpu._own.items()})
+        named.append({number: stream.ptr for number, stream in c._gpu.own._own.items()})
         return devices.asnumpy(got).tolist()
 
     assert check(on_devices(local_group(2, timeout=20), work)) == [[0.0, 2.0, 4.0]] * 2
@@ -438,7 +439,7 @@ def test_while_calls_are_traced(devices, on_devices, tmp_path):
     def work(c):
         return devices.asnumpy(c.all_reduce(devices.asarray(np.ones(4)))).tolist()
 
-    with observe.timeline(tmp_path / "calls.json"):
+    with pc.timeline(tmp_path / "calls.json"):
         assert check(on_devices(local_group(2, timeout=20), work)) == [[2.0] * 4] * 2
 
 
@@ -478,4 +479,4 @@ def test_bfloat16_of_other_libraries(devices, on_devices, monkeypatch):
         first_call(c, devices)
         return check_reductions(devices, c, lambda: (c.barrier(), done(), c.barrier()))
 
-    assert check(on_devices(local_group(3, timeout=20), work)) == ["DeviceCore"] * 3
+    assert check(on_devices(local_group(3, timeout=20), work)) == ["DeviceExecutor"] * 3

@@ -134,7 +134,7 @@ def test_what_differs(devices, on_ranks):
     for out, words in (
         (put(devices, 1, np.zeros(4, np.float32)), rf"float32\[4\] {came} float32\[3\]"),
         (put(devices, 1, np.zeros(3, np.int32)), rf"int32\[3\] {came} float32\[3\]"),
-        (host, rf"float32\[3\] {came} \[\('a GPU array"),
+        (host, rf"float32\[3\] {came} a GPU array\["),
     ):
         group = pair(devices, on_ranks)
         group[0].send(x, 1, tag=6)

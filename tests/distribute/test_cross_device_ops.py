@@ -12,7 +12,7 @@ from strategies import mirrored
 import pycollective as pc
 from pycollective import distribute as d
 from pycollective.communicator.packing import join, packs, split
-from pycollective.distribute import all_reduce_ops, cross_device_ops
+from pycollective.distribute import cross_device_ops
 from pycollective.distribute.all_reduce_ops import CollectiveAllReduce, default_cross_device_ops
 from pycollective.distribute.devices import Device
 from pycollective.distribute.experimental import (
@@ -20,6 +20,7 @@ from pycollective.distribute.experimental import (
     CommunicationImplementation,
     CommunicationOptions,
 )
+from pycollective.distribute.reducer import parts_of
 from pycollective.distribute.values import Mirrored, PerReplica
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import IndexedSlices, Tensor, Variable, constant
@@ -259,10 +260,10 @@ def test_num_packs(ops, called):
             np.testing.assert_array_equal(value.values[1].numpy(), 3 * np.arange(n) + 3)
 
 
-def test_packs_split_the_joined_vector_evenly():
-    assert all_reduce_ops._shares(11, 3) == [(0, 3), (3, 6), (6, 11)]
-    assert all_reduce_ops._shares(2, 3) == [(0, 2)]
-    assert all_reduce_ops._shares(0, 2) == [(0, 0)]
+def test_parts_of_a_bucket_are_even():
+    assert parts_of(11, 3) == [(0, 3), (3, 6), (6, 11)]
+    assert parts_of(2, 3) == [(0, 2)]
+    assert parts_of(0, 2) == [(0, 0)]
 
 
 def bytes_of(*sizes):
@@ -282,8 +283,8 @@ def test_packs_by_bytes_are_those_of_the_specification():
 def test_packs_of_gradients_begin_at_the_end():
     ops = CollectiveAllReduce()
     likes = bytes_of(4, 800, 32, 128)
-    assert ops._packs_of(likes, CommunicationOptions(200)) == [[1, 2, 3], [0]]
-    assert ops._packs_of(likes, CommunicationOptions()) == [[0, 1, 2, 3]]
+    assert ops.buckets(likes, CommunicationOptions(200)) == [[1, 2, 3], [0]]
+    assert ops.buckets(likes, CommunicationOptions()) == [[0, 1, 2, 3]]
 
 
 def test_joining_copies_once_or_not_at_all():
@@ -408,8 +409,8 @@ def test_accumulation_and_mean():
 
 def test_an_implementation_that_is_asked_for(two):
     ops = CollectiveAllReduce()
-    assert ops.algorithm_for(CommunicationOptions(implementation="RING")) == "ring"
-    assert ops.algorithm_for(CommunicationOptions()) == "auto"
+    assert ops.algorithm_on(False, CommunicationOptions(implementation="RING")) == "ring"
+    assert ops.algorithm_on(False, CommunicationOptions()) == "auto"
     got = two.run(
         lambda: d.get_replica_context().all_reduce(
             "SUM", constant(1.0), CommunicationOptions(implementation="RING")
@@ -589,7 +590,7 @@ def test_an_all_reduce_of_ones_own_in_the_replicas():
     assert [float(g) for g in gradients.values] == [33.0] * 3
     assert ops.calls[:3] == [(d.ReduceOp.MEAN, 2, 7)] * 3  # the int32 goes through one device
     assert len(ops.calls) == 6
-    assert not ops.takes_part_from_replicas()  # or gradients would pass by it while the tape runs
+    assert ops.has_own_hooks()  # or gradients would pass by it while the tape runs
     with pytest.raises(RuntimeError, match="replica 1 is in collective number 1"):
         strategy.run(lambda: replica_id() == 1 and d.get_replica_context().all_reduce("SUM", 1.0))
 

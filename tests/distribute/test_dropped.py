@@ -282,7 +282,7 @@ def step():
     optimizer.minimize(loss, [v], tape)
 
 strategy.run(step)
-began = strategy.extended._both is not None
+began = any(strategy.extended._reducers)
 strategy.extended.workers.total(1)  # nobody leaves while others still need it
 dropped = weakref.ref(strategy)
 del strategy, v, optimizer, step

@@ -15,8 +15,8 @@ from strategies import mirrored
 import pycollective as pc
 from pycollective import distribute as d
 from pycollective import keras
-from pycollective.distribute.all_reduce_ops import CollectiveAllReduce
 from pycollective.distribute.experimental import CommunicationOptions
+from pycollective.distribute.reducer import GradientReducer
 from pycollective.tensor import GradientTape, Tensor, Variable, constant, custom_gradient, ops
 
 
@@ -144,17 +144,18 @@ def test_every_operation_gives_the_same_bits(ops):
         assert len({c.tobytes() for c in [*mine, *wanted]}) == 1
 
 
-class Watched(CollectiveAllReduce):
-    """Keeps the reductions that have begun, by replica."""
+@pytest.fixture
+def begun(monkeypatch):
+    """Return the reductions that have begun early, by replica."""
+    found = {}
+    begin = GradientReducer.begin
 
-    def __init__(self):
-        super().__init__()
-        self.begun = {}
-
-    def begin_all_reduce(self, communicator, *args):
-        reduction = super().begin_all_reduce(communicator, *args)
-        self.begun[communicator.rank] = reduction
+    def watched(reducer, likes, *args):
+        found[replica_id()] = reduction = begin(reducer, likes, *args)
         return reduction
+
+    monkeypatch.setattr(GradientReducer, "begin", watched)
+    return found
 
 
 def two_layers(strategy, backward):
@@ -175,15 +176,14 @@ def two_layers(strategy, backward):
     return step, first, last
 
 
-def test_reduction_and_tape_are_under_way_at_the_same_time():
-    watched = Watched()
-    strategy = mirrored(2, watched)
+def test_reduction_and_tape_are_under_way_at_the_same_time(begun):
+    strategy = mirrored(2)
     strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
     done = []
 
     def backward(g):
         # The last layer's gradient is summed before this one's is computed.
-        (under_way,) = watched.begun[replica_id()]._packed.under_way
+        ((_, (under_way,)),) = begun[replica_id()]._begun
         under_way.wait(20)
         done.append(under_way.done())
         return g
@@ -197,23 +197,21 @@ def test_reduction_and_tape_are_under_way_at_the_same_time():
 
 
 @pytest.mark.parametrize(("cores", "early"), [(2, False), (3, True)])
-def test_replicas_without_a_core_to_spare_sum_at_the_end(monkeypatch, cores, early):
+def test_replicas_without_a_core_to_spare_sum_at_the_end(monkeypatch, begun, cores, early):
     monkeypatch.setattr(d.StrategyExtended, "sums_early", None)
     monkeypatch.setattr("pycollective._core.usable_cores", lambda: cores)
-    strategy = mirrored(2, watched := Watched())
+    strategy = mirrored(2)
     strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
-    begun = []
-    step, first, _ = two_layers(
-        strategy, lambda g: begun.append(replica_id() in watched.begun) or g
-    )
+    were_begun = []
+    step, first, _ = two_layers(strategy, lambda g: were_begun.append(replica_id() in begun) or g)
     strategy.run(step)
-    assert begun == [early, early]
+    assert were_begun == [early, early]
     assert first.values[0].numpy().tolist() == [1 - 12.0, 2 - 16.0]
 
 
 WORKERS = """
 from pycollective import keras
-from pycollective.distribute import among_workers
+from pycollective.distribute import reducer
 from pycollective.distribute.experimental import CommunicationOptions
 from test_overlap import train, two_layers
 tf.distribute.StrategyExtended.sums_early = True
@@ -225,11 +223,17 @@ for bytes_per_pack in (1, 300):
         weights[how + str(bytes_per_pack)] = [c.tobytes().hex() for v in found for c in v]
 strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
 begun = []
+reductions = {}
+begin = reducer.GradientReducer.begin
+def watched(self, *args):
+    reductions[self._first.rank] = begin(self, *args)
+    return reductions[self._first.rank]
+reducer.GradientReducer.begin = watched
 def backward(g):
     if tf.distribute.get_replica_context().local_replica_id == 0:
-        both = strategy.extended._both
-        both.flush()  # as the next pack does it
-        begun.append(both.begun)
+        reductions[0]._send_on()  # as the next bucket does it
+        begun.append(strategy.extended._reducers[0].has_reached_workers)
+        reductions.clear()
     return g
 step, first, last = two_layers(strategy, backward)
 strategy.run(step)
@@ -243,7 +247,7 @@ def fails(g):
     if tf.distribute.get_replica_context().replica_id_in_sync_group == 3:
         import time
         until = time.monotonic() + 20
-        while not strategy.extended._both.begun and time.monotonic() < until:
+        while not strategy.extended._reducers[0].has_reached_workers and time.monotonic() < until:
             time.sleep(0.01)
         raise ZeroDivisionError("in the tape")
     return backward(g)

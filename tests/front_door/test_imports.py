@@ -10,7 +10,7 @@ import pycollective
 ROOT = pathlib.Path(pycollective.__file__).parent
 COMPILED = ("_core", "_nn")
 #: Packages that still have long circles. A package without them is removed from this list.
-LONG_CIRCLES = ("communicator", "distribute", "nccl", "observe", "rendezvous")
+LONG_CIRCLES = ("distribute", "rendezvous")
 #: Packages whose functions still import other modules of the package.
 INNER_IMPORTS = (*LONG_CIRCLES, "cluster", "keras.optimizers", "array_backend")
 #: A module that imports another one in a function because that one needs an extra at its top.

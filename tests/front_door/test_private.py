@@ -7,7 +7,7 @@ import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
 #: Packages that still read private attributes of others. A package without them is removed.
-EXEMPT = ("cli", "communicator", "distribute", "nccl", "observe", "optimizers", "rendezvous")
+EXEMPT = ("cli", "distribute", "optimizers", "rendezvous")
 #: Attributes of other packages that may be read: the compiled modules, an attribute of NumPy before
 #: 1.25, and attributes of variables, optimizers and distributed datasets without a public name.
 KNOWN = {"_core", "_nn", "_seed_seq", "_slots", "_parts"} | {"_local", "_current", "_checked"}

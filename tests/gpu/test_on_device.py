@@ -141,7 +141,7 @@ def test_messages(cupy, on_gpus):
         for turn in range(10):
             x.fill(10 * turn + c.rank)
             sent = c.send(x, (c.rank + 1) % c.size, async_op=True)
-            if isinstance(c._gpu, on_device.DeviceCore):
+            if isinstance(c._gpu.own, on_device.DeviceExecutor):
                 x.fill(-1)
             c.recv(out, (c.rank - 1) % c.size)
             sent.wait()

@@ -13,6 +13,7 @@ from foreign_bfloat16 import check_reductions, refuse_bfloat16
 
 from pycollective import _core, algorithms, array_backend, dtypes, local_group
 from pycollective.communicator import on_device
+from pycollective.communicator.call import Call
 from pycollective.errors import AbortedError, CollectiveError, MismatchError
 from pycollective.nccl import device
 
@@ -197,7 +198,7 @@ def test_bfloat16_of_other_libraries(gpus, on_gpus, monkeypatch, shared):
         with gpus.cuda.Device(0 if shared else c.rank) as here:
             return check_reductions(gpus, c, here.synchronize)
 
-    name = "StagedCore" if shared else "CoreByAlgorithm"
+    name = "Staged" if shared else "Nccl"
     assert check(on_gpus(local_group(2, timeout=20), work)) == [name] * 2
 
 
@@ -271,7 +272,7 @@ def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
         gpus.cuda.library.fake_stall(1)
         begun.wait()
         now = c.all_reduce(x)
-        own = c._gpu._nccl._own_stream
+        own = c._gpu.nccl._nccl._own_stream
         later = c.all_reduce(x, "max", async_op=True)
         assert own.waits == 2  # for this thread's stream, and for the call before
         assert not later.done()
@@ -306,7 +307,7 @@ def test_the_stream_that_is_another_one_in_each_thread(gpus):
     thread = threading.Thread(target=call)
     thread.start()
     thread.join(20)
-    own = alone._gpu._nccl._own_stream
+    own = alone._gpu.nccl._nccl._own_stream
     assert (given(device.PER_THREAD), given(own.ptr)) == (0, 2)
     assert own.waits == 2  # for what each thread had given before
     for number, stream in enumerate(streams, 1):
@@ -323,7 +324,7 @@ def test_calls_that_differ_far_behind(gpus, on_gpus, same):
         shapes = [[1000 + i] for i in range(size)]
         shapes[-1][0] += 0 if same else c.rank
         x = gpus.asarray(np.ones(4, np.float32))
-        c._core_for(x).all_reduce(x, x, "sum", "auto", False, 20.0, False, shapes)
+        c._submit(Call("all_reduce", x, x, 20.0, op="sum", count=x.size, shape=shapes))
         return gpus.asnumpy(x).tolist()
 
     for found in on_gpus(local_group(2, timeout=20), work):
@@ -424,7 +425,7 @@ def test_messages_are_not_among_the_calls_of_all(gpus, on_gpus):
             if c.rank < 2:
                 (c.send if c.rank == 0 else c.recv)(x, 1 - c.rank)
         c.barrier()
-        return c._gpu._nccl.calls
+        return c._gpu.nccl._nccl.calls
 
     assert on_gpus(local_group(3, timeout=20), work) == [1] * 3
 
@@ -438,7 +439,7 @@ def test_a_message_that_was_put_off_by_a_group_that_fails(gpus, on_gpus):
         if c.rank == 0:
             c.abort("it is over")
         until = time.monotonic() + 20
-        while c._gpu._nccl.error is None and time.monotonic() < until:
+        while c._gpu.nccl._nccl.error is None and time.monotonic() < until:
             time.sleep(0.01)
         assert late.done()
         return late.exception()
@@ -519,12 +520,12 @@ def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, 
 def test_several_versions_are_refused(gpus, on_gpus, monkeypatch):
     from pycollective.communicator import gpu
 
-    true = gpu._exchange
+    true = gpu.exchange
 
     def differ(member, text, what):
         return [t.replace("22803", str(22800 + r)) for r, t in enumerate(true(member, text, what))]
 
-    monkeypatch.setattr(gpu, "_exchange", differ)
+    monkeypatch.setattr(gpu, "exchange", differ)
     found = on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(gpus.asarray(np.ones(2))))
     for error in found:
         assert "several versions of NCCL" in str(error) and "rank 1 has 22801" in str(error)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pycollective import local_group
-from pycollective.communicator import gpu
+from pycollective.communicator import gpu, watch
 from pycollective.errors import AbortedError, CollectiveError, NcclError, PeerLostError
 from pycollective.nccl import communicator as watching
 
@@ -27,8 +27,8 @@ def soon(monkeypatch):
     gc.collect()  # communicators of earlier tests, whose end is none of these tests' business
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
     monkeypatch.setattr(watching, "_NEWS_SECONDS", 0.1)
-    monkeypatch.setattr(gpu.Watch, "SECONDS", 0.02)
-    monkeypatch.setattr(gpu.Watch, "GRACE", 0.1)
+    monkeypatch.setattr(watch.Watch, "SECONDS", 0.02)
+    monkeypatch.setattr(watch.Watch, "GRACE", 0.1)
 
 
 class Part:
@@ -115,7 +115,7 @@ def test_a_rank_that_does_not_come(gpus, on_gpus):
         if c.rank == 2:
             until = time.monotonic() + 20
             while time.monotonic() < until:
-                c._gpu._nccl.check()
+                c._gpu.nccl._nccl.check()
                 time.sleep(0.01)
         later = c.all_reduce(ones(gpus), async_op=True, timeout=0.3)
         until = time.monotonic() + 20
@@ -143,7 +143,7 @@ def test_a_rank_without_elements_has_made_its_calls(gpus, on_gpus):
             c.gather(mine, 0, ragged=True)
             c.all_reduce(mine[:0])
         c.barrier()
-        return c._gpu._nccl.calls
+        return c._gpu.nccl._nccl.calls
 
     assert on_gpus(local_group(3, timeout=20), work) == [6] * 3
 
@@ -152,7 +152,7 @@ def test_beats_have_no_deadline_of_calls(gpus, on_gpus):
     """A rank that does not tell for a while is silent, and not late, however little calls may wait."""
 
     def work(c):
-        mine = begun(c, gpus)._gpu._watch
+        mine = begun(c, gpus)._gpu.nccl._watch
         mine._own.timeout = 0.05
         c.barrier()
         if c.rank == 1:
@@ -172,7 +172,7 @@ def test_devices_that_stand_still(gpus, on_gpus):
         c.all_reduce(ones(gpus), timeout=0.3)
         until = time.monotonic() + 20
         while time.monotonic() < until:
-            c._gpu._nccl.check()
+            c._gpu.nccl._nccl.check()
             time.sleep(0.01)
 
     for error in on_gpus(local_group(2, timeout=20), work):
@@ -188,7 +188,7 @@ def test_a_rank_that_leaves(gpus, on_gpus):
         until = time.monotonic() + 20
         while time.monotonic() < until:
             c.all_reduce(ones(gpus))
-            c._gpu._nccl.check()
+            c._gpu.nccl._nccl.check()
             time.sleep(0.05)
 
     error = on_gpus(local_group(2, timeout=20), work)[1]
@@ -205,7 +205,7 @@ def test_an_abort_by_the_program(gpus, on_gpus):
             c.abort("enough of it")
         until = time.monotonic() + 20
         while time.monotonic() < until:
-            c._gpu._nccl.check()
+            c._gpu.nccl._nccl.check()
             time.sleep(0.01)
 
     for error in on_gpus(local_group(2, timeout=20), work):
@@ -255,13 +255,13 @@ def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
-            mine = c._gpu._nccl
+            mine = c._gpu.nccl._nccl
             mine._comm = Part(mine._comm, failing)
             if failing == "abort":
                 gpus.cuda.library.fake_async_error(0, 6)
         until = time.monotonic() + 20
         while time.monotonic() < until:
-            c._gpu._nccl.check()
+            c._gpu.nccl._nccl.check()
             time.sleep(0.01)
 
     mine, other = on_gpus(local_group(2, timeout=20), work)
@@ -275,7 +275,7 @@ def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
-            mine = c._gpu._nccl
+            mine = c._gpu.nccl._nccl
             mine._over.set()  # nobody else looks
             mine._thread.join(20)
             mine._comm = Part(mine._comm, "async_error")
@@ -283,7 +283,7 @@ def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
                 c.all_reduce(ones(gpus))
         until = time.monotonic() + 20
         while time.monotonic() < until:
-            c._gpu._nccl.check()
+            c._gpu.nccl._nccl.check()
             time.sleep(0.01)
 
     mine, other = on_gpus(local_group(2, timeout=20), work)
@@ -293,7 +293,7 @@ def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
 
 def test_an_end_that_fails(gpus, caplog):
     (alone,) = local_group(1)
-    mine = begun(alone, gpus)._gpu._nccl
+    mine = begun(alone, gpus)._gpu.nccl._nccl
     mine._comm = Part(mine._comm, "destroy", "abort")
     alone.close()
     assert "not aborted in good order: abort fails" in caplog.text
@@ -340,11 +340,11 @@ sys.path[:0] = {paths!r}
 import fake_gpus, numpy as np, pytest
 gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), {library!r})
 import pycollective as pc
-from pycollective.communicator import gpu
+from pycollective.communicator import watch
 """
 
 DIES = """
-gpu.Watch.GRACE = 0.2
+watch.Watch.GRACE = 0.2
 comm = pc.init(timeout=60)
 with gpus.cuda.Device(comm.rank):
     if comm.rank == 1:

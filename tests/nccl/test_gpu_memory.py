@@ -125,7 +125,7 @@ def test_a_gpu_that_is_full(gpus, on_gpus, monkeypatch):
     def work(c):
         c.all_reduce(ones(gpus))
         if c.rank == 1:
-            monkeypatch.setattr(c._gpu._nccl, "allocate", full)
+            monkeypatch.setattr(c._gpu.nccl._nccl, "allocate", full)
         with pytest.raises(
             MemoryError, match=r"rank 1 has no memory for empty.float64\[4\].* is full"
         ):

@@ -18,11 +18,11 @@ BODY = """
 import time
 import fake_gpus, pytest
 from pycollective import array_backend
-from pycollective.communicator import gpu
+from pycollective.communicator import watch
 from pycollective.tensor import Tensor
 d = tf.distribute
 T = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-gpu.Watch.SECONDS = 0.05
+watch.Watch.SECONDS = 0.05
 gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), os.environ["FAKE"], devices=2 * R)
 array_backend.gpu_count = lambda: (2 * R, "")
 DEVICES = [f"gpu:{T * R + i}" for i in range(R)]
@@ -65,7 +65,7 @@ for how in ("RING", "NCCL", "AUTO"):
     strategy = strategy_of(how)
     def among_workers():
         core = strategy.extended.workers.communicator._gpu
-        return 0 if core is None else core._nccl.calls
+        return 0 if core is None else core.nccl._nccl.calls
     before = calls()
     def sums():
         context = d.get_replica_context()
@@ -120,9 +120,9 @@ def test_nccl_among_workers(tmp_path, fake_path, replicas):
                     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
         for name in ("sums", "weights"):  # what was reduced in one way has the same bits everywhere
             assert said["NCCL"][name] == first["NCCL"][name] == said["AUTO"][name]
-        # An all-reduce for each type and the mean among the workers; among a worker's replicas, each
-        # of which makes it, for all but int32, which is summed on one device.
-        made = 4 if replicas == 1 else 4 + 3 * replicas
+        # An all-reduce for each type and the mean: among the workers, and among a worker's replicas,
+        # each of which makes it.
+        made = 4 if replicas == 1 else 4 + 4 * replicas
         assert [said[how]["made"] for how in ("RING", "NCCL", "AUTO")] == [0, made, made]
         # In each step the first of two packs is on its way among the workers before the tape is done.
         assert [said[how]["early"] for how in ("RING", "NCCL")] == [[0, 0, 0], [1, 3, 5]]

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import _core
 from pycollective.cli import main
-from pycollective.observe import calls
+from pycollective.communicator import tracing
 from pycollective.observe.trace_events import Timeline
 from pycollective.rendezvous import RendezvousError
 
@@ -22,8 +21,8 @@ from pycollective.rendezvous import RendezvousError
 def as_before():
     """What the environment has asked for goes on to the end of a process."""
     yield
-    calls._timelines.clear()
-    calls._asked_for.clear()
+    tracing._timelines.clear()
+    tracing._asked_for.clear()
 
 
 def slices(file, name=""):
@@ -44,7 +43,7 @@ def test_within_a_block(tmp_path, on_ranks):
         later.barrier()
     after = time.time()
     on_ranks(comms, lambda c: c.all_reduce(np.ones(3)))
-    assert all(isinstance(c._core, _core.Communicator) for c in [*comms, later])
+    assert all(c._tracer is None for c in [*comms, later])
     calls = slices(file, "all_reduce")
     assert sorted(e["pid"] for e in calls) == [0, 1]
     for event in calls:
@@ -137,7 +136,7 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, make):
             pc.local_group(1)
     monkeypatch.delenv("PYCOLLECTIVE_TIMELINE", raising=False)
     (comm,) = pc.local_group(1)
-    assert isinstance(comm._core, _core.Communicator)
+    assert comm._tracer is None
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def test_creator_scopes_that_do_not_nest():
             RuntimeError, match="Exiting variable_creator_scope without proper nest"
         ):
             scope.__exit__(None, None, None)
-        assert creators() == ()
+        assert creators.stack == ()
 
 
 def test_a_deep_copy_is_a_variable_of_its_own():

@@ -36,6 +36,8 @@ class Adagrad(Optimizer):
         If ``initial_accumulator_value`` is negative.
     """
 
+    _settings = ("initial_accumulator_value", "epsilon")
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -71,14 +73,6 @@ class Adagrad(Optimizer):
         """Update one parameter in place."""
         adagrad_update(parameter, gradient, slots["accumulator"], learning_rate, self.epsilon)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "initial_accumulator_value": self.initial_accumulator_value,
-            "epsilon": self.epsilon,
-        }
-
 
 class Adadelta(Optimizer):
     """Steps in the unit of the weights, from two running means (Zeiler, 2012).
@@ -97,6 +91,8 @@ class Adadelta(Optimizer):
     *options, **named
         As for `Optimizer`, from ``weight_decay`` on.
     """
+
+    _settings = ("rho", "epsilon")
 
     def __init__(
         self,
@@ -130,7 +126,3 @@ class Adadelta(Optimizer):
         deltas *= self.rho
         deltas += (1 - self.rho) * delta * delta
         parameter -= learning_rate * delta
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "rho": self.rho, "epsilon": self.epsilon}

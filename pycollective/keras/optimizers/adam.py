@@ -41,6 +41,8 @@ class Adam(Optimizer):
         If ``beta_1`` or ``beta_2`` is not in 0 to 1, without 1.
     """
 
+    _settings = ("beta_1", "beta_2", "epsilon", "amsgrad")
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -65,18 +67,6 @@ class Adam(Optimizer):
     def _slot_order(self) -> Sequence[Sequence[str]]:
         return [("m", "v"), ("largest_v",)] if self.amsgrad else [("m", "v")]
 
-    def update_step(
-        self,
-        parameter: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        learning_rate: float,
-        step: int,
-    ) -> None:
-        """Update one parameter in place."""
-        kept = {name: [array] for name, array in slots.items()}
-        Adam._update_steps(self, [parameter], [gradient], kept, learning_rate, step)
-
     def _update_steps(
         self,
         parameters: Sequence[Array],
@@ -98,11 +88,6 @@ class Adam(Optimizer):
             v += (gradient * gradient - v) * (1 - self.beta_2)
             np.maximum(largest, v, out=largest)
             parameter -= alpha * m / (np.sqrt(largest) + self.epsilon)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        own = {name: getattr(self, name) for name in ("beta_1", "beta_2", "epsilon", "amsgrad")}
-        return {**super().get_config(), **own}
 
 
 class AdamW(Adam):

@@ -22,6 +22,8 @@ _GROWTH = 0.96
 class _TwoMeans(Optimizer):
     """What the relatives have in common."""
 
+    _settings = ("beta_1", "beta_2", "epsilon")
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -36,11 +38,6 @@ class _TwoMeans(Optimizer):
         self.beta_1 = float(beta_1)
         self.beta_2 = float(beta_2)
         self.epsilon = float(epsilon)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        own = {name: getattr(self, name) for name in ("beta_1", "beta_2", "epsilon")}
-        return {**super().get_config(), **own}
 
 
 class Adamax(_TwoMeans):
@@ -128,11 +125,8 @@ class Nadam(_TwoMeans):
     ) -> None:
         """Update one parameter in place."""
         assert self._product is not None
-        product, now, after = (
-            float(self._product),
-            self._momentum(step),
-            self._momentum(step + 1),
-        )
+        product = float(self._product)
+        now, after = self._momentum(step), self._momentum(step + 1)
         m, v = slots["m"], slots["v"]
         m += (gradient - m) * (1 - self.beta_1)
         v += (gradient * gradient - v) * (1 - self.beta_2)

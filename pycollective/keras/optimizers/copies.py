@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pycollective.array_backend import Array, on_host
-from pycollective.distribute.context import Mode, current_mode
+from pycollective.distribute.context import current_mode
+from pycollective.distribute.strategy import Strategy
 from pycollective.tensor import Tensor, Variable, as_tensor
 from pycollective.tensor.variable import update_together
 
@@ -29,12 +30,12 @@ def copies_of(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
     return [[variable._local() for variable in variables]]
 
 
-def require_copies(mode: Mode, variables: Sequence[Variable]) -> None:
+def require_copies(strategy: Strategy, variables: Sequence[Variable]) -> None:
     """Raise unless each replica has its own copy of the variables."""
     for variable in variables:
-        if getattr(variable, "_distribute_strategy", None) is not mode.strategy:
+        if getattr(variable, "_distribute_strategy", None) is not strategy:
             raise ValueError(
-                f"variable {variable.name!r} was not created in the scope of {mode.strategy}, so "
+                f"variable {variable.name!r} was not created in the scope of {strategy}, so "
                 "that all replicas would update the same memory; create model and optimizer inside "
                 "`with strategy.scope():`"
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pycollective.tensor import Tensor, Variable, as_tensor
 
-__all__ = ["Gathering", "current_gathering", "gathered"]
+__all__ = ["Gathering", "gathered", "this_thread"]
 
 
 class Gathering:
@@ -59,22 +59,18 @@ class Gathering:
 
 
 class _Thread(threading.local):
+    #: What this thread's gradients are gathered in, or None if each batch is a step.
     gathering: Gathering | None = None
 
 
-_thread = _Thread()
-
-
-def current_gathering() -> Gathering | None:
-    """Return what this thread's gradients are gathered in, or None if each batch is a step."""
-    return _thread.gathering
+this_thread = _Thread()
 
 
 @contextmanager
 def gathered(gathering: Gathering | None) -> Iterator[None]:
     """Let the gradients of a block be gathered."""
-    before, _thread.gathering = _thread.gathering, gathering
+    before, this_thread.gathering = this_thread.gathering, gathering
     try:
         yield
     finally:
-        _thread.gathering = before
+        this_thread.gathering = before

@@ -12,6 +12,7 @@ import numpy as np
 from pycollective.array_backend import Array, asarray, beside, on_host
 from pycollective.keras import configs
 from pycollective.keras.optimizers.copies import with_arrays
+from pycollective.keras.optimizers.named import deserialize
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nccl.device import Fetch
 from pycollective.nn import together
@@ -207,8 +208,6 @@ class LossScaleOptimizer(Optimizer):
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Any:
         """Return the optimizer that `get_config` described."""
-        from pycollective.keras.optimizers import deserialize
-
         arguments = dict(config)
         inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
         return cls(inner, **arguments)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,11 +14,7 @@ from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.strategy import Strategy
-from pycollective.dtypes import as_dtype, is_differentiable
-from pycollective.keras.backend import floatx, name_of_class, unique_name
-from pycollective.keras.building import build_scope_of_new
-from pycollective.keras.copying import CopiedByConfig
-from pycollective.keras.optimizers import schedules
+from pycollective.dtypes import is_differentiable
 from pycollective.keras.optimizers.clipping import clipped
 from pycollective.keras.optimizers.copies import (
     adder,
@@ -30,19 +24,19 @@ from pycollective.keras.optimizers.copies import (
     require_copies,
     with_arrays,
 )
-from pycollective.keras.optimizers.gathering import current_gathering
+from pycollective.keras.optimizers.gathering import this_thread
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
+from pycollective.keras.optimizers.state import OptimizerState
 from pycollective.nn.update import multiply
-from pycollective.tensor import GradientTape, Tensor, Variable, VariableAggregation, as_tensor
+from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor
 from pycollective.tensor.ops import cast
 from pycollective.tensor.variable import update_together
-from pycollective.train.trackable import Trackable
 
 __all__ = ["Optimizer"]
 
 
-class Optimizer(CopiedByConfig, Trackable):
+class Optimizer(OptimizerState):
     """Base class of optimizers.
 
     One of your own overrides two methods: `slot_names`, which numbers it keeps for each number of a
@@ -91,100 +85,6 @@ class Optimizer(CopiedByConfig, Trackable):
     it gets them when all are there, and `GradientTape.gradient` never communicates.
     """
 
-    def __init__(
-        self,
-        learning_rate: Any,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        use_ema: bool = False,
-        ema_momentum: float = 0.99,
-        ema_overwrite_frequency: int | None = None,
-        loss_scale_factor: float | None = None,
-        gradient_accumulation_steps: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
-        limits = {
-            "clipnorm": clipnorm,
-            "clipvalue": clipvalue,
-            "global_clipnorm": global_clipnorm,
-        }
-        given = {key: value for key, value in limits.items() if value is not None}
-        if len(given) > 1:
-            raise ValueError(
-                f"{self.name}: only one of clipnorm, clipvalue and global_clipnorm can be set, got "
-                f"{given}"
-            )
-        for key, value in given.items():
-            if not value > 0:
-                raise ValueError(f"{self.name}: {key} must be positive, got {value}")
-        if not 0 <= ema_momentum <= 1:
-            raise ValueError(
-                f"`ema_momentum` must be in the range [0, 1]. Received: ema_momentum={ema_momentum}"
-            )
-        if use_ema and not (ema_overwrite_frequency is None or ema_overwrite_frequency >= 1):
-            raise ValueError(
-                "`ema_overwrite_frequency` must be an integer >= 1 or None. Received: "
-                f"ema_overwrite_frequency={ema_overwrite_frequency}"
-            )
-        if gradient_accumulation_steps is not None and not gradient_accumulation_steps >= 2:
-            raise ValueError(
-                "`gradient_accumulation_steps` must be an integer >= 2. Received: "
-                f"gradient_accumulation_steps={gradient_accumulation_steps}"
-            )
-        if loss_scale_factor is not None and not 0 < loss_scale_factor < math.inf:
-            raise ValueError(
-                f"{self.name}: loss_scale_factor must be positive, got {loss_scale_factor}"
-            )
-        self.weight_decay = weight_decay
-        self.use_ema = bool(use_ema)
-        self.ema_momentum = float(ema_momentum)
-        self.ema_overwrite_frequency = ema_overwrite_frequency
-        self.loss_scale_factor = loss_scale_factor
-        self.gradient_accumulation_steps = gradient_accumulation_steps
-        self._never_decays: tuple[frozenset[int], re.Pattern[str] | None] = (frozenset(), None)
-        self.clipnorm = clipnorm
-        self.clipvalue = clipvalue
-        self.global_clipnorm = global_clipnorm
-        #: By the id of a variable: the variable, and what the optimizer keeps for it.
-        self._slots: dict[int, tuple[Variable, dict[str, Variable]]] = {}
-        #: Of each replica's last step: how its variables and strategy are known, and what changed.
-        self._stepped: dict[
-            int | None, tuple[tuple[int, ...], Strategy | None, list[Sequence[Variable]]]
-        ] = {}
-        #: Of the last step: each variable, and its gradient's shape and dtype.
-        self._before: list[tuple[Variable, tuple[int, ...], Any]] = []
-        self._warned: set[tuple[str, ...]] = set()
-        self._rate: Any = None
-        self._creation = build_scope_of_new()
-        self._iterations = self._make("iterations", lambda: np.zeros((), np.int64), np.int64)
-        if isinstance(learning_rate, LearningRateSchedule) or callable(learning_rate):
-            self._rate = learning_rate
-        else:
-            rate = self._finite(learning_rate)
-            self._rate = self._make("learning_rate", lambda: np.asarray(rate), floatx())
-
-    _untracked = frozenset({"_slots", "_stepped", "_before"})
-
-    # What an optimizer is --------------------------------------------------------------------
-
-    def slot_names(self) -> tuple[str, ...]:
-        """Return the names of the arrays that are kept for each variable; they start at 0."""
-        return ()
-
-    def _slot_order(self) -> Sequence[Sequence[str]]:
-        """Return the slots in the order in which `variables` has them.
-
-        Those that are together follow each other for each variable.
-        """
-        return [self.slot_names()]
-
-    def _slot_start(self, name: str) -> float:
-        """Return what a slot starts from."""
-        return 0.0
-
     def update_step(
         self,
         parameter: Array,
@@ -212,7 +112,9 @@ class Optimizer(CopiedByConfig, Trackable):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "update_step" in cls.__dict__ and "_update_steps" not in cls.__dict__:
+        if "_update_steps" in cls.__dict__:
+            type.__setattr__(cls, "update_step", _one_step_of(cls))
+        elif "update_step" in cls.__dict__:
             try:
                 inspect.signature(cls.update_step).bind(*(None,) * 6)
             except TypeError:
@@ -232,138 +134,13 @@ class Optimizer(CopiedByConfig, Trackable):
         learning_rate: float,
         step: int,
     ) -> None:
-        """Do what `update_step` does, for all variables: ``slots`` has an array for each."""
+        """Do what `update_step` does, for all variables: ``slots`` has an array for each.
+
+        A class overrides this one or `update_step`; the other one then follows from it.
+        """
         for k, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             kept = {name: arrays[k] for name, arrays in slots.items()}
             self.update_step(parameter, gradient, kept, learning_rate, step)
-
-    # Variables -------------------------------------------------------------------------------
-
-    def _make(self, name: str, start: Callable[[], Any], dtype: Any, shape: Any = ()) -> Variable:
-        return self._new_variable(
-            name,
-            start,
-            label=f"{self.name}/{name}",
-            shape=shape,
-            dtype=as_dtype(dtype),
-            trainable=False,
-            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
-        )
-
-    @property
-    def iterations(self) -> Any:
-        """How many steps were made: an int64 scalar."""
-        steps = self.gradient_accumulation_steps
-        return self._iterations // steps if steps else self._iterations
-
-    @property
-    def variables(self) -> list[Variable]:
-        """All that the optimizer keeps, in Keras's order: iterations, learning rate, the slots."""
-        groups = [*((name,) for name in self._common_slots()), *self._slot_order()]
-        kept = [
-            slots[name] for group in groups for _, slots in self._slots.values() for name in group
-        ]
-        known = {id(variable) for variable in kept}
-        own = list(self._variables.values())
-        first = next((i for i, v in enumerate(own) if id(v) in known), len(own))
-        return [*own[:first], *kept, *(v for v in own[first:] if id(v) not in known)]
-
-    @property
-    def built(self) -> bool:
-        """Whether there is a slot for any variable yet."""
-        return bool(self._slots)
-
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate: a variable, or that of the present step if a schedule was given."""
-        if isinstance(self._rate, LearningRateSchedule):
-            return self._rate(self._iterations)
-        return self._rate if isinstance(self._rate, Variable) else self._rate()
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        if isinstance(value, LearningRateSchedule) or callable(value):
-            self._variables.pop("learning_rate", None)
-            self._rate = value
-            return
-        if not isinstance(self._rate, Variable):
-            raise TypeError(
-                f"{self.name}: the learning rate cannot be set, because the optimizer was made "
-                "with a schedule; make it with a number instead"
-            )
-        self._rate.assign(self._finite(value))
-
-    lr = learning_rate
-
-    def _finite(self, learning_rate: Any) -> float:
-        rate = float(learning_rate)
-        if not math.isfinite(rate):
-            raise ValueError(f"{self.name}: the learning rate must be a finite number, got {rate}")
-        return rate
-
-    def build(self, var_list: Iterable[Variable]) -> None:
-        """Make what the optimizer keeps for these variables, where it has not yet."""
-        with self._creation(self):
-            for variable in var_list:
-                if id(variable) in self._slots:
-                    continue
-                number = len(self._slots)
-                slots = {
-                    name: self._make_like(
-                        variable, f"{name}/{number}", variable.shape, self._slot_start(name)
-                    )
-                    for name in (*self._common_slots(), *self.slot_names())
-                }
-                self._slots[id(variable)] = (variable, slots)
-
-    def _common_slots(self) -> tuple[str, ...]:
-        """Return the slots that any optimizer may have."""
-        names = ("average",) if self.use_ema else ()
-        return (*names, "gradient_accumulator") if self.gradient_accumulation_steps else names
-
-    def _make_like(
-        self, variable: Variable, name: str, shape: tuple[int, ...], start: float
-    ) -> Variable:
-        """Make a variable of the dtype of another one, with as many components as it has."""
-        dtype = variable.dtype
-        strategy = getattr(variable, "_distribute_strategy", None)
-        if strategy is None or current_mode() is not None:
-            return self._make(name, lambda: np.full(shape, start, dtype), dtype, shape)
-        with strategy.scope():
-            return self._make(name, lambda: np.full(shape, start, dtype), dtype, shape)
-
-    def exclude_from_weight_decay(
-        self,
-        var_list: Iterable[Variable] | None = None,
-        var_names: Iterable[str] | None = None,
-    ) -> None:
-        """Say which variables have no weight decay; before the first step.
-
-        Parameters
-        ----------
-        var_list
-            Variables.
-        var_names
-            Regular expressions; a variable in whose name one of them is found is meant.
-
-        Raises
-        ------
-        ValueError
-            If the optimizer is built.
-        """
-        if self.built:
-            raise ValueError(
-                "`exclude_from_weight_decay()` can only be configured before the optimizer is built."
-            )
-        names = list(var_names or ())
-        self._never_decays = (
-            frozenset(id(variable) for variable in var_list or ()),
-            re.compile("|".join(names)) if names else None,
-        )
-
-    def _decays(self, variable: Variable) -> bool:
-        excluded, pattern = self._never_decays
-        return id(variable) not in excluded and not (pattern and pattern.search(variable.name))
 
     # Steps -----------------------------------------------------------------------------------
 
@@ -404,31 +181,36 @@ class Optimizer(CopiedByConfig, Trackable):
             Names the variables without a gradient.
         """
         mode = current_mode()
-        replicas = 1 if mode is None else int(mode.strategy.num_replicas_in_sync)
-        if mode is not None and mode.replica_context is None and replicas > 1:
-            raise RuntimeError(
-                "`apply_gradients() cannot be called in cross-replica context. Use "
-                "`tf.distribute.Strategy.run` to enter replica context."
-            )
+        extended = None if mode is None else mode.strategy.extended
+        if extended is None or extended.num_replicas_in_sync == 1:
+            context = strategy = None
+        else:
+            assert mode is not None
+            context, strategy = mode.replica_context, mode.strategy
+            if context is None:
+                raise RuntimeError(
+                    "`apply_gradients() cannot be called in cross-replica context. Use "
+                    "`tf.distribute.Strategy.run` to enter replica context."
+                )
         pairs = list(grads_and_vars)
-        gathering = current_gathering()
+        gathering = this_thread.gathering
         if gathering is not None:
             joined = gathering.joined(self, pairs)
             if joined is None:
                 return self._iterations
             pairs = joined
-        gradients, variables = self._checked(pairs)
-        aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        if mode is not None and replicas > 1:
-            context, extended = mode.replica_context, mode.strategy.extended
-            assert context is not None
-            require_copies(mode, [*variables, self._iterations])
+        gradients = self._as_before(pairs, strategy)
+        if gradients is None:
+            gradients, pairs = self._checked(pairs, strategy)
+        variables = [variable for _, variable in pairs]
+        if context is not None and extended is not None:
+            aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
             if extended.updates_variables_once:
                 tensors = [Tensor(g) for g in gradients]
                 context.merge_call(self._update_once, args=(tensors, variables, aggregate))
                 return self._iterations
             if aggregate:
-                gradients = extended.all_reduce_in_replica(
+                gradients = extended.reduce_in_replica(
                     context, ReduceOp.SUM, gradients, extended.gradient_options
                 )
         self._step(gradients, variables)
@@ -453,7 +235,7 @@ class Optimizer(CopiedByConfig, Trackable):
             gradients = [g / g.dtype.type(self.loss_scale_factor) for g in gradients]
         steps = self.gradient_accumulation_steps
         if not steps:
-            self._update(self._within_limits(gradients), variables)
+            self._update(gradients, variables)
         elif (int(self._iterations) + 1) % steps:
             for gradient, variable in zip(gradients, variables, strict=True):
                 with_arrays([self._slot(variable, "gradient_accumulator")], adder(gradient))
@@ -462,7 +244,7 @@ class Optimizer(CopiedByConfig, Trackable):
                 (g + self._slot(v, "gradient_accumulator")._local()._current().array) / steps
                 for g, v in zip(gradients, variables, strict=True)
             ]
-            self._update(self._within_limits(means), variables)
+            self._update(means, variables)
             for _, slots in self._slots.values():
                 with_arrays([slots["gradient_accumulator"]], lambda arrays: arrays[0].fill(0))
         if self.use_ema:
@@ -472,9 +254,6 @@ class Optimizer(CopiedByConfig, Trackable):
             if constraint is not None:
                 constrain(variable, constraint)
         with_arrays([self._iterations], count_one)
-
-    def _slot(self, variable: Variable, name: str) -> Variable:
-        return self._slots[id(variable)][1][name]
 
     def _average(self) -> None:
         """Take the variables into their running means."""
@@ -491,14 +270,6 @@ class Optimizer(CopiedByConfig, Trackable):
 
         for variable, slots in self._slots.values():
             with_arrays([slots["average"], variable], update)
-
-    def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
-        """Give variables the values that training ends with: with ``use_ema`` their means."""
-        if not self.use_ema:
-            return
-        for variable in var_list:
-            if id(variable) in self._slots:
-                variable.assign(self._slot(variable, "average").value())
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[Variable] | None = None
@@ -578,7 +349,7 @@ class Optimizer(CopiedByConfig, Trackable):
         scale = self._scale_of(loss)
         # That a scale is too large is seen in the gradients.
         with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
-            if mode is None or mode.replica_context is None or current_gathering() is not None:
+            if mode is None or mode.replica_context is None or this_thread.gathering is not None:
                 gradients, summed = tape.gradient(loss, variables, scale), False
             else:
                 gradients, summed = summed_gradients(
@@ -586,11 +357,10 @@ class Optimizer(CopiedByConfig, Trackable):
                 )
         return self.apply_gradients(zip(gradients, variables, strict=True), summed)
 
-    def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
-        """Return gradients and variables, without the pairs that have no gradient."""
-        gradients, variables = self._as_before(pairs)
-        if variables:
-            return gradients, variables
+    def _checked(
+        self, pairs: list[tuple[Any, Variable]], strategy: Strategy | None
+    ) -> tuple[list[Array], list[tuple[Any, Variable]]]:
+        """Return the gradients as arrays, and the pairs that have one."""
         if None in [gradient if gradient is None else 0 for gradient, _ in pairs]:
             missing = tuple(variable.name for gradient, variable in pairs if gradient is None)
             pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
@@ -609,6 +379,7 @@ class Optimizer(CopiedByConfig, Trackable):
                 )
         if not pairs:
             raise ValueError("No gradients provided for any variable: apply_gradients got no pairs")
+        gradients: list[Array] = []
         for gradient, variable in pairs:
             tensor = as_tensor(gradient)
             current = variable._local()._current()
@@ -620,39 +391,37 @@ class Optimizer(CopiedByConfig, Trackable):
                     f"{current.dtype}"
                 )
             gradients.append(cast(tensor, current.dtype).array)
-            variables.append(variable)
+        variables = [variable for _, variable in pairs]
         if len({id(variable) for variable in variables}) != len(variables):
             names = [variable.name for variable in variables]
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"{self.name}: variables {twice} are there more than once")
-        self._before = [
-            (variable, array.shape, array.dtype)
-            for variable, array in zip(variables, gradients, strict=True)
-        ]
-        return gradients, variables
+        if strategy is not None:
+            require_copies(strategy, [*variables, self._iterations])
+        rows = zip(variables, gradients, strict=True)
+        self._before = strategy, [(variable, g.shape, g.dtype) for variable, g in rows]
+        return gradients, pairs
 
-    def _as_before(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
-        """Return gradients and variables if they fit each other as in the step before, or nothing."""
+    def _as_before(
+        self, pairs: list[tuple[Any, Variable]], strategy: Strategy | None
+    ) -> list[Array] | None:
+        """Return the gradients as arrays, if all is as `_checked` found it in the step before."""
+        known_strategy, before = self._before
+        if not pairs or known_strategy is not strategy or len(pairs) != len(before):
+            return None
         gradients: list[Array] = []
-        if len(pairs) == len(self._before):
-            for (gradient, variable), (known, shape, dtype) in zip(
-                pairs, self._before, strict=True
-            ):
-                if variable is not known or gradient.__class__ is not Tensor:
-                    break
-                array = gradient.array
-                if array.shape != shape or array.dtype != dtype:
-                    break
-                gradients.append(array)
-            else:
-                return gradients, [variable for _, variable in pairs]
-        return [], []
-
-    def _within_limits(self, gradients: list[Array]) -> list[Array]:
-        return clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
+        for (gradient, variable), (known, shape, dtype) in zip(pairs, before, strict=True):
+            if variable is not known or gradient.__class__ is not Tensor:
+                return None
+            array = gradient.array
+            if array.shape != shape or array.dtype != dtype:
+                return None
+            gradients.append(array)
+        return gradients
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
-        """Update this replica's copies."""
+        """Update this replica's copies by gradients within their limits."""
+        gradients = clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
         rate = self._rate
         learning_rate = float(
             rate(self._iterations) if isinstance(rate, LearningRateSchedule) else self.learning_rate
@@ -689,76 +458,21 @@ class Optimizer(CopiedByConfig, Trackable):
             self._stepped[place] = stepped
         return stepped[2]
 
-    # Descriptions ----------------------------------------------------------------------------
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as what JSON can hold.
+def _one_step_of(cls: type[Optimizer]) -> Callable[..., None]:
+    """Return the method that updates one variable as a class's ``_update_steps`` does several."""
+    together = cls._update_steps
 
-        Raises
-        ------
-        TypeError
-            If the learning rate is a function, which cannot be stored.
-        """
-        rate: Any = self._rate
-        if isinstance(rate, LearningRateSchedule):
-            rate = schedules.serialize(rate)
-        elif isinstance(rate, Variable):
-            rate = float(rate)
-        else:
-            raise TypeError(
-                f"{self.name}: the learning rate is the function {rate!r}, which cannot be stored; "
-                "make it a LearningRateSchedule"
-            )
-        names = (
-            "weight_decay",
-            "clipnorm",
-            "global_clipnorm",
-            "clipvalue",
-            "use_ema",
-            "ema_momentum",
-            "ema_overwrite_frequency",
-            "loss_scale_factor",
-            "gradient_accumulation_steps",
-        )
-        return {
-            "name": self.name,
-            "learning_rate": rate,
-            **{name: getattr(self, name) for name in names},
-        }
+    def update_step(
+        self: Optimizer,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        kept = {name: [array] for name, array in slots.items()}
+        together(self, [parameter], [gradient], kept, learning_rate, step)
 
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Return the optimizer that `get_config` described."""
-        arguments = dict(config)
-        if isinstance(arguments.get("learning_rate"), Mapping):
-            arguments["learning_rate"] = schedules.deserialize(
-                arguments["learning_rate"], custom_objects
-            )
-        return cls(**arguments)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Put the values of `variables` into a mapping, by their numbers."""
-        for number, variable in enumerate(self.variables):
-            store[str(number)] = variable.numpy()
-
-    def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Set `variables` from what `save_own_variables` stored.
-
-        Raises
-        ------
-        ValueError
-            If the number of values is another one, or a shape; then nothing is changed.
-        """
-        variables = self.variables
-        values = [np.asarray(store[key]) for key in sorted(store, key=int)]
-        shapes = [value.shape for value in values]
-        expected = [tuple(variable.shape) for variable in variables]
-        if shapes != expected:
-            raise ValueError(
-                f"optimizer {self.name!r} has variables of shapes {expected}, the stored ones have "
-                f"{shapes}"
-            )
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value.astype(variable.dtype))
+    return update_step

@@ -23,8 +23,8 @@ def summed_gradients(
 ) -> tuple[list[Tensor | None], bool]:
     """Return the gradients by variables, and whether they are summed over the replicas already.
 
-    Packs of gradients are sent on their way as soon as the tape has computed them, the same packs as
-    `ReplicaContext.all_reduce` makes of all of them, so that the sums are the same to the last bit.
+    Buckets of gradients are sent on their way as soon as the tape has computed them, the same buckets
+    as `ReplicaContext.all_reduce` makes of all of them, so that the sums are the same to the last bit.
     They are not summed where the strategy cannot begin before all are there.
 
     Parameters
@@ -40,27 +40,20 @@ def summed_gradients(
     scale
         By what the gradients are multiplied, from their beginning.
     """
-    if context.num_replicas_in_sync == 1:
-        return tape.gradient(target, list(variables), scale), False
     extended = context.strategy.extended
-
-    def begin(likes: list[Any]) -> Any:
-        if not likes:
-            return None
-        return extended.begin_all_reduce(context, ReduceOp.SUM, likes, extended.gradient_options)
-
-    likes = [variable._local()._current().array for variable in variables]
-    places = list(range(len(likes)))
-    reduction = begin(likes)
+    options = extended.gradient_options
+    likes = {i: variable._local()._current().array for i, variable in enumerate(variables)}
+    reduction = extended.begin_reduction(context, list(likes.values()), ReduceOp.SUM, options)
     if reduction is not None:
         connected = tape.connected(target, variables)
         if not all(connected):
-            places = [place for place in places if connected[place]]
-            likes = [likes[place] for place in places]
-            reduction = begin(likes)
+            likes = {i: like for i, like in likes.items() if connected[i]}
+            reduction = extended.begin_reduction(
+                context, list(likes.values()), ReduceOp.SUM, options
+            )
     if reduction is None:
         return tape.gradient(target, list(variables), scale), False
-    number = {place: k for k, place in enumerate(places)}
+    number = {place: k for k, place in enumerate(likes)}
     try:
         local = tape.gradient(
             target,
@@ -69,21 +62,21 @@ def summed_gradients(
             ready=lambda place, gradient: reduction.add(number[place], gradient.array),
         )
     except BaseException as error:
-        # The others wait for packs that will not come, also where the user catches this.
+        # The others wait for buckets that will not come, also where the user catches this.
         extended.abort_collectives(
             f"replica {context.local_replica_id} could not compute its gradients: {error}"
         )
         raise
-    missing = [place for place in places if local[place] is None]
+    missing = [place for place in likes if local[place] is None]
     for place in missing:
-        reduction.add(number[place], np.zeros_like(likes[number[place]]))
+        reduction.add(number[place], np.zeros_like(likes[place]))
     with context.collective():
         totals = reduction.finish()
     if missing:
-        # An operation gave no gradient although it was recorded. Without it the packs are others:
+        # An operation gave no gradient although it was recorded. Without it the buckets are others:
         # summed again, the result does not depend on whether there was anything to foresee.
         return local, False
     summed: list[Tensor | None] = [None] * len(variables)
-    for place, total in zip(places, totals, strict=True):
+    for place, total in zip(likes, totals, strict=True):
         summed[place] = Tensor(total)
     return summed, True

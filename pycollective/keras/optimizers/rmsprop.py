@@ -39,6 +39,8 @@ class RMSprop(Optimizer):
         If ``rho`` or ``momentum`` is not in 0 to 1.
     """
 
+    _settings = ("rho", "momentum", "epsilon", "centered")
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -90,8 +92,3 @@ class RMSprop(Optimizer):
             slots.get("momentum"),
             self.momentum,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        own = {name: getattr(self, name) for name in ("rho", "momentum", "epsilon", "centered")}
-        return {**super().get_config(), **own}

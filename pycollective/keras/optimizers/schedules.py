@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,19 @@ class LearningRateSchedule:
         return cls(**config)
 
 
+@dataclass(eq=False, repr=False)
 class _Formula(LearningRateSchedule):
-    """A schedule that is a function of one number."""
+    """A schedule that is a function of one number; its fields are the constructor's arguments."""
 
-    #: The arguments of the constructor, which are attributes too.
-    _arguments: tuple[str, ...]
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type in ("float", "float | None") and value is not None:
+                setattr(self, field.name, float(value))
+            elif field.type == "bool":
+                setattr(self, field.name, bool(value))
+            if field.name.endswith("decay_steps") and not value > 0:
+                raise ValueError(f"{field.name} must be positive, got {value}")
 
     def __call__(self, step: Any) -> Tensor:
         """Return the learning rate of a step, or of each in a tensor of steps."""
@@ -64,9 +73,10 @@ class _Formula(LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        return {name: getattr(self, name) for name in self._arguments}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+@dataclass(eq=False, repr=False)
 class ExponentialDecay(_Formula):
     """``initial_learning_rate * decay_rate ** (step / decay_steps)``.
 
@@ -84,21 +94,11 @@ class ExponentialDecay(_Formula):
         What it is called in a stored description.
     """
 
-    _arguments = ("initial_learning_rate", "decay_steps", "decay_rate", "staircase", "name")
-
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: float,
-        decay_rate: float,
-        staircase: bool = False,
-        name: str = "ExponentialDecay",
-    ) -> None:
-        self.initial_learning_rate = float(initial_learning_rate)
-        self.decay_steps = _positive("decay_steps", decay_steps)
-        self.decay_rate = float(decay_rate)
-        self.staircase = bool(staircase)
-        self.name = name
+    initial_learning_rate: float
+    decay_steps: float
+    decay_rate: float
+    staircase: bool = False
+    name: str = "ExponentialDecay"
 
     def rate(self, step: float) -> float:
         """Return the learning rate of a step."""
@@ -108,6 +108,7 @@ class ExponentialDecay(_Formula):
         )
 
 
+@dataclass(eq=False, repr=False)
 class PiecewiseConstantDecay(_Formula):
     """``values[i]`` while the step is at most ``boundaries[i]``, then the last value.
 
@@ -117,17 +118,14 @@ class PiecewiseConstantDecay(_Formula):
         If there is not one value more than boundaries, or the boundaries do not increase.
     """
 
-    _arguments = ("boundaries", "values", "name")
+    boundaries: Sequence[float]
+    values: Sequence[float]
+    name: str = "PiecewiseConstant"
 
-    def __init__(
-        self,
-        boundaries: Sequence[float],
-        values: Sequence[float],
-        name: str = "PiecewiseConstant",
-    ) -> None:
-        self.name = name
-        self.boundaries = [float(b) for b in boundaries]
-        self.values = [float(v) for v in values]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.boundaries = [float(b) for b in self.boundaries]
+        self.values = [float(v) for v in self.values]
         if len(self.values) != len(self.boundaries) + 1:
             raise ValueError(
                 "PiecewiseConstantDecay needs one value more than boundaries, got "
@@ -141,6 +139,7 @@ class PiecewiseConstantDecay(_Formula):
         return self.values[bisect_left(self.boundaries, step)]
 
 
+@dataclass(eq=False, repr=False)
 class PolynomialDecay(_Formula):
     """From the initial rate to ``end_learning_rate``, by ``(1 - step / decay_steps) ** power``.
 
@@ -161,30 +160,12 @@ class PolynomialDecay(_Formula):
         What it is called in a stored description.
     """
 
-    _arguments = (
-        "initial_learning_rate",
-        "decay_steps",
-        "end_learning_rate",
-        "power",
-        "cycle",
-        "name",
-    )
-
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: float,
-        end_learning_rate: float = 0.0001,
-        power: float = 1.0,
-        cycle: bool = False,
-        name: str = "PolynomialDecay",
-    ) -> None:
-        self.initial_learning_rate = float(initial_learning_rate)
-        self.decay_steps = _positive("decay_steps", decay_steps)
-        self.end_learning_rate = float(end_learning_rate)
-        self.power = float(power)
-        self.cycle = bool(cycle)
-        self.name = name
+    initial_learning_rate: float
+    decay_steps: float
+    end_learning_rate: float = 0.0001
+    power: float = 1.0
+    cycle: bool = False
+    name: str = "PolynomialDecay"
 
     def rate(self, step: float) -> float:
         """Return the learning rate of a step."""
@@ -196,6 +177,7 @@ class PolynomialDecay(_Formula):
         return float((self.initial_learning_rate - end) * left**self.power + end)
 
 
+@dataclass(eq=False, repr=False)
 class InverseTimeDecay(_Formula):
     """``initial_learning_rate / (1 + decay_rate * step / decay_steps)``.
 
@@ -213,21 +195,11 @@ class InverseTimeDecay(_Formula):
         What it is called in a stored description.
     """
 
-    _arguments = ("initial_learning_rate", "decay_steps", "decay_rate", "staircase", "name")
-
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: float,
-        decay_rate: float,
-        staircase: bool = False,
-        name: str = "InverseTimeDecay",
-    ) -> None:
-        self.initial_learning_rate = float(initial_learning_rate)
-        self.decay_steps = _positive("decay_steps", decay_steps)
-        self.decay_rate = float(decay_rate)
-        self.staircase = bool(staircase)
-        self.name = name
+    initial_learning_rate: float
+    decay_steps: float
+    decay_rate: float
+    staircase: bool = False
+    name: str = "InverseTimeDecay"
 
     def rate(self, step: float) -> float:
         """Return the learning rate of a step."""
@@ -237,6 +209,7 @@ class InverseTimeDecay(_Formula):
         return self.initial_learning_rate / (1 + self.decay_rate * done)
 
 
+@dataclass(eq=False, repr=False)
 class CosineDecay(_Formula):
     """Half a period of a cosine, from the initial rate down to ``alpha`` times it.
 
@@ -256,30 +229,12 @@ class CosineDecay(_Formula):
         How many steps that takes.
     """
 
-    _arguments = (
-        "initial_learning_rate",
-        "decay_steps",
-        "alpha",
-        "name",
-        "warmup_target",
-        "warmup_steps",
-    )
-
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: float,
-        alpha: float = 0.0,
-        name: str = "CosineDecay",
-        warmup_target: float | None = None,
-        warmup_steps: float = 0,
-    ) -> None:
-        self.name = name
-        self.initial_learning_rate = float(initial_learning_rate)
-        self.decay_steps = _positive("decay_steps", decay_steps)
-        self.alpha = float(alpha)
-        self.warmup_target = None if warmup_target is None else float(warmup_target)
-        self.warmup_steps = float(warmup_steps)
+    initial_learning_rate: float
+    decay_steps: float
+    alpha: float = 0.0
+    name: str = "CosineDecay"
+    warmup_target: float | None = None
+    warmup_steps: float = 0
 
     def rate(self, step: float) -> float:
         """Return the learning rate of a step."""
@@ -294,6 +249,7 @@ class CosineDecay(_Formula):
         return top * ((1 - self.alpha) * cosine + self.alpha)
 
 
+@dataclass(eq=False, repr=False)
 class CosineDecayRestarts(_Formula):
     """`CosineDecay` that begins anew whenever it ends (Loshchilov and Hutter, 2017).
 
@@ -313,25 +269,17 @@ class CosineDecayRestarts(_Formula):
         What it is called in a stored description.
     """
 
-    _arguments = ("initial_learning_rate", "first_decay_steps", "t_mul", "m_mul", "alpha", "name")
+    initial_learning_rate: float
+    first_decay_steps: float
+    t_mul: float = 2.0
+    m_mul: float = 1.0
+    alpha: float = 0.0
+    name: str = "SGDRDecay"
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        first_decay_steps: float,
-        t_mul: float = 2.0,
-        m_mul: float = 1.0,
-        alpha: float = 0.0,
-        name: str = "SGDRDecay",
-    ) -> None:
-        self.initial_learning_rate = float(initial_learning_rate)
-        self.first_decay_steps = _positive("first_decay_steps", first_decay_steps)
-        self.t_mul = float(t_mul)
-        self.m_mul = float(m_mul)
-        self.alpha = float(alpha)
-        self.name = name
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.t_mul >= 1:
-            raise ValueError(f"t_mul must be at least 1, got {t_mul}: restarts would pile up")
+            raise ValueError(f"t_mul must be at least 1, got {self.t_mul}: restarts would pile up")
 
     def rate(self, step: float) -> float:
         """Return the learning rate of a step."""
@@ -381,9 +329,3 @@ _KNOWN: dict[str, Any] = {
         PolynomialDecay,
     )
 }
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-    return float(value)

@@ -32,6 +32,8 @@ class SGD(Optimizer):
         If ``momentum`` is not in 0 to 1.
     """
 
+    _settings = ("momentum", "nesterov")
+
     def __init__(
         self,
         learning_rate: Any = 0.01,
@@ -50,18 +52,6 @@ class SGD(Optimizer):
         """Return ``velocity`` if there is momentum."""
         return ("velocity",) if self.momentum else ()
 
-    def update_step(
-        self,
-        parameter: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        learning_rate: float,
-        step: int,
-    ) -> None:
-        """Update one parameter in place."""
-        kept = {name: [array] for name, array in slots.items()}
-        SGD._update_steps(self, [parameter], [gradient], kept, learning_rate, step)
-
     def _update_steps(
         self,
         parameters: Sequence[Array],
@@ -72,7 +62,3 @@ class SGD(Optimizer):
     ) -> None:
         velocities = slots.get("velocity")
         sgd_update(parameters, gradients, learning_rate, velocities, self.momentum, self.nesterov)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "momentum": self.momentum, "nesterov": self.nesterov}

@@ -1,0 +1,160 @@
+"""Options of distributed datasets, and what their functions and specs are given."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pycollective.data import TensorSpec
+
+__all__ = [
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "PerReplicaSpec",
+    "RunOptions",
+    "check_options",
+    "goes_to_devices",
+    "steps_ahead",
+]
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """The place of a dataset among those that a function makes.
+
+    Attributes
+    ----------
+    num_input_pipelines, input_pipeline_id : int
+        The number of datasets that are made, and the number of this one.
+    num_replicas_in_sync : int
+        The number of replicas that they feed together.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Return the share of a replica.
+
+        Raises
+        ------
+        ValueError
+            If the batch cannot be divided.
+        """
+        if global_batch_size % self.num_replicas_in_sync != 0:
+            raise ValueError(
+                f"The `global_batch_size` {global_batch_size!r} is not divisible by "
+                f"`num_replicas_in_sync` {self.num_replicas_in_sync!r} "
+            )
+        return global_batch_size // self.num_replicas_in_sync
+
+    def __str__(self) -> str:
+        return (
+            f"tf.distribute.InputContext(input pipeline id {self.input_pipeline_id}, total: "
+            f"{self.num_input_pipelines})"
+        )
+
+
+class InputReplicationMode(enum.Enum):
+    """The number of calls of the function of `distribute_datasets_from_function`.
+
+    PER_WORKER: once in each process. PER_REPLICA: once for each replica.
+    """
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class _InputOptions(NamedTuple):
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+
+
+class InputOptions(_InputOptions):
+    """Options of distributed datasets.
+
+    Attributes
+    ----------
+    experimental_fetch_to_device : bool, optional
+        Whether batches are made ready ahead, in a thread, on the replicas' devices; True unless given.
+        Otherwise they stay on the host, and only those of `Strategy.experimental_distribute_dataset`
+        are made ahead, by one step.
+    experimental_replication_mode : InputReplicationMode
+        Whether the function that makes a dataset is called for each worker or for each replica.
+    experimental_place_dataset_on_device : bool
+        Whether batches come to lie on the replicas' devices, without being made ahead; datasets
+        themselves run on the host.
+    experimental_per_replica_buffer_size : int
+        How many batches of each replica are kept ready.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+    ) -> InputOptions:
+        """Return the options; see the class."""
+        if experimental_per_replica_buffer_size < 1:
+            raise ValueError(
+                "experimental_per_replica_buffer_size must be at least 1, not "
+                f"{experimental_per_replica_buffer_size}"
+            )
+        return super().__new__(
+            cls,
+            experimental_fetch_to_device is None or experimental_fetch_to_device,
+            experimental_replication_mode,
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+        )
+
+
+class RunOptions(NamedTuple):
+    """Options of `Strategy.run`: for TPUs, and without effect elsewhere."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+
+@dataclass(frozen=True)
+class PerReplicaSpec:
+    """Specs of the components of a `PerReplica`.
+
+    Attributes
+    ----------
+    value_specs : tuple of TensorSpec
+        One for each local replica.
+    """
+
+    value_specs: tuple[TensorSpec, ...]
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec({', '.join(map(repr, self.value_specs))})"
+
+
+def steps_ahead(options: InputOptions | None) -> int:
+    """Return the number of steps that are made ahead for the replicas."""
+    options = options or InputOptions()
+    fetched = options.experimental_fetch_to_device
+    return options.experimental_per_replica_buffer_size if fetched else 0
+
+
+def goes_to_devices(options: InputOptions | None) -> bool:
+    """Return True if batches are put on the replicas' devices."""
+    options = options or InputOptions()
+    return options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
+
+
+def check_options(options: Any) -> None:
+    """Raise a TypeError for options of another kind."""
+    if options is not None and not isinstance(options, InputOptions):
+        raise TypeError(f"options must be tf.distribute.InputOptions, not {type(options).__name__}")

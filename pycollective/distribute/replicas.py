@@ -1,0 +1,413 @@
+"""`Replicas`: the part of `StrategyExtended` that runs replicas, and that these call."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pycollective import array_backend
+from pycollective.array_backend import Array
+from pycollective.distribute.blas_threads import shared_among
+from pycollective.distribute.communication import CommunicationOptions
+from pycollective.distribute.context import (
+    Mode,
+    entered,
+    has_strategy,
+    require_cross_replica,
+    state,
+)
+from pycollective.distribute.cross_device_ops import (
+    CrossDeviceOps,
+    component_of,
+    slices_beside,
+)
+from pycollective.distribute.devices import Device
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reducer import GradientReduction
+from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.replica_threads import ReplicaRun, ReplicaThreads
+from pycollective.distribute.values import (
+    Mirrored,
+    PerReplica,
+    regroup,
+    select_replica,
+)
+from pycollective.distribute.workers import Workers
+from pycollective.errors import MismatchError
+from pycollective.tensor import (
+    IndexedSlices,
+    Tensor,
+    Variable,
+    VariableAggregation,
+    as_tensor,
+)
+from pycollective.tensor.tape import paused
+from pycollective.tensor.variable import creators
+
+if TYPE_CHECKING:
+    from pycollective.distribute.strategy import Strategy
+
+__all__ = ["Replicas"]
+
+#: Seconds that replicas wait for each other unless told otherwise.
+DEFAULT_TIMEOUT = 600.0
+
+#: Bytes of a pack of gradients; handing smaller ones to the background costs more processor time than
+#: it saves (benchmarks/gradient_overlap.py).
+GRADIENT_PACK = 4 << 20
+
+
+class Replicas:
+    """The replicas of a strategy: their devices, how they run, and what they do together.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+        A replica runs on each.
+    cross_device_ops : CrossDeviceOps
+        How values of the replicas are reduced.
+    """
+
+    is_default = False
+    #: Whether what differs between replicas is wrapped; not where there is one replica by nature.
+    groups_values = True
+    #: Whether the replicas share variables, which must then be updated once for all of them.
+    updates_variables_once = False
+    #: Why these cross-device operations, for `Strategy.describe`.
+    why_these_ops = ""
+    #: Hints for the all-reduce of gradients.
+    gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
+    #: Whether replicas of this process sum gradients while their tapes compute others. None: unless
+    #: they are CPUs and have no core to spare for it (benchmarks/gradient_overlap.py).
+    sums_early: bool | None = None
+    #: Whether datasets can be made for each replica: `InputReplicationMode.PER_REPLICA`.
+    input_per_replica = False
+    #: Whether replicas that have run out of data get batches without rows while others have some.
+    enable_partial_batch_handling = True
+    #: Whether each worker runs the program by itself, as several workers do.
+    experimental_between_graph = False
+    #: Whether this process initialises variables, and whether shapes must not change between steps.
+    experimental_should_init = True
+    experimental_require_static_shapes = False
+
+    def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
+        self._devices = tuple(devices)
+        self.cross_device_ops = cross_device_ops
+        # Weak: a cycle would keep the replicas' threads until the garbage collector finds it.
+        self._strategy: weakref.ref[Strategy] | None = None
+        self._timeout = DEFAULT_TIMEOUT
+        self.start_afresh()
+        self.train_with(Workers())
+
+    def train_with(self, workers: Workers) -> None:
+        """Train together with other processes, or alone, from now on.
+
+        Parameters
+        ----------
+        workers : Workers
+            The processes that train together.
+        """
+        self.workers = workers
+        #: How many replicas this process runs, and all processes together.
+        self.num_local_replicas = len(self._devices)
+        self.num_replicas_in_sync = self.num_local_replicas * workers.count
+        #: The number of this process's first replica among all.
+        self.first_replica = self.num_local_replicas * workers.index
+        #: Whether this process writes checkpoints and summaries: the chief does.
+        self.should_checkpoint = self.should_save_summary = workers.index == 0
+
+    def start_afresh(self) -> None:
+        """Make what belongs to this object alone, also when it is a copy, or in a forked process."""
+        self._process = os.getpid()
+        self._threads: ReplicaThreads | None = None
+        self._run_lock = threading.RLock()
+        self._runs = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replicas:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.start_afresh()
+        memo[id(self)] = copied
+        return copied
+
+    # Hooks of strategies ------------------------------------------------------------------------
+
+    def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
+        """Make a variable of this strategy; a plain one unless overridden."""
+        return next_creator(**kwargs)
+
+    def variable_on(
+        self, device: Device, next_creator: Callable[..., Variable], **kwargs: Any
+    ) -> Variable:
+        """Make a variable whose value lies on a device.
+
+        Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
+        which programs read in every step.
+        """
+        with device.in_use():
+            variable = next_creator(**kwargs)
+            only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+            if device.kind == "GPU" and (variable.ndim or not only_first):
+                variable._set_array(device.place(variable._current().array))
+        return variable
+
+    def begin_run(self) -> None:
+        """Get ready for a run of several replicas."""
+
+    def reduce_in_replica(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        arrays: list[Array],
+        options: CommunicationOptions,
+    ) -> list[Array]:
+        """Do one replica's part of an all-reduce; with one replica, the arrays are the result."""
+        return arrays
+
+    def begin_reduction(
+        self,
+        context: ReplicaContext,
+        likes: Sequence[Array],
+        reduce_op: ReduceOp,
+        options: CommunicationOptions,
+    ) -> GradientReduction | None:
+        """Begin an all-reduce whose arrays come one by one; None where that is of no use."""
+        return None
+
+    def reduce_slices_in_replica(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        slices: Sequence[IndexedSlices],
+        options: CommunicationOptions,
+    ) -> list[IndexedSlices]:
+        """Do one replica's part of an all-reduce of `IndexedSlices`: all replicas' rows, in order."""
+
+        def gather(all_slices: list[tuple[IndexedSlices, ...]]) -> list[list[IndexedSlices]]:
+            values = _by_value(all_slices, "all_reduce: the replicas reduce", "IndexedSlices")
+            with self._for_all_replicas("all_reduce of IndexedSlices"):
+                sums = self.cross_device_ops.batch_reduce(
+                    reduce_op, [(value, value) for value in values], options
+                )
+            sums = [self._over_workers(reduce_op, total) for total in sums]
+            return [
+                [
+                    slices_beside(own, component_of(total, r))
+                    for own, total in zip(slices, sums, strict=True)
+                ]
+                for r, slices in enumerate(all_slices)
+            ]
+
+        result: list[IndexedSlices] = context.meet(
+            "all_reduce of IndexedSlices", gather, *slices, timeout=options.timeout_seconds
+        )
+        return result
+
+    def gather_in_replica(
+        self,
+        context: ReplicaContext,
+        arrays: Sequence[Array],
+        axis: int,
+        options: CommunicationOptions,
+    ) -> list[tuple[Array, int]]:
+        """Do one replica's part of an all-gather of arrays that may be ragged along ``axis``.
+
+        Returns for each array all replicas' ones, joined, and where this replica's one begins. The
+        replicas share the result where they share memory.
+        """
+
+        def gather(all_arrays: list[tuple[Array, ...]]) -> list[list[tuple[Array, int]]]:
+            tensors = [tuple(map(Tensor, arrays)) for arrays in all_arrays]
+            results: list[list[tuple[Array, int]]] = [[] for _ in all_arrays]
+            for value in _by_value(tensors, "all_gather: the replicas gather", "tensors"):
+                ops = self.cross_device_ops_for(value)
+                with self._for_all_replicas("all_gather"):
+                    joined = component_of(ops.gather(value, value, axis, options), 0).array
+                whole, begin = self.workers.gather(joined, axis)
+                for own, result in zip(value.values, results, strict=True):
+                    result.append((array_backend.asarray(whole, like=own.array), begin))
+                    begin += own.shape[axis]
+            return results
+
+        result: list[tuple[Array, int]] = context.meet(
+            "all_gather", gather, *arrays, timeout=options.timeout_seconds
+        )
+        return result
+
+    def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
+        """Reduce what this process's replicas were reduced to over all processes."""
+        if self.workers.count == 1:
+            return reduced
+        if isinstance(reduced, Mirrored):
+            total = self._over_workers(op, reduced.values[0])
+            return Mirrored([total] * len(reduced.values))
+        if isinstance(reduced, IndexedSlices):
+            return self.workers.reduce_slices(op, reduced)
+        return Tensor(self.workers.reduce(op, as_tensor(reduced).array))
+
+    def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
+        """Return the operations that reduce a value in cross-replica context, or gather it."""
+        return self.cross_device_ops
+
+    @contextmanager
+    def _for_all_replicas(self, what: str) -> Iterator[None]:
+        """Be in cross-replica context, where no tape records; values that differ are a mismatch."""
+        try:
+            with entered(Mode(self.strategy, None)), paused():
+                yield
+        except ValueError as error:
+            raise MismatchError(f"{what}: {error}") from error
+
+    def abort_collectives(self, reason: str) -> None:
+        """Wake replicas that are in a collective, because another one has failed."""
+
+    def default_replica_context(self) -> ReplicaContext | None:
+        """Return the replica context outside every scope; only the default strategy has one."""
+        return None
+
+    @property
+    def input_pipeline(self) -> tuple[int, int]:
+        """The number of processes that read input, and which of them this is."""
+        return self.workers.count, self.workers.index
+
+    def sum_over_workers(self, count: int) -> int:
+        """Return the sum of a number over all processes: all make the same calls."""
+        return self.workers.total(count)
+
+    # Facts --------------------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy this belongs to.
+
+        Raises
+        ------
+        RuntimeError
+            If the program has dropped the strategy and kept only this object.
+        """
+        strategy = None if self._strategy is None else self._strategy()
+        if strategy is None:
+            raise RuntimeError(
+                f"the strategy of this {type(self).__name__} does not exist any more; keep a reference "
+                "to the strategy, `strategy.extended` alone does not"
+            )
+        return strategy
+
+    def belong_to(self, strategy: Strategy) -> None:
+        """Make this the `extended` of a strategy."""
+        self._strategy = weakref.ref(strategy)
+
+    @property
+    def timeout(self) -> float:
+        """The seconds that replicas wait for each other before the missing one is reported."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {seconds!r}")
+        self._timeout = float(seconds)
+        self.workers.wait_at_most(self._timeout)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of the replicas' devices."""
+        return tuple(str(d) for d in self._devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the devices that hold variables."""
+        return self.worker_devices
+
+    @property
+    def experimental_enable_get_next_as_optional(self) -> bool:
+        """The older name of `enable_partial_batch_handling`."""
+        return self.enable_partial_batch_handling
+
+    @experimental_enable_get_next_as_optional.setter
+    def experimental_enable_get_next_as_optional(self, enable: bool) -> None:
+        self.enable_partial_batch_handling = enable
+
+    # Running ------------------------------------------------------------------------------------
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run a function once for each replica at the same time, and group the results."""
+        return self.run(self.strategy, fn, args, kwargs)
+
+    def run(
+        self,
+        strategy: Strategy,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None,
+    ) -> Any:
+        """Do what `Strategy.run` describes."""
+        makers = None
+        if state.modes:
+            require_cross_replica(strategy)
+        if not (state.modes and has_strategy()):
+            makers = (*creators.stack, self.create_variable)
+        if self.num_local_replicas == 1:
+            return self._call(strategy, 0, None, makers, fn, args, kwargs)
+        if self._process != os.getpid():  # a forked process has the strategy, and not its threads
+            self.start_afresh()
+        if makers is None:
+            makers = creators.stack
+        with self._run_lock:  # runs of several user threads come one after the other
+            if self._runs:
+                raise RuntimeError(
+                    "strategy.run() was called while this thread runs it already, in a merge "
+                    "function: the replicas wait for that function to end"
+                )
+            self._runs = True
+            try:
+                self.begin_run()
+                threads = self._threads
+                if threads is None or not threads.usable:
+                    threads = self._threads = ReplicaThreads(self.num_local_replicas)
+
+                def replica(number: int, run: ReplicaRun) -> Any:
+                    return self._call(strategy, number, run, makers, fn, args, kwargs)
+
+                with shared_among(self.num_local_replicas):
+                    return regroup(threads.run(replica, self.abort_collectives, self._timeout))
+            finally:
+                self._runs = False
+
+    def _call(
+        self,
+        strategy: Strategy,
+        replica: int,
+        run: ReplicaRun | None,
+        makers: tuple[Callable[..., Any], ...] | None,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None,
+    ) -> Any:
+        """Run a function for one replica in this thread, whose variables ``makers`` create."""
+        mode = Mode(strategy, ReplicaContext(strategy, replica, run), replica)
+        device = self._devices[replica]
+        with entered(mode, makers):
+            args = select_replica(replica, args)
+            kwargs = select_replica(replica, kwargs) if kwargs else {}
+            if device.kind == "CPU":
+                return fn(*args, **kwargs)
+            with device.in_use():
+                return fn(*args, **kwargs)
+
+
+def _by_value(replicas: Sequence[tuple[Any, ...]], what: str, kind: str) -> list[PerReplica]:
+    """Return the replicas' values grouped by value; raise if they have different numbers of them."""
+    counts = [len(values) for values in replicas]
+    if len(set(counts)) > 1:
+        raise MismatchError(f"{what} {counts} {kind}")
+    return [PerReplica(of_one) for of_one in zip(*replicas, strict=True)]

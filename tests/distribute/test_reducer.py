@@ -1,0 +1,153 @@
+"""`GradientReducer`: buckets, one level and two, and how few calls lie between a step and the core."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from strategies import mirrored
+
+import pycollective as pc
+from pycollective import distribute as d
+from pycollective import keras
+from pycollective.communicator import Communicator
+from pycollective.distribute.all_reduce_ops import CollectiveAllReduce
+from pycollective.distribute.experimental import CommunicationOptions
+from pycollective.distribute.reducer import GradientReducer
+from pycollective.tensor import Tensor, Variable
+
+SHAPES = [(3,), (), (2, 5), (0, 4), (7,)]
+
+
+class Worker:
+    """The replicas of a process: threads that meet, replica 0 doing for all what they meet for."""
+
+    def __init__(self, size: int) -> None:
+        self.replicas = pc.local_group(size, timeout=20) if size > 1 else [None]
+        self._barrier = threading.Barrier(size, timeout=20)
+        self._given: list[object] = [None] * size
+        self._results: list[object] = []
+
+    def meet(self, replica: int):
+        def meet(_what, function, *args, timeout=None):
+            self._given[replica] = args
+            self._barrier.wait()
+            if replica == 0:
+                self._results = function(self._given)
+            self._barrier.wait()
+            return self._results[replica]
+
+        return meet
+
+
+def reduce_everywhere(workers, size, arrays_of, op, options, way):
+    """Return the results of each replica of each worker for ``arrays_of(number)``."""
+    among = pc.local_group(workers, timeout=20) if workers > 1 else [None]
+
+    def replica(worker, number, place):
+        reducer = GradientReducer(
+            CollectiveAllReduce(), worker.replicas[number], among[place], CommunicationOptions()
+        )
+        arrays = arrays_of(place * size + number)
+        meet = worker.meet(number)
+        if way == "all at once":
+            return reducer.all_reduce(arrays, op, options, meet)
+        reduction = reducer.begin(arrays, op, options, meet)
+        for i in reversed(range(len(arrays))):
+            reduction.add(i, arrays[i])
+        return reduction.finish()
+
+    with ThreadPoolExecutor(workers * size) as threads:
+        made = []
+        for place in range(workers):
+            worker = Worker(size)
+            made += [threads.submit(replica, worker, n, place) for n in range(size)]
+        return [future.result(30) for future in made]
+
+
+@pytest.mark.parametrize("way", ["all at once", "one by one"])
+@pytest.mark.parametrize(("workers", "size"), [(1, 3), (2, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("op", [d.ReduceOp.SUM, d.ReduceOp.MEAN])
+def test_levels_and_ways_give_every_replica_the_same_result(way, workers, size, dtype, op):
+    total = workers * size
+
+    def arrays_of(number):
+        rng = np.random.default_rng(number)
+        return [rng.integers(-9, 9, shape).astype(dtype) for shape in SHAPES]
+
+    results = reduce_everywhere(workers, size, arrays_of, op, CommunicationOptions(1), way)
+    for i, shape in enumerate(SHAPES):
+        wanted = np.sum([arrays_of(n)[i].astype(np.float64) for n in range(total)], axis=0)
+        if op is d.ReduceOp.MEAN:
+            wanted = wanted / total
+        for result in results:
+            assert result[i].shape == shape
+            assert result[i].tobytes() == results[0][i].tobytes()
+            np.testing.assert_allclose(result[i], wanted, rtol=1e-3)
+            if op is d.ReduceOp.SUM or dtype != "int32":
+                assert result[i].dtype == dtype
+
+
+@pytest.mark.parametrize("way", ["all at once", "one by one"])
+def test_halves_on_two_levels_are_rounded_once(way):
+    """1 and three times half of its last place: float32 keeps all, and rounds at the end."""
+    parts = [1.0, 2**-11, 2**-11, 2**-11]
+
+    def arrays_of(number):
+        return [np.full(2, parts[number], np.float16)] * 2
+
+    options = CommunicationOptions(1)
+    for result in reduce_everywhere(2, 2, arrays_of, d.ReduceOp.SUM, options, way):
+        assert result[1].tolist() == [float(np.float16(1 + 3 * 2**-11))] * 2
+
+
+def test_nothing_begins_early_with_one_bucket():
+    reducer = GradientReducer(
+        CollectiveAllReduce(), pc.local_group(2)[0], None, CommunicationOptions()
+    )
+    likes = [np.zeros(3), np.zeros(2)]
+    options = CommunicationOptions()
+    assert reducer.begin(likes, d.ReduceOp.SUM, options, None) is None
+    assert reducer.begin([], d.ReduceOp.SUM, CommunicationOptions(1), None) is None
+    assert reducer.begin(likes, d.ReduceOp.SUM, CommunicationOptions(1), None) is not None
+
+
+# Number of calls ----------------------------------------------------------------------------------
+
+
+def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
+    """Replica 0's calls of this package between the optimizer and the communicator."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = [Variable(np.zeros(n, np.float32)) for n in (3, 50_000, 1, 7)]
+        optimizer = keras.optimizers.Adam(0.01)
+    package = str(Path(pc.__file__).parent)
+    all_reduce, calls = Communicator.all_reduce, []
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append((frame.f_code.co_filename, frame.f_code.co_name))
+
+    def reached(communicator, *args, **kwargs):
+        sys.setprofile(None)
+        return all_reduce(communicator, *args, **kwargs)
+
+    def step():
+        own = d.get_replica_context().local_replica_id
+        gradients = [Tensor(np.full(v.shape, 1.0 + own, np.float32)) for v in variables]
+        if own == 0 and counted:
+            sys.setprofile(note)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    counted = False
+    strategy.run(step)
+    counted = True
+    monkeypatch.setattr(Communicator, "all_reduce", reached)
+    strategy.run(step)
+    assert 5 < len(calls) <= 40, calls
+    assert len({file for file, _ in calls}) <= 8, calls
