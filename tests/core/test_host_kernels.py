@@ -117,5 +117,5 @@ def test_without_cuda_it_says_so():
 
 @pytest.mark.skipif(not cuda.built() or cuda.device_count()[0] > 0, reason="not CUDA without GPU")
 def test_without_a_gpu_it_says_so():
-    with pytest.raises(RuntimeError, match="CUDA, asking about device 0: .+ \\(cuda"):
+    with pytest.raises(RuntimeError, match="CUDA, reading the properties of device 0: .+ \\(cuda"):
         cuda.combine("sum", F32, [0], [0], 0)

@@ -89,6 +89,7 @@ def test_store_compare_set_of_one_key_by_two_connections_succeeds_once(served):
     assert not second.compare_set("join/1", None, "b")
     assert not second.compare_set("join/1", "a", "b")  # it is not its own
     second.set("join/1", "b")
+    assert not second.compare_set("join/1", "b", "b")  # answered after the request before it
     assert not first.compare_set("join/1", "b", "c")
     assert first.compare_set("join/1", "a", "c")
     assert served.store.get("join/1") == "c"
