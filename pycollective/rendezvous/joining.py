@@ -46,6 +46,7 @@ from pycollective.rendezvous.peers import (
     Peers,
     Reaching,
 )
+from pycollective.rendezvous.sockets import inherited
 from pycollective.rendezvous.store import Client, Store
 
 __all__ = ["Joining"]
@@ -65,7 +66,14 @@ class Joining(Reaching):
     """One process on its way into a group; if the group ``old`` fails, it waits no longer."""
 
     def __init__(self, about: Description, seconds: float, old: _core.Group | None) -> None:
-        super().__init__(about, seconds)
+        self._listener = inherited(about)  # first: this rank has to close it from now on
+        try:
+            super().__init__(about, seconds)
+            self.peers = Peers(self, self.attend, self._say)
+        except BaseException:
+            if self._listener is not None:
+                self._listener.close()
+            raise
         self.old = old
         self.whole = about.rank, about.size  # before ranks are renumbered
         self.elastic = about.least > 0  # rank 0's word counts
@@ -74,10 +82,11 @@ class Joining(Reaching):
         self.roll = 0  # the number of the last roll call that this rank has answered
         self.last_name = ""  # of the last table's group
         self.door: Door | None = None  # for peers
-        self.peers = Peers(self, self.attend, self._say)
 
     def close(self) -> None:
         """Close all that the group has no use for."""
+        if self._listener is not None:
+            self._listener.close()
         for door in self.doors:
             door.close()
         self.peers.drop(for_ever=True)
@@ -179,7 +188,10 @@ class Joining(Reaching):
         if roll is not None and roll != self.roll:
             self.roll = roll
             self.last_name = self._table().get("group", "")  # also where it was not read yet
-            self.store.set(f"here/{self.whole[0]}", roll)
+            try:
+                self.store.set(f"here/{self.whole[0]}", roll)
+            except OSError as error:
+                raise self._first_rank_lost(error) from None
             self.begin(leader.ROLL_SECONDS)
             raise _RepeatError
         if self.peers.name and self._table().get("group") != self.peers.name:
@@ -214,7 +226,15 @@ class Joining(Reaching):
         else:
             _log.warning("%s", waits)
 
-    def _first_rank_lost(self, error: OSError) -> FirstRankLostError:
+    def _first_rank_lost(self, error: OSError) -> RendezvousError:
+        """Return the reason that rank 0 gave before its connection ended, or that it is lost."""
+        assert self.store is not None
+        with contextlib.suppress(OSError, HandshakeError):
+            self.store.attend()
+        why = self.store.get("all/failed")
+        if why is not None:
+            text, ranks = told(why, 0, self.about.size)
+            return RendezvousError(text, ranks=ranks)
         text = f"{self.title(0)} is gone before the group was made: {error}"
         return FirstRankLostError(text, ranks=[0])
 
@@ -222,14 +242,14 @@ class Joining(Reaching):
 
     def _listen(self) -> Store:
         """At rank 0, listen for ranks and peers: at one address, unless another is asked for."""
-        sock = self.sockets.inherited() or self.sockets.listen_at_own_address()
+        sock, self._listener = self._listener or self.sockets.listen_at_own_address(), None
         address = str(sock.getsockname()[0])
         try:
             own = self.sockets.own_address(address)
-        except RendezvousError:
+            store = self.store = Store()  # which needs descriptors
+        except (RendezvousError, OSError):
             sock.close()
             raise
-        store = self.store = Store()
         front = self.door = self.listen(sock, own, self._enter)
         if self.about.own is None and own != address:
             peers = self.sockets.listen_for_peers(own)

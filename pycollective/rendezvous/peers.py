@@ -69,7 +69,11 @@ class Reaching:
     def listen(self, sock: socket.socket, address: str, enter: Enter) -> Door:
         """Listen at a socket; the address is for others where the socket has all of this host's."""
         connections = self.about.size * self.streams
-        door = Door(sock, self.sockets.key, connections, enter, self.about.tls)
+        try:
+            door = Door(sock, self.sockets.key, connections, enter, self.about.tls)
+        except RuntimeError:  # no more threads
+            sock.close()
+            raise
         self.doors.append(door)
         if is_unspecified(door.address[0]):
             door.address = address, door.address[1]

@@ -14,7 +14,7 @@ from pycollective.rendezvous.description import Description
 from pycollective.rendezvous.door import MAX_STRANGERS
 from pycollective.rendezvous.handshake import Channel, introduce, key_of
 
-__all__ = ["Sockets", "is_unspecified"]
+__all__ = ["Sockets", "inherited", "is_unspecified"]
 
 
 def _is_loopback(address: str) -> bool:
@@ -32,6 +32,21 @@ def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
         f"rank {about.rank} cannot listen at {host}:{port}, its own address: {error.strerror}; is it "
         "taken by another process (two tasks with one address, or one that was not ended)?"
     )
+
+
+def inherited(about: Description) -> socket.socket | None:
+    """Take over the listening socket made for rank 0, if the descriptor is still that socket."""
+    if about.listener < 0:
+        return None
+    try:
+        sock = socket.socket(fileno=about.listener)
+    except OSError:
+        return None
+    listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if listens and sock.getsockname()[1] == about.port:
+        return sock
+    sock.detach()
+    return None
 
 
 class Sockets:
@@ -117,20 +132,6 @@ class Sockets:
         if self.about.own is None:
             return self._listen(family, address)
         return self.listen_for_peers(str(address[0]))
-
-    def inherited(self) -> socket.socket | None:
-        """Return the listening socket that the launcher made, if it is still that one."""
-        if self.about.listener < 0:
-            return None
-        try:
-            sock = socket.socket(fileno=self.about.listener)
-        except OSError:
-            return None
-        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if listens and sock.getsockname()[1] == self.about.port:
-            return sock
-        sock.detach()
-        return None
 
     def connected(self, family: Any, address: Any, deadline: float) -> socket.socket:
         """Return a connection to an address."""

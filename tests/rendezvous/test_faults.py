@@ -585,6 +585,24 @@ print("again")
     assert all(output.endswith("again\n") for output in done.outputs), done
 
 
+@pytest.mark.parametrize("left", some_fast([0, 1, 2, 4], [1]))
+def test_split_without_descriptors_leaves_none_open(tmp_path, left):
+    """Rank 0, which listens for the new group, has so few left."""
+    body = f"""
+before = held()
+with without_descriptors({left}) if comm.rank == 0 else contextlib.nullcontext():
+    try:
+        comm.split(0)
+    except pc.CollectiveError as error:
+        print("Too many open files" in str(error) or "no secret" in str(error))
+assert not grown(before), grown(before)
+assert comm.split(0).all_reduce(np.ones(3))[0] == 2
+"""
+    done = run(tmp_path, "tcp", 2, body)
+    assert set(done.codes) == {0}, done
+    assert all(output == "True\n" for output in done.outputs), done
+
+
 @pytest.mark.parametrize("transport", some_fast(["shm", "mixed"], ["shm"]))
 def test_empty_asks_no_other_rank_and_needs_no_address_space(tmp_path, transport):
     body = """

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous.handshake import Channel
+from pycollective.rendezvous.joining import Joining
 from pycollective.rendezvous.store import Client, Store
 
 
@@ -150,3 +152,23 @@ def test_store_connection_that_is_ended_hears_why(served):
     with pytest.raises(RendezvousError, match="^port is no number$"):
         one.attend(5.0)
     one.close()
+
+
+def test_joining_lost_first_rank_that_gave_a_reason_raises_the_reason():
+    """Rank 0 gives its reason and ends; this rank finds the end when it sends, and has not read yet."""
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    ours.seal(b"key", True)
+    theirs.seal(b"key", False)
+    store = Store()
+    store.admit(theirs, "1")
+    store.attend(1.0)
+    client = Client(ours)
+    store.set("all/failed", {"error": "rank 2 did not come", "ranks": [2]})
+    store.close()
+    with pytest.raises(OSError) as lost:
+        while True:
+            client.set("join/1", "a")
+    joining = SimpleNamespace(store=client, about=SimpleNamespace(size=3), title=str)
+    error = Joining._first_rank_lost(joining, lost.value)
+    assert (str(error), list(error.ranks)) == ("rank 2 did not come", [2])
+    client.close()
