@@ -535,6 +535,7 @@ with without_descriptors() if comm.rank == 1 else contextlib.nullcontext():
         x = comm.empty(items)
         x.fill(1)
         assert (comm.all_reduce(x, out=x) == 3).all()
+comm.timeout = 20.0
 assert comm.split(0).all_reduce(np.ones(3)).sum() == 9
 """
     done = run(tmp_path, transport, 3, body)
@@ -590,15 +591,17 @@ def test_split_without_descriptors_leaves_none_open(tmp_path, left):
     """Rank 0, which listens for the new group, has so few left."""
     body = f"""
 before = held()
+comm.timeout = 2.0
 with without_descriptors({left}) if comm.rank == 0 else contextlib.nullcontext():
     try:
         comm.split(0)
     except pc.CollectiveError as error:
         print("Too many open files" in str(error) or "no secret" in str(error))
 assert not grown(before), grown(before)
+comm.timeout = 20.0
 assert comm.split(0).all_reduce(np.ones(3))[0] == 2
 """
-    done = run(tmp_path, "tcp", 2, body)
+    done = run(tmp_path, "host", 2, body)
     assert set(done.codes) == {0}, done
     assert all(output == "True\n" for output in done.outputs), done
 
