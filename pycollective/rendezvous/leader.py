@@ -65,7 +65,8 @@ class Leader:
         self._until = 0.0  # the end of the attempt, or of the roll call
         self._note = ""  # on the last rank, if it came very late
         self._name = ""
-        self._said = self._attempt_begun = time.monotonic()
+        self._said = self._attempt_begun = self._stepped = time.monotonic()
+        self._pause = 0.0  # the longest time between two steps: rank 0 may have been stopped
         self.reasons: dict[int, tuple[str, list[int]]] = {}
         self._begin()
 
@@ -75,6 +76,8 @@ class Leader:
 
     def step(self, changes: list[Change]) -> None:
         """Decide what can be decided after changes, or after some time without any."""
+        now = time.monotonic()
+        self._pause, self._stepped = max(self._pause, now - self._stepped), now
         for key, value in changes:
             self._take_note(key, value)
         if self._asked:
@@ -114,7 +117,10 @@ class Leader:
         """Return the text and ranks of a wait that is over; say now and then that it goes on."""
         now = time.monotonic()
         if now >= until + late:
-            return f"rank 0 waited {round(until - begun, 1):g} s for {what}{note}", ranks
+            text = f"rank 0 waited {round(until - begun, 1):g} s for {what}{note}"
+            if self._pause > max(1.0, (until - begun) / 2) and 0 not in ranks:
+                text, ranks = f"{text}; rank 0 itself paused for {self._pause:.1f} s", [0, *ranks]
+            return text, ranks
         if now >= self._said + LOG_EVERY and late < math.inf:
             self._said = now
             self.say(f"rank 0 waits for {what}")
@@ -147,7 +153,9 @@ class Leader:
         if problem := self._waits(what, absent, self._begun, until, note):
             text, ranks = problem
             waited = max((candidate.waited for candidate in self._came.values()), default=0.0)
-            if waited > until - self._begun:  # the others may be missing because rank 0 was late
+            if (
+                waited > until - self._begun and 0 not in ranks
+            ):  # the others may be missing because rank 0 was late
                 text, ranks = f"{text}; rank 0 came only after {waited:.1f} s", [0, *ranks]
             self._fail(text, ranks)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,3 +173,19 @@ def test_leader_that_comes_late_names_rank_0_too(group, monkeypatch):
     failed = three.get("failed")
     assert failed["ranks"] == [0, 2]
     assert failed["error"].endswith("rank 0 came only after 7.0 s")
+
+
+@pytest.mark.parametrize(("pause", "ranks"), [(1.0, [2]), (15.0, [0, 2])])
+def test_leader_that_paused_for_most_of_a_wait_names_itself(group, monkeypatch, pause, ranks):
+    """A rank 0 that was stopped must not blame the rank alone whose time went by meanwhile."""
+    now = time.monotonic()
+    monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: now))
+    three = group(3)
+    three.join(0, 1)
+    for step in (pause, *[1.0] * 25):
+        now += step
+        three.says()
+        if three.get("failed"):
+            break
+    assert three.get("failed")["ranks"] == ranks
+    assert ("rank 0 itself paused for 15.0 s" in three.get("failed")["error"]) == (0 in ranks)
