@@ -69,7 +69,7 @@ class Account:
     """The times of this worker's main thread in its steps, and the sizes of its reductions."""
 
     def __init__(self, strategy: Any) -> None:
-        from pycollective.communicator.work import Work
+        from pycollective.comm.work import Work
 
         self._communicating = self._reading = self._from = 0.0
         self._inside = False

@@ -44,7 +44,7 @@ import numpy as np
 
 import pycollective as pc
 from pycollective.cli.options import size as size_of
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 from pycollective.plots import size_text
 
 CHUNK = 128 << 10

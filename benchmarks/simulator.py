@@ -32,7 +32,7 @@ from pycollective._core import measure_all_reduce
 from pycollective.algorithms import Cluster, Link, simulate
 from pycollective.benchmark import Case, measure
 from pycollective.cli.options import this_program
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 
 SIZES = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 32 << 20)
 NAMES = algorithms.names("all_reduce")

@@ -32,7 +32,7 @@ from compare_training import BATCH, MODELS, WARMUP_STEPS, images_of, tutorial_st
 
 import pycollective as tf
 from pycollective import _nn
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 from pycollective.distribute.replica_threads import ReplicaRun
 from pycollective.nn import conv
 

@@ -19,7 +19,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from pycollective._core import __version__
-from pycollective.communicator import (
+from pycollective.comm import (
     Communicator,
     Persistent,
     Work,
@@ -54,8 +54,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from pycollective.data import TensorSpec as TensorSpec
     from pycollective.distribute.devices import device as device
     from pycollective.dtypes import *  # noqa: F403
-    from pycollective.rendezvous import init as init
-    from pycollective.rendezvous.spawn import spawn as spawn
+    from pycollective.launch import init as init
+    from pycollective.launch.spawn import spawn as spawn
     from pycollective.tensor import *  # noqa: F403
     from pycollective.tensor.ops.arrays import *  # noqa: F403
     from pycollective.tensor.ops.elementwise import *  # noqa: F403
@@ -103,8 +103,8 @@ _PACKAGES = (
 _ORIGIN = {
     "TensorSpec": "data",
     "device": "distribute.devices",
-    "init": "rendezvous",
-    "spawn": "rendezvous.spawn",
+    "init": "launch",
+    "spawn": "launch.spawn",
 }
 
 if not TYPE_CHECKING:  # to type checkers, a misspelt name would be one of any type

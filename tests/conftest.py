@@ -42,7 +42,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = device_arrays.make_cupy()
     monkeypatch.setitem(sys.modules, "cupy", module)
     # CUDA's knows nothing of its arrays.
-    monkeypatch.setattr("pycollective.communicator.on_device.runtime", lambda: None)
+    monkeypatch.setattr("pycollective.comm.on_device.runtime", lambda: None)
     return module
 
 

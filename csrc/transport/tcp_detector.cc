@@ -57,7 +57,7 @@ FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& 
     if (r == rank_) continue;
     const auto& given = streams[static_cast<std::size_t>(r)];
     peer.control.open(given.front());
-    // The control connection may be a relay's (pycollective/rendezvous/relay.py).
+    // The control connection may be a relay's (pycollective/launch/relay.py).
     std::string there = address_of(given.back(), true);
     if (there.empty() || there == address_of(given.back(), false)) {
       ++here_;

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pycollective import algorithms, array_backend, dtypes
 from pycollective.algorithms import Algorithm
 from pycollective.algorithms.simulation import ROOTED
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 from pycollective.nccl.device import present_stream
 
 __all__ = [

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 
 __all__ = ["OtherLoad", "warning"]
 

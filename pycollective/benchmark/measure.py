@@ -11,7 +11,7 @@ import numpy as np
 
 from pycollective import array_backend
 from pycollective.benchmark.cases import ROOTED, Arrays, Case, place
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 
 __all__ = ["Row", "measure", "measure_all", "memory_rate"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from pycollective import _core, tuning
 from pycollective.algorithms import Collective
 from pycollective.benchmark.measure import Row
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 
 __all__ = ["choose", "past_cache_from"]
 

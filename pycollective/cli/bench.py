@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, array_backend, init, local_group, rendezvous, spawn, tuning
+from pycollective import __version__, array_backend, init, launch, local_group, spawn, tuning
 from pycollective.algorithms import Algorithm, Collective
 from pycollective.benchmark import load, report
 from pycollective.benchmark.cases import (
@@ -25,9 +25,9 @@ from pycollective.benchmark.cases import (
 from pycollective.benchmark.measure import Row, measure_all
 from pycollective.benchmark.tune import choose, past_cache_from
 from pycollective.cli import options
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
+from pycollective.launch import RANK, launcher
 from pycollective.plots import size_text
-from pycollective.rendezvous import RANK, launcher
 
 __all__ = ["add_parser"]
 
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     launched = RANK in os.environ
     try:
         transport = args.transport or (
-            "group" if launched else rendezvous.forced(os.environ) or "thread"
+            "group" if launched else launch.forced(os.environ) or "thread"
         )
         _check(args, args.ranks if transport != "group" else None)
         if transport in ("shm", "tcp") and not launched:

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, _core, array_backend, nccl, rendezvous
+from pycollective import __version__, _core, array_backend, launch, nccl
 from pycollective.cli import options
 from pycollective.cluster import ClusterResolver
 from pycollective.cluster.examined import are_errors
 from pycollective.cluster.membership import Membership, examine, source_of
 from pycollective.cluster.sources import sources_of_environment
-from pycollective.communicator import Communicator, on_device
+from pycollective.comm import Communicator, on_device
 from pycollective.distribute.multi_worker import join_workers
 from pycollective.errors import CollectiveError, NcclNotFoundError, RendezvousError
+from pycollective.launch import LISTENER
+from pycollective.launch.links import Findings
 from pycollective.nccl.loading import require_cuda
 from pycollective.nn import cudnn
-from pycollective.rendezvous import LISTENER
-from pycollective.rendezvous.links import Findings
 
 __all__ = ["add_parser"]
 
@@ -136,7 +136,7 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
     try:
         if are_errors(os.environ):
             wrong, doubtful = [*wrong, *doubtful], []
-        protection = rendezvous.protection()
+        protection = launch.protection()
     except (ValueError, RendezvousError) as error:
         wrong, protection = [*wrong, str(error)], ""
     report |= {"cluster": source_of(resolver), "wrong": wrong, "doubtful": doubtful}
@@ -169,7 +169,7 @@ def _met(member: Membership, seconds: float) -> int:
     begin = time.monotonic()
     try:
         if member.addresses and not _is_one_host(member):
-            findings = rendezvous.probe(member.rank, member.size, member.addresses, seconds)
+            findings = launch.probe(member.rank, member.size, member.addresses, seconds)
             lines = [f"  WRONG: {line}" for line in diagnosis(findings, member, seconds)]
             print("\n".join(lines), end="\n" * bool(lines), flush=True)
             if lines:
@@ -194,7 +194,7 @@ def _met(member: Membership, seconds: float) -> int:
 
 def _is_one_host(member: Membership) -> bool:
     """Return True if all workers use worker 0's loopback address, so that there are no links to try."""
-    host, _ = rendezvous.host_and_port(member.addresses[0])
+    host, _ = launch.host_and_port(member.addresses[0])
     return len(member.addresses) < member.size and host in ("127.0.0.1", "::1", "localhost")
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from pycollective.cli import options
-from pycollective.rendezvous import launcher
+from pycollective.launch import launcher
 
 __all__ = ["add_parser"]
 

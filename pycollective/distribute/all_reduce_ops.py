@@ -10,8 +10,8 @@ from typing import Any
 
 from pycollective import array_backend, nccl
 from pycollective.array_backend import Array
-from pycollective.communicator import Communicator, on_device
-from pycollective.communicator.packing import packs
+from pycollective.comm import Communicator, on_device
+from pycollective.comm.packing import packs
 from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,

@@ -12,7 +12,7 @@ import numpy as np
 from pycollective import _core
 from pycollective.array_backend import Array
 from pycollective.cluster.tf_config import TFConfigClusterResolver
-from pycollective.communicator import Communicator, local_group
+from pycollective.comm import Communicator, local_group
 from pycollective.distribute.all_reduce_ops import (
     CollectiveAllReduce,
     ReductionToOneDevice,

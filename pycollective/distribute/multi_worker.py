@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import observe, rendezvous
+from pycollective import launch, observe
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
 from pycollective.cluster.membership import Membership, membership_of, source_of
 from pycollective.cluster.sources import Source, sources_of_environment
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -34,14 +34,14 @@ from pycollective.errors import (
     PeerLostError,
     RendezvousError,
 )
-from pycollective.rendezvous.description import FirstRankLostError
-from pycollective.rendezvous.members import Roster
+from pycollective.launch.description import FirstRankLostError
+from pycollective.launch.members import Roster
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
 
 _log = logging.getLogger("pycollective")
 
-JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
+JOIN_TIMEOUT = launch.JOIN_TIMEOUT
 
 PATIENCE = 30.0
 _MEETING_SECONDS = 30.0
@@ -142,7 +142,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             on_mpi = _on_mpi()
             member = _member_of(on_mpi)
         else:
-            listens = rendezvous.LISTENER in os.environ
+            listens = launch.LISTENER in os.environ
             if cluster_resolver is not None:
                 member = membership_of(resolver, here=True, listens=listens)
             else:
@@ -307,8 +307,8 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
     begin = time.monotonic()
     try:
         if not member.addresses:
-            return rendezvous.again(join_timeout=seconds)
-        return rendezvous.meet(
+            return launch.again(join_timeout=seconds)
+        return launch.meet(
             member.rank,
             member.size,
             member.addresses,
@@ -351,7 +351,7 @@ def _survivors(member: Membership, least: int, patience: float, roster: Roster) 
     first = losses = 0
     while True:
         try:
-            return rendezvous.meet(
+            return launch.meet(
                 member.rank - first,
                 member.size - first,
                 member.addresses[first:],
@@ -384,7 +384,7 @@ def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
         yield
     elif member.rank == 0:
         try:
-            knocks = rendezvous.listen_for_knocks(member.addresses)
+            knocks = launch.listen_for_knocks(member.addresses)
         except RendezvousError as error:
             _log.warning("lost workers cannot come back: %s", error)
             yield
@@ -395,7 +395,7 @@ def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
         finally:
             knocks.close()
     else:
-        workers.somebody_waits = partial(rendezvous.is_there, member.addresses)
+        workers.somebody_waits = partial(launch.is_there, member.addresses)
         yield
 
 

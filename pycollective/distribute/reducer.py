@@ -26,9 +26,9 @@ import numpy as np
 from pycollective import array_backend
 from pycollective.arguments import OpName
 from pycollective.array_backend import Array
-from pycollective.communicator import Communicator, Work
-from pycollective.communicator.arrays import is_fit
-from pycollective.communicator.packing import join
+from pycollective.comm import Communicator, Work
+from pycollective.comm.arrays import is_fit
+from pycollective.comm.packing import join
 from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,

@@ -11,8 +11,8 @@ from typing import Any
 
 from pycollective import array_backend, nccl
 from pycollective.array_backend import Array
-from pycollective.communicator import Communicator, all_reduce_together, local_group, on_device
-from pycollective.communicator.packing import packs
+from pycollective.comm import Communicator, all_reduce_together, local_group, on_device
+from pycollective.comm.packing import packs
 from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,

@@ -21,7 +21,7 @@ import numpy as np
 from pycollective import _core, array_backend
 from pycollective.arguments import OpName
 from pycollective.array_backend import Array
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.errors import (
     AbortedError,

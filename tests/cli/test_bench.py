@@ -20,7 +20,7 @@ from pycollective.benchmark.cases import COLLECTIVES, PARTS, Arrays, Case, algor
 from pycollective.benchmark.measure import Row, measure
 from pycollective.benchmark.tune import choose
 from pycollective.cli import main
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 
 QUICK = ["--seconds", "0.002", "-w", "1"]
 
@@ -448,7 +448,7 @@ def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
 
 
 def test_bad_rows_from_a_launcher():
-    from pycollective.rendezvous import RendezvousError, init, launched_environment
+    from pycollective.launch import RendezvousError, init, launched_environment
 
     memory = _core.ShmGroup.create(2)
     for bad in ("x", "{}", '[["all_reduce", 8, "bus"]]', json.dumps([["barrier", 1, "x"]] * 65)):

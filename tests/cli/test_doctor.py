@@ -19,8 +19,8 @@ import pycollective
 from pycollective import array_backend
 from pycollective.cli import doctor, main
 from pycollective.cluster.membership import Membership
+from pycollective.launch.links import Findings
 from pycollective.nn import cudnn
-from pycollective.rendezvous.links import Findings
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_protection_of_connections_is_shown(environ, capsys, monkeypatch, variab
 _ON_EACH = """
 import ctypes, json, os, sys
 from pycollective.cli import main
-from pycollective.rendezvous import links
+from pycollective.launch import links
 links.CONNECT_SECONDS, links._SETTLED_SECONDS = 1.0, 2.0  # nobody is far away here
 hosts, addresses = json.loads(sys.argv[1])
 children = []

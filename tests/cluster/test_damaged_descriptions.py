@@ -190,7 +190,7 @@ def test_launchers_variables_of_anything_raise_only_the_named_error(monkeypatch,
     def meet(*words, **how):
         raise RendezvousError("everything is right")
 
-    monkeypatch.setattr("pycollective.rendezvous.meet", meet)
+    monkeypatch.setattr("pycollective.launch.meet", meet)
     good = {"PYCOLLECTIVE_CHECK_ADDRESSES": "0", **NUMBERS[source]}
     with pytest.raises(RendezvousError, match="everything is right"):
         pc.init(environment=good)

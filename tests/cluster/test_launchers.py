@@ -15,7 +15,7 @@ import pytest
 from ports import free_port, free_ports
 
 import pycollective as pc
-from pycollective import rendezvous
+from pycollective import launch
 from pycollective.cli import main
 from pycollective.cluster.sources import SOURCES
 from pycollective.distribute import multi_worker
@@ -254,7 +254,7 @@ def places(monkeypatch, capsys):
     def meet(rank, size, addresses, source, **how):
         raise Met(rank, size, tuple(addresses), source)
 
-    monkeypatch.setattr(rendezvous, "meet", meet)
+    monkeypatch.setattr(launch, "meet", meet)
     with pytest.raises(Met) as by_init:
         pc.init()
     with pytest.raises(Met) as by_strategy:
@@ -361,7 +361,7 @@ def test_given_environment_is_read_instead_of_the_process(environ, monkeypatch):
     def meet(rank, size, addresses, source, **how):
         raise Met(source)
 
-    monkeypatch.setattr(rendezvous, "meet", meet)
+    monkeypatch.setattr(launch, "meet", meet)
     environ({"WORLD_SIZE": "4"})
     with pytest.raises(RendezvousError, match="WORLD_SIZE=4"):
         pc.init()

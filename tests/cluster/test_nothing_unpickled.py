@@ -12,8 +12,8 @@ RUN_CODE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudp
 #: Pickles go between a process and the children that it has started, by `multiprocessing`, and where
 #: a program asks for them on each rank (``pickle=True``).
 TRUSTED = {
-    ROOT / "rendezvous/spawn.py": {"pickle"},
-    ROOT / "communicator/objects.py": {"pickle"},
+    ROOT / "launch/spawn.py": {"pickle"},
+    ROOT / "comm/objects.py": {"pickle"},
 }
 #: mpi4py's methods in small letters pickle what they send, and unpickle what comes.
 PICKLE_IN_MPI = {
@@ -72,7 +72,7 @@ def test_no_module_imports_what_runs_code():
 def test_mpi_is_given_arrays_only():
     users = [p for p in ROOT.rglob("*.py") if "mpi4py.MPI" in p.read_text(encoding="utf-8")]
     found = {p.relative_to(ROOT).as_posix() for p in users}
-    assert {"communicator/mpi_group.py", "cluster/over_mpi.py"} <= found
-    for path in [*users, ROOT / "communicator" / "mpi.py"]:
+    assert {"comm/mpi_group.py", "cluster/over_mpi.py"} <= found
+    for path in [*users, ROOT / "comm" / "mpi.py"]:
         assert not pickling(nodes_of(path.read_text(encoding="utf-8"))), path
     assert pickling(nodes_of("names = comm.allgather(name)")) == ["allgather"]

@@ -1,4 +1,4 @@
-"""A stand-in for mpi4py whose ranks are threads: what `pycollective.communicator.mpi` asks of MPI.
+"""A stand-in for mpi4py whose ranks are threads: what `pycollective.comm.mpi` asks of MPI.
 
 A collective is carried out when all ranks have called it. As in MPI, a rank's buffers are read and
 written then, and input and output of one call must not overlap.

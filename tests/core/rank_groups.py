@@ -6,8 +6,8 @@ import itertools
 import socket
 
 from pycollective import _core
-from pycollective.communicator import Communicator, local_group
-from pycollective.communicator.split import SharedMemory, Threads
+from pycollective.comm import Communicator, local_group
+from pycollective.comm.split import SharedMemory, Threads
 
 KINDS = ["threads", "shm", "tcp"]
 ALL_KINDS = [*KINDS, "mixed"]

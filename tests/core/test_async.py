@@ -17,7 +17,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import _core, local_group
-from pycollective.communicator import Work
+from pycollective.comm import Work
 
 RANKS = [1, 2, 5]
 
@@ -272,7 +272,7 @@ def test_a_forked_child_has_no_part_in_them():
 
 
 def test_replicas_reduce_in_cross_replica_context_after_what_is_under_way():
-    from pycollective.communicator import all_reduce_together
+    from pycollective.comm import all_reduce_together
 
     comms = local_group(2, timeout=30)
     works = [c.all_reduce(np.ones(2), async_op=True) for c in comms]

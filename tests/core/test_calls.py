@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective.communicator.call import About, Call, present
-from pycollective.communicator.tracing import Traced, Tracer
-from pycollective.communicator.work import DONE, Work
+from pycollective.comm.call import About, Call, present
+from pycollective.comm.tracing import Traced, Tracer
+from pycollective.comm.work import DONE, Work
 
 
 @pytest.mark.parametrize(

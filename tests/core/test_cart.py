@@ -9,7 +9,7 @@ import pytest
 from rank_groups import ALL_KINDS, make_group
 
 import pycollective as pc
-from pycollective.communicator.cart import dims_create
+from pycollective.comm.cart import dims_create
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import algorithms, local_group
-from pycollective.communicator import all_reduce_together
+from pycollective.comm import all_reduce_together
 
 ALGORITHMS = algorithms.names("all_reduce")
 
@@ -320,7 +320,7 @@ import resource
 from pathlib import Path
 import numpy as np
 import pycollective as pc
-from pycollective.communicator import all_reduce_together
+from pycollective.comm import all_reduce_together
 
 def limited(call, room):
     "With so many bytes of memory left."

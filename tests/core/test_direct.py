@@ -12,7 +12,7 @@ from rank_groups import make_group
 
 import pycollective as pc
 from pycollective import _core, algorithms
-from pycollective.communicator import local_group
+from pycollective.comm import local_group
 
 TIMEOUT = 300.0  # sanitizers are slow
 KINDS = ["threads", "shm"]

@@ -14,7 +14,7 @@ from rank_groups import make_group
 
 import pycollective as pc
 from pycollective.algorithms import names
-from pycollective.communicator import local_group
+from pycollective.comm import local_group
 
 
 def shm_group(size):

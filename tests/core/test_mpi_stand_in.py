@@ -106,7 +106,7 @@ def test_calls_that_differ_are_named(on_mpi):
 
 
 def test_a_rank_that_leaves_is_lost_and_one_that_does_not_come_is_waited_for(on_mpi, monkeypatch):
-    monkeypatch.setattr("pycollective.communicator.mpi_group._GRACE", 0.05)
+    monkeypatch.setattr("pycollective.comm.mpi_group._GRACE", 0.05)
 
     def work(comm):
         first, second = comm.split(0), comm.split(0)

@@ -10,7 +10,7 @@ import pytest
 from rank_groups import ALL_KINDS, make_group
 
 import pycollective as pc
-from pycollective.communicator import objects
+from pycollective.comm import objects
 
 OBJECTS = [None, 0.1, "grüße", [1, [2.5, {"a": None}]], {"rates": [0.1] * 10_000}, ""]
 

@@ -14,8 +14,8 @@ import pytest
 from rank_groups import make_group
 
 from pycollective import _core, algorithms
-from pycollective.communicator import Communicator
-from pycollective.communicator.split import SharedMemory
+from pycollective.comm import Communicator
+from pycollective.comm.split import SharedMemory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 

@@ -20,7 +20,7 @@ from rank_groups import make_group
 import pycollective as pc
 from pycollective import _core
 from pycollective.algorithms import algorithm, input, output, recv, recv_reduce, scratch, send
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 
 SIZES = [64 << 20, 256 << 20, 1 << 30]
 """Bytes of arrays, until a call takes longer than a rank goes on between two looks at the clock."""

@@ -10,7 +10,7 @@ import device_arrays
 import numpy as np
 
 from pycollective import _core, array_backend
-from pycollective.communicator import local_group, on_device, packing
+from pycollective.comm import local_group, on_device, packing
 
 DEADLINE = 20.0
 JUNK = 0xAA

@@ -17,7 +17,7 @@ from foreign_bfloat16 import check_reductions, refuse_bfloat16
 
 import pycollective as pc
 from pycollective import local_group
-from pycollective.communicator import on_device
+from pycollective.comm import on_device
 from pycollective.errors import (
     AbortedError,
     CollectiveError,

@@ -11,7 +11,7 @@ from emulated import make_devices
 
 import pycollective as pc
 from pycollective import local_group
-from pycollective.communicator import on_device
+from pycollective.comm import on_device
 from pycollective.errors import CollectiveError
 
 

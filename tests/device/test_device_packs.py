@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pycollective import local_group
-from pycollective.communicator import on_device
-from pycollective.communicator.packing import join, spread
+from pycollective.comm import on_device
+from pycollective.comm.packing import join, spread
 
 MANY = 60
 BF16 = np.dtype(ml_dtypes.bfloat16)

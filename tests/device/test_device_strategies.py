@@ -12,7 +12,7 @@ from emulated import make_devices
 import pycollective as tf
 from pycollective import array_backend, config
 from pycollective import distribute as d
-from pycollective.communicator import on_device
+from pycollective.comm import on_device
 from pycollective.distribute import cross_device_ops
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor

@@ -11,7 +11,7 @@ from strategies import mirrored
 
 import pycollective as pc
 from pycollective import distribute as d
-from pycollective.communicator.packing import join, packs, split
+from pycollective.comm.packing import join, packs, split
 from pycollective.distribute import cross_device_ops
 from pycollective.distribute.all_reduce_ops import CollectiveAllReduce, default_cross_device_ops
 from pycollective.distribute.devices import Device

@@ -22,10 +22,10 @@ from pycollective.cluster import ClusterSpec, SimpleClusterResolver
 from pycollective.cluster.membership import Membership
 from pycollective.distribute import multi_worker
 from pycollective.errors import RendezvousError
-from pycollective.rendezvous import handshake, secret
-from pycollective.rendezvous.description import FirstRankLostError
-from pycollective.rendezvous.members import Roster
-from pycollective.rendezvous.store import Client
+from pycollective.launch import handshake, secret
+from pycollective.launch.description import FirstRankLostError
+from pycollective.launch.members import Roster
+from pycollective.launch.store import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -279,7 +279,7 @@ def meetings(monkeypatch, outcomes):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(multi_worker.rendezvous, "meet", meet)
+    monkeypatch.setattr(multi_worker.launch, "meet", meet)
     return places
 
 

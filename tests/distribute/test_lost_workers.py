@@ -36,7 +36,7 @@ import json, logging, os, sys, threading, time
 import numpy as np
 import pycollective as tf
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
-from pycollective.rendezvous import leader
+from pycollective.launch import leader
 
 me, clusters = int(os.environ["ME"]), json.loads(os.environ["CLUSTERS"])
 replicas = int(os.environ["REPLICAS"])

@@ -14,7 +14,7 @@ from strategies import mirrored
 import pycollective as pc
 from pycollective import distribute as d
 from pycollective import keras
-from pycollective.communicator import Communicator
+from pycollective.comm import Communicator
 from pycollective.distribute.all_reduce_ops import CollectiveAllReduce
 from pycollective.distribute.experimental import CommunicationOptions
 from pycollective.distribute.reducer import GradientReducer

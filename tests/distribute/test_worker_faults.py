@@ -152,7 +152,7 @@ def test_who_does_not_come_is_named(tmp_path):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
     body = """
 import logging
-from pycollective.rendezvous import leader
+from pycollective.launch import leader
 logging.basicConfig()
 leader.LOG_EVERY = 0.2
 try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pycollective import _core, distribute, local_group, nccl, timeline
-from pycollective.communicator import on_device
+from pycollective.comm import on_device
 from pycollective.errors import CollectiveError, PeerLostError
 from pycollective.nccl.loading import cuda_major, require_cuda
 

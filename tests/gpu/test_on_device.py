@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pycollective import algorithms, local_group, timeline
-from pycollective.communicator import on_device
+from pycollective.comm import on_device
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from test_steps_on_devices import LEFT_OUT, OPTIMIZERS, STEPS, STRATEGIES, train
 
 import pycollective as tf
 from pycollective import config, distribute
-from pycollective.communicator import on_device
+from pycollective.comm import on_device
 from pycollective.nccl.device import Fetch, Upload
 from pycollective.nn.update import adam_update, sgd_update
 

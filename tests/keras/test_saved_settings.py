@@ -130,7 +130,7 @@ UNPICKLES = re.compile(
 
 # Pickles between a process and its own children, through pipes of `multiprocessing`; and pickles that
 # the program requests on each rank with `pickle=True`.
-TRUSTED = ["communicator/objects.py", "rendezvous/spawn.py"]
+TRUSTED = ["comm/objects.py", "launch/spawn.py"]
 
 
 def test_package_never_unpickles_foreign_data():

@@ -20,7 +20,7 @@ import device_arrays
 import pytest
 from device_arrays import current
 
-from pycollective.communicator import on_device
+from pycollective.comm import on_device
 
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 _numbers = itertools.count(0x1000)

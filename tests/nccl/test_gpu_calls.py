@@ -12,8 +12,8 @@ import pytest
 from foreign_bfloat16 import check_reductions, refuse_bfloat16
 
 from pycollective import _core, algorithms, array_backend, dtypes, local_group
-from pycollective.communicator import on_device
-from pycollective.communicator.call import Call
+from pycollective.comm import on_device
+from pycollective.comm.call import Call
 from pycollective.errors import AbortedError, CollectiveError, MismatchError
 from pycollective.nccl import device
 
@@ -501,7 +501,7 @@ def test_ranks_on_one_gpu_by_nccl(gpus, on_ranks, monkeypatch, caplog, processes
     monkeypatch.setenv("FAKE_NCCL_VERSION", "23000")
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     if processes == 2:
-        monkeypatch.setattr("pycollective.communicator.gpu.os.getpid", threading.get_ident)
+        monkeypatch.setattr("pycollective.comm.gpu.os.getpid", threading.get_ident)
     check(on_ranks(local_group(2, timeout=20), lambda c: (one_sum(gpus, c), c.close())))
     assert any("AllReduce" in line for line in gpus.log()) == (processes == 2)
     assert ("ranks 0 and 1 are on one GPU" in caplog.text) == (processes == 1)
@@ -518,7 +518,7 @@ def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, 
 
 
 def test_several_versions_are_refused(gpus, on_gpus, monkeypatch):
-    from pycollective.communicator import gpu
+    from pycollective.comm import gpu
 
     true = gpu.exchange
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pycollective import local_group
-from pycollective.communicator import gpu, watch
+from pycollective.comm import gpu, watch
 from pycollective.errors import AbortedError, CollectiveError, NcclError, PeerLostError
 from pycollective.nccl import communicator as watching
 
@@ -340,7 +340,7 @@ sys.path[:0] = {paths!r}
 import fake_gpus, numpy as np, pytest
 gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), {library!r})
 import pycollective as pc
-from pycollective.communicator import watch
+from pycollective.comm import watch
 """
 
 DIES = """

@@ -11,7 +11,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import local_group
-from pycollective.communicator import watch
+from pycollective.comm import watch
 from pycollective.errors import NcclError
 from pycollective.observe.log import LOG
 

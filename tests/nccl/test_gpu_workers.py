@@ -18,7 +18,7 @@ BODY = """
 import time
 import fake_gpus, pytest
 from pycollective import array_backend
-from pycollective.communicator import watch
+from pycollective.comm import watch
 from pycollective.tensor import Tensor
 d = tf.distribute
 T = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from pycollective.communicator.packing import PackedReduction
+from pycollective.comm.packing import PackedReduction
 from pycollective.tensor.multiple import compute
 from pycollective.workspace import Workspace
 

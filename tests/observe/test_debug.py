@@ -15,9 +15,9 @@ from pycollective import _core
 from pycollective.algorithms import algorithm, recv, recv_reduce, send
 from pycollective.algorithms import input as given
 from pycollective.algorithms import output as result
-from pycollective.communicator import all_reduce_together
+from pycollective.comm import all_reduce_together
+from pycollective.launch import RendezvousError
 from pycollective.observe.log import LOG
-from pycollective.rendezvous import RendezvousError
 
 
 @pytest.fixture

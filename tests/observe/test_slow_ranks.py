@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective.rendezvous import RendezvousError
+from pycollective.launch import RendezvousError
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 
 import pycollective as pc
 from pycollective.cli import main
-from pycollective.communicator import tracing
+from pycollective.comm import tracing
+from pycollective.launch import RendezvousError
 from pycollective.observe.trace_events import Timeline
-from pycollective.rendezvous import RendezvousError
 
 
 @pytest.fixture(autouse=True)

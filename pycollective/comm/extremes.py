@@ -1,0 +1,134 @@
+"""Extremes and where they are: `minloc`, `maxloc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pycollective import array_backend
+from pycollective.arguments import switch
+from pycollective.comm.arrays import Array, as_input
+from pycollective.comm.reductions import Reductions
+from pycollective.comm.signatures import Later, Now, Options
+from pycollective.comm.work import Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_BEYOND = np.iinfo(np.int64).max
+
+
+class Located(NamedTuple):
+    """Values and their places.
+
+    Attributes
+    ----------
+    values : ndarray
+        The extremes, in the dtype of the arrays.
+    indices : ndarray of int64
+        The ranks that have them, or the indices that were given with them.
+    """
+
+    values: Array
+    indices: Array
+
+
+class Extremes(Reductions):
+    """The calls of a `Communicator` that give extremes with their places."""
+
+    # fmt: off
+    @overload
+    def minloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Now = False, **options: Unpack[Options]) -> Located: ...
+    @overload
+    def minloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Later, **options: Unpack[Options]) -> Work[Located]: ...
+    # fmt: on
+    def minloc(
+        self,
+        x: ArrayLike,
+        index: ArrayLike | None = None,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Located | Work[Located]:
+        """Give every rank the least elements of the ranks' arrays, and the ranks that have them.
+
+        Where several ranks have the least value, the lowest index wins. A NaN is the extreme, as in
+        NumPy's ``argmin``: where there is one, the value is NaN, and the index the lowest of a NaN.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's values, in the host's memory: bools, ints or floats of any size.
+        index : array_like of int, optional
+            The index of each value, from -2**63 to 2**63 - 2; of a shape that broadcasts to that of
+            ``x``. By default this rank's number.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks, in each of the two all-reduces.
+
+        Returns
+        -------
+        Located or Work
+            A tuple of ``values`` and ``indices``, both in the shape of ``x``.
+
+        Raises
+        ------
+        TypeError
+            ``x`` has no order, or lies on a GPU; ``index`` holds other things than whole numbers.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        return self._located(x, "min", index, async_op, timeout)
+
+    # fmt: off
+    @overload
+    def maxloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Now = False, **options: Unpack[Options]) -> Located: ...
+    @overload
+    def maxloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Later, **options: Unpack[Options]) -> Work[Located]: ...
+    # fmt: on
+    def maxloc(
+        self,
+        x: ArrayLike,
+        index: ArrayLike | None = None,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Located | Work[Located]:
+        """Give every rank the greatest elements of the ranks' arrays, and the ranks that have them.
+
+        Parameters, result and errors are those of `minloc`.
+        """
+        return self._located(x, "max", index, async_op, timeout)
+
+    def _located(
+        self,
+        x: ArrayLike,
+        op: Literal["min", "max"],
+        index: ArrayLike | None,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Located | Work[Located]:
+        """Make an all-reduce of the values, and one of the candidates' indices."""
+        source = as_input(x)
+        if not array_backend.on_host(source):
+            raise TypeError(f"{op}loc takes arrays in the host's memory: copy x to the host first")
+        own = np.asarray(self.rank if index is None else index)
+        if own.dtype.kind not in "iu":
+            raise TypeError(f"index must be whole numbers, not {own.dtype}")
+        own = np.broadcast_to(own.astype(np.int64), source.shape)
+
+        def call() -> Located:
+            values = self.all_reduce(source, op, timeout=timeout)
+            # A NaN is the extreme wherever there is one.
+            has = (source == values) | ((source != source) & (values != values))
+            indices = self.all_reduce(np.where(has, own, _BEYOND), "min", timeout=timeout)
+            return Located(values, indices)
+
+        return self._run_later(call) if switch("async_op", async_op) else call()

@@ -1,0 +1,358 @@
+"""The same collectives on an MPI library, through mpi4py: for networks that only MPI knows.
+
+Before each collective the ranks compare what they call, because MPI does not. All waiting is polling,
+with a deadline. A rank that leaves, or fails the group, tells the others in a message.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import hashlib
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective import _core
+from pycollective.comm.arrays import Array
+from pycollective.comm.call import About, Call, Rows, present
+from pycollective.comm.mpi_group import MPIGroup
+from pycollective.comm.work import DONE, Work
+from pycollective.errors import (
+    CollectiveError,
+    MismatchError,
+)
+
+_HALVES = ("float16", "bfloat16")
+# Halves MPI does not know; sums of short ints do not wrap around in every library.
+_REDUCED_AS = dict.fromkeys(_HALVES, "float32") | dict.fromkeys(
+    ("int8", "int16", "uint8", "uint16"), "int64"
+)
+
+
+class _Task:
+    """A call under way in the communicator's thread."""
+
+    def __init__(self, future: concurrent.futures.Future[tuple[float, float]]) -> None:
+        self._future = future
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    @property
+    def times(self) -> tuple[float, float]:
+        return self._future.result()
+
+    def wait(self, timeout: float) -> bool:
+        concurrent.futures.wait([self._future], timeout)
+        return self._future.done()
+
+    def check(self) -> None:
+        self._future.result()
+
+
+class MPICore:
+    """A rank's calls, by MPI."""
+
+    #: MPI chooses its algorithms itself.
+    choices: Rows = []  # noqa: RUF012
+
+    def __init__(self, group: MPIGroup) -> None:
+        self._group = group
+        self._mpi = group.mpi
+        self.rank, self.size = group.rank, group.size
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._within = 0  # that thread, once it runs
+        self._under_way: list[_Task] = []
+        self._kept: dict[tuple[int, int], deque[tuple[str, Array]]] = defaultdict(deque)
+
+    # The surroundings of calls ------------------------------------------------------------------
+
+    def prefer(self, rows: Rows) -> None:
+        """MPI chooses its algorithms itself."""
+
+    def warn_after(self, seconds: float, warn: Callable[[str], object]) -> None:
+        """What other ranks are doing is not known."""
+
+    def select(self, collective: _core.Collective, bytes: int) -> str:
+        """Return what runs."""
+        return "MPI"
+
+    def about(self, call: Call) -> About:
+        """Return the words for traces of a call."""
+        return About("MPI")
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Make an ordinary array."""
+        return np.empty(shape, dtype)
+
+    @property
+    def outstanding(self) -> int:
+        """How many calls are under way."""
+        self._under_way = [task for task in self._under_way if not task.done]
+        return len(self._under_way)
+
+    def settle(self) -> None:
+        """Wait for the calls that are under way."""
+        if threading.get_ident() == self._within:  # a call that consists of several
+            return
+        for task in self._under_way:
+            task.wait(1e9)
+        self._under_way.clear()
+
+    def collect(self) -> None:
+        """What is done keeps nothing."""
+
+    def note_told(self) -> None:
+        """MPI does not compare calls: no error is raised by close()."""
+
+    def run_later(self, call: Callable[[], object]) -> _Task:
+        """Make a call in a thread, after those before it."""
+        if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
+            raise CollectiveError(
+                "async_op needs MPI with MPI_THREAD_SERIALIZED at least: set "
+                "mpi4py.rc.thread_level before MPI is imported"
+            )
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "pycollective-mpi")
+
+        def timed() -> tuple[float, float]:
+            self._within = threading.get_ident()
+            begin = time.monotonic()
+            call()
+            return begin, time.monotonic()
+
+        task = _Task(self._thread.submit(timed))
+        self._under_way.append(task)
+        return task
+
+    # Every call ---------------------------------------------------------------------------------
+
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a call out; a collective once all ranks are found to call the same."""
+        ranks = [call.peer] if call.is_message else [call.root]
+        if not 0 <= ranks[0] < self.size:
+            raise ValueError(f"there is no rank {ranks[0]} among {self.size}")
+        if call.collective == "all_reduce" and (
+            call.reproducible or call.algorithm not in ("auto", "direct")
+        ):
+            raise ValueError(
+                "on MPI the library chooses the algorithm: leave out algorithm and reproducible"
+            )
+        if call.op:
+            _require_reduction(present(call.source).dtype, call.op)
+        carry_out = functools.partial(self._carry_out, call)
+        if call.async_op:
+            return Work([self.run_later(carry_out)])
+        self.settle()
+        carry_out()
+        return DONE
+
+    def _carry_out(self, call: Call) -> None:
+        if call.collective == "send":
+            self._send(present(call.source), call.peer, call.tag, call.timeout)
+        elif call.collective == "recv":
+            self._recv(present(call.target), call.peer, call.tag, call.timeout)
+        else:
+            self._group.begin(str(call))
+            self._agree(str(call), call.timeout)
+            if call.op:
+                self._reduce(call)
+            elif call.is_ragged:
+                self._move_ragged(call)
+            elif call.array is not None:
+                self._move(call)
+
+    def _agree(self, what: str, seconds: float) -> None:
+        digest = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
+        mine, most = np.array([digest, -digest]), np.empty(2, np.int64)
+        self._wait(self._group.comm.Iallreduce(mine, most, self._mpi.MAX), seconds)
+        if most[0] != -most[1]:
+            text = np.frombuffer(what.encode()[:200].ljust(200), np.uint8)
+            texts = np.empty((self.size, 200), np.uint8)
+            self._wait(self._group.comm.Iallgather(text, texts), seconds)
+            calls = [t.tobytes().decode(errors="replace").strip() for t in texts]
+            said = "; ".join(f"{self._group.title(r)} is in {t}" for r, t in enumerate(calls))
+            error = MismatchError(
+                f"the ranks' calls differ: {said}",
+                calls=dict(enumerate(calls)),
+                hosts=self._group.names,
+            )
+            self._group.fail(error)
+
+    def _wait(self, request: Any, seconds: float) -> None:
+        self._group.wait([request], seconds)
+
+    # Collectives --------------------------------------------------------------------------------
+
+    @np.errstate(all="ignore")  # as the core, which warns of no infinities
+    def _reduce(self, call: Call) -> None:
+        """Run a reduction of MPI, with what MPI leaves open decided as the core does."""
+        source, target, op = present(call.source), call.target, call.op
+        if not source.size:
+            return
+        mpi, dtype = self._mpi, source.dtype
+        logical = dtype == np.bool_
+        if call.collective in ("scan", "exscan") and op == "mean":
+            op = "sum"  # which the caller divides
+        operations = {
+            "sum": mpi.SUM, "mean": mpi.SUM, "prod": mpi.PROD, "min": mpi.MIN, "max": mpi.MAX,
+            "and": mpi.LAND if logical else mpi.BAND, "or": mpi.LOR if logical else mpi.BOR,
+            "xor": mpi.LXOR if logical else mpi.BXOR,
+        }  # fmt: skip
+        if logical:
+            operations |= {"min": mpi.LAND, "max": mpi.LOR}
+        given = source.astype(_REDUCED_AS.get(dtype.name, dtype), copy=False)
+        total = np.empty(source.shape if target is None else target.shape, given.dtype)
+        self._reduce_by(call, given, total, operations[op])
+        if op in ("min", "max") and given.dtype.kind == "f":
+            absent = np.empty(total.shape, np.uint8)
+            self._reduce_by(call, np.isnan(given).view(np.uint8), absent, mpi.MAX)
+            total[absent.astype(bool)] = np.nan
+        total = total.astype(given.dtype if dtype.name in _HALVES else dtype, copy=False)
+        if op == "mean" and dtype.kind in "iu":  # rounded toward zero
+            total = (total - np.fmod(total, dtype.type(self.size))) // dtype.type(self.size)
+        elif op == "mean":
+            total /= self.size
+        if target is not None:
+            target[...] = total.astype(dtype, copy=False)
+
+    def _reduce_by(self, call: Call, given: Array, total: Array, op: Any) -> None:
+        comm = self._group.comm
+        match call.collective:
+            case "all_reduce":
+                request = comm.Iallreduce(given, total, op)
+            case "reduce":
+                there = total if self.rank == call.root else None
+                request = comm.Ireduce(given, there, op, call.root)
+            case "reduce_scatter":
+                request = comm.Ireduce_scatter_block(given, total, op)
+            case "scan":
+                request = comm.Iscan(given, total, op)
+            case _:
+                request = comm.Iexscan(given, total, op)
+        self._wait(request, call.timeout)
+
+    def _move(self, call: Call) -> None:
+        """Move whole arrays, or equal parts."""
+        comm, source, target = self._group.comm, call.source, call.target
+        if call.collective == "broadcast":
+            target = present(target)
+            if self.rank == call.root:
+                target[...] = present(source)
+            self._wait(comm.Ibcast(self._bytes(target), call.root), call.timeout)
+            return
+        given = None if source is None else self._bytes(_apart(source, target))
+        taken = None if target is None else self._bytes(target)
+        match call.collective:
+            case "all_gather":
+                request = comm.Iallgather(given, taken)
+            case "gather":
+                request = comm.Igather(given, taken, call.root)
+            case "scatter":
+                request = comm.Iscatter(given, taken, call.root)
+            case _:
+                request = comm.Ialltoall(given, taken)
+        self._wait(request, call.timeout)
+
+    def _move_ragged(self, call: Call) -> None:
+        """Move parts of several lengths."""
+        comm, source, target = self._group.comm, call.source, call.target
+        size = present(call.array).dtype.itemsize
+        lengths = [n * size for n in call.counts or ()]
+        given = None if source is None else self._bytes(_apart(source, target))
+        taken = None if target is None else self._bytes(target)
+
+        def parts(whole: list[Any] | None, lengths: list[int]) -> list[Any] | None:
+            return None if whole is None else [whole[0], lengths, None, whole[1]]
+
+        match call.collective:
+            case "all_gather":
+                request = comm.Iallgatherv(given, parts(taken, lengths))
+            case "gather":
+                request = comm.Igatherv(given, parts(taken, lengths), call.root)
+            case "scatter":
+                request = comm.Iscatterv(parts(given, lengths), taken, call.root)
+            case _:
+                received = [n * size for n in call.out_counts or ()]
+                request = comm.Ialltoallv(parts(given, lengths), parts(taken, received))
+        self._wait(request, call.timeout)
+
+    # Messages -----------------------------------------------------------------------------------
+
+    def _send(self, source: Array, dest: int, tag: int, seconds: float) -> None:
+        """Send an array to another rank; takes in what comes meanwhile."""
+        self._group.check()
+        if dest == self.rank:
+            self._kept[dest, tag].append((_kind(source), source.copy()))
+            return
+        envelope = np.frombuffer(f"{tag} {_kind(source)}".encode(), np.uint8)
+        requests = [self._group.envelopes.Isend([envelope, self._mpi.BYTE], dest)]
+        requests.append(self._group.data.Isend(self._bytes(source), dest))
+        begin = time.monotonic()
+        while not self._mpi.Request.Testall(requests):
+            if not self._take_in(seconds):
+                self._group.pause(begin, seconds, dest)
+
+    def _recv(self, target: Array, source: int, tag: int, seconds: float) -> None:
+        """Receive an array from another rank."""
+        self._group.check()
+        begin, kept = time.monotonic(), self._kept[source, tag]
+        while not kept:
+            if not self._take_in(seconds):
+                self._group.pause(begin, seconds, source)
+        kind, data = kept.popleft()
+        if kind != _kind(target):
+            self._group.fail(
+                MismatchError(
+                    f"rank {source} sent {kind} with tag {tag}, and rank {self.rank} asks for "
+                    f"{_kind(target)}",
+                    calls={
+                        source: f"send({kind}, tag={tag})",
+                        self.rank: f"recv({_kind(target)}, tag={tag})",
+                    },
+                )
+            )
+        target[...] = data.view(target.dtype).reshape(target.shape)
+
+    def _take_in(self, seconds: float) -> bool:
+        """Receive a message that has come, if there is one."""
+        mpi, status = self._mpi, self._mpi.Status()
+        message = self._group.envelopes.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
+        if message is None:
+            return False
+        source = status.Get_source()
+        envelope = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+        message.Recv([envelope, mpi.BYTE])
+        tag, _, kind = envelope.tobytes().decode().partition(" ")
+        status = mpi.Status()
+        self._group.data.Probe(source, mpi.ANY_TAG, status)
+        data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+        self._group.data.Recv([data, mpi.BYTE], source)
+        self._kept[source, int(tag)].append((kind, data))
+        return True
+
+    # Helpers ------------------------------------------------------------------------------------
+
+    def _bytes(self, array: Array) -> list[Any]:
+        return [array.reshape(-1).view(np.uint8), self._mpi.BYTE]
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def _apart(source: Array, target: Array | None) -> Array:
+    """Return the input where MPI may read it while it writes the output."""
+    return source.copy() if target is not None and np.shares_memory(source, target) else source
+
+
+def _require_reduction(dtype: Any, op: str) -> None:
+    """Raise what the core raises if there is no such reduction."""
+    one = np.zeros(1, dtype)
+    _core.reduce_arrays(op, [one, one], [np.empty_like(one)])

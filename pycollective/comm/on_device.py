@@ -1,0 +1,262 @@
+"""Calls on GPU arrays by the project's own executor, for ranks that are threads of one process.
+
+Each rank brings its arrays and its stream to a meeting; the last one to come enqueues the call for all
+of them. So schedules run between GPUs, and between ranks that share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pycollective import _core, array_backend
+from pycollective.comm.call import About, Call, present
+from pycollective.comm.device_messages import DeviceMessages, Kept, Parcels
+from pycollective.comm.host import HostCore
+from pycollective.comm.member import Member
+from pycollective.comm.split import Threads
+from pycollective.comm.work import Work
+from pycollective.errors import CollectiveError
+from pycollective.nccl import DeviceTask, device
+
+_PAUSE = 50e-6
+_CLOSING_SECONDS = 60.0
+"""For devices to come to the end of calls that all ranks have made."""
+
+
+@functools.cache
+def runtime() -> _core.device.Runtime | None:
+    """Return what runs calls on this process's GPUs; None where the core has no CUDA part, or no GPU."""
+    used = _core.device.cuda_runtime()
+    return None if used is None or _core.cuda.device_count()[0] == 0 else used
+
+
+def is_possible(member: Member) -> bool:
+    """Whether a rank's calls on GPU arrays can be made in this way."""
+    return isinstance(member._group, _core.ThreadGroup) and runtime() is not None
+
+
+def why_not(member: Member) -> str:
+    """Return why not, in words."""
+    if not isinstance(member._group, _core.ThreadGroup):
+        return "the device executor is for ranks that are threads of one process"
+    return f"the device executor is not there: {_core.cuda.device_count()[1]}"
+
+
+class DeviceExecutor:
+    """A rank's calls on GPU arrays, on the streams of their devices.
+
+    A call returns when all ranks have come to it: what this thread's stream is given afterwards finds
+    its result.
+    """
+
+    def __init__(self, member: Member) -> None:
+        group, host, used = member._group, member._core, runtime()
+        assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
+        assert isinstance(host, HostCore) and used is not None
+        meeting, parcels = member._family.shared(
+            lambda: (_core.device.CallMatcher(group, used), Parcels())
+        )
+        self._runtime = used
+        self._caller = _core.device.Caller(host, meeting)
+        self._own: dict[int, Any] = {}  # a stream of each device
+        self._clocks: dict[int, _Clock] = {}
+        # Arrays of calls, and of messages, that devices may still work on.
+        self._pending: deque[tuple[_core.device.Operation, Any]] = deque()
+        self._kept: Kept = deque()
+        self._messages = DeviceMessages(member, used, parcels, self._kept)
+        self._dropped = weakref.finalize(self, _drop, self._caller, self._pending, self._kept)
+        self._dropped.atexit = False
+
+    def about(self, call: Call) -> About:
+        """Return the words for traces of a call."""
+        if call.is_message:
+            return About("device copies")
+        gpu, how = array_backend.device_of(call.array)[1], call.algorithm
+        if call.reproducible:
+            return About("device executor", "direct", "for reproducible=True", gpu)
+        if not isinstance(how, str):
+            return About("device executor", how.name, "one's own", gpu)
+        if call.out_counts is not None:
+            how = "direct"
+        return About("device executor", "" if how == "auto" else how, "", gpu)
+
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a call out."""
+        self._forget()
+        if call.is_message:
+            return self._messages.submit(call)
+        array = present(call.array)
+        here = array_backend.device_of(array)[1]
+        with device.on(here):
+            present_stream = device.present_stream()
+        stream, after = present_stream, None
+        # The last rank enqueues for all, in its thread.
+        if call.async_op or present_stream.ptr == device.PER_THREAD:
+            stream, after = self._stream_of(here), present_stream.ptr
+        operation = _core.device.Operation()
+        self._pending.append((operation, (call.source, call.target)))
+        clock = self._clock_of(here) if call.timed else None
+        made = Operation(self._caller, operation, here, call.timeout, clock)
+        self._caller.call(
+            operation, _core.Collective.__members__[call.collective],
+            0 if call.source is None else array_backend.address(call.source),
+            0 if call.target is None else array_backend.address(call.target),
+            call.count, list(array.shape if call.shape is None else call.shape), array.dtype,
+            call.op or None, call.root, "direct" if call.out_counts else call.algorithm,
+            call.reproducible, call.counts, call.out_counts or call.counts, here, stream.ptr,
+            after, call.async_op, call.timed, call.timeout,
+        )  # fmt: skip
+        if after is not None and not call.async_op:
+            self._caller.order(operation, after)
+        return Work([made])
+
+    def _clock_of(self, number: int) -> _Clock:
+        if number not in self._clocks:
+            self._clocks[number] = _Clock(self._runtime, number)
+        return self._clocks[number]
+
+    def _stream_of(self, number: int) -> Any:
+        """Return this rank's own stream of a device."""
+        if number not in self._own:
+            with device.on(number):
+                self._own[number] = device.stream()
+        return self._own[number]
+
+    def _forget(self) -> None:
+        """Let go of the arrays of calls that are over."""
+        while self._pending and _over(self._caller, self._pending[0][0]):
+            self._pending.popleft()
+        _forget_of(self._kept)
+        _forget_of(_left)
+
+    # The end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for what is under way, each call until its deadline, and leave."""
+        with contextlib.suppress(CollectiveError):
+            for operation, _ in self._pending:
+                self._caller.finish(operation)
+            until = time.monotonic() + _CLOSING_SECONDS
+            while (self._pending or self._kept) and time.monotonic() < until:
+                self._forget()
+                time.sleep(_PAUSE)
+        self.finish()
+
+    def finish(self) -> None:
+        """Leave when the process ends, without waiting for anybody."""
+        self._dropped()
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, where CUDA must not be called."""
+        self._dropped.detach()
+
+
+_left: Kept = deque()
+"""What ranks that are gone have left, on which devices may still work."""
+
+
+def _forget_of(kept: Kept) -> None:
+    """Let go of arrays that no device works on any more."""
+    for _ in range(len(kept)):
+        with contextlib.suppress(IndexError):  # another thread was faster
+            is_over, arrays = kept.popleft()
+            if not _is_true_or_broken(is_over):
+                kept.append((is_over, arrays))
+
+
+def _is_true_or_broken(is_over: Callable[[], bool]) -> bool:
+    """Return whether something is over; a device that has failed does nothing any more."""
+    try:
+        return is_over()
+    except RuntimeError:
+        return True
+
+
+def _over(caller: _core.device.Caller, operation: _core.device.Operation) -> bool:
+    """Return whether nobody reads or writes a call's arrays any more.
+
+    A device that has failed does nothing any more. Its group has failed by that, which those hear who
+    call something in it, and not whoever happens to ask here.
+    """
+    try:
+        return caller.over(operation)
+    except CollectiveError:
+        return True
+
+
+def _drop(caller: _core.device.Caller, pending: deque[Any], kept: Kept) -> None:
+    caller.leave()
+    for operation, arrays in pending:
+        if not _over(caller, operation):
+            _left.append((partial(_over, caller, operation), arrays))
+    pending.clear()
+    _forget_of(kept)
+    _left.extend(kept)
+    kept.clear()
+
+
+class _Clock:
+    """Says when marks of a device happened, as `time.monotonic` would have."""
+
+    def __init__(self, used: _core.device.Runtime, number: int) -> None:
+        with device.on(number):
+            self.first = used.mark(number, device.stream().ptr, timed=True)
+        while not used.over(self.first):  # its stream has been given nothing
+            time.sleep(_PAUSE)
+        self.begin = time.monotonic()
+
+
+class Operation(DeviceTask):
+    """A call that is made."""
+
+    def __init__(
+        self,
+        caller: _core.device.Caller,
+        made: _core.device.Operation,
+        on: int,
+        seconds: float,
+        clock: _Clock | None = None,
+    ) -> None:
+        super().__init__(on, seconds)
+        self._caller = caller
+        self._made = made
+        self._clock = clock
+
+    @property
+    def number(self) -> int:  # type: ignore[override]  # it is known once all ranks have come
+        """Which of the rank's calls it is."""
+        return self._made.number
+
+    @property
+    def ended(self) -> bool:
+        """Whether the device is done with it, or will never be."""
+        return _over(self._caller, self._made)
+
+    def device_times(self) -> tuple[float, float] | None:
+        """Return when its stream came to it and was done with it."""
+        if self._clock is None:
+            return None
+        with contextlib.suppress(CollectiveError):
+            found = self._caller.times(self._made, self._clock.first)
+            if found is not None:
+                return self._clock.begin + found[0], self._clock.begin + found[1]
+        return None
+
+    def order(self) -> bool:
+        """Let this thread's stream wait for it, when all ranks have come: so long the host waits."""
+        self._caller.finish(self._made)
+        with device.on(self.device):
+            self._caller.order(self._made, device.present_stream().ptr)
+        return True
+
+    def check(self) -> None:
+        """Raise why the group has failed, if it has before all ranks had come, or the device."""
+        self._caller.finish(self._made)
+        self._caller.over(self._made)

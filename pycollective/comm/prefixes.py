@@ -1,0 +1,188 @@
+"""The prefix reductions: `scan`, `exscan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pycollective import _core, array_backend
+from pycollective.algorithms import Algorithm
+from pycollective.arguments import switch
+from pycollective.comm.arrays import Array, deliver, input_and_output
+from pycollective.comm.call import Call
+from pycollective.comm.member import Member
+from pycollective.comm.signatures import Later, MoveOptions, Now, O, Op, S
+from pycollective.comm.ufuncs import operation
+from pycollective.comm.work import Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Prefixes(Member):
+    """The calls of a `Communicator` that reduce the arrays of the ranks up to this one."""
+
+    # fmt: off
+    @overload
+    def scan(self, x: NDArray[S], op: Op = "sum", *, out: None = None, async_op: Now = False,
+             **options: Unpack[MoveOptions]) -> NDArray[S]: ...
+    @overload
+    def scan(self, x: ArrayLike, op: Op = "sum", *, out: None = None, async_op: Now = False,
+             **options: Unpack[MoveOptions]) -> Array: ...
+    @overload
+    def scan(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Now = False,
+             **options: Unpack[MoveOptions]) -> O: ...
+    @overload
+    def scan(self, x: NDArray[S], op: Op = "sum", *, out: None = None, async_op: Later,
+             **options: Unpack[MoveOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def scan(self, x: ArrayLike, op: Op = "sum", *, out: None = None, async_op: Later,
+             **options: Unpack[MoveOptions]) -> Work[Array]: ...
+    @overload
+    def scan(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Later,
+             **options: Unpack[MoveOptions]) -> Work[O]: ...
+    # fmt: on
+    def scan(
+        self,
+        x: ArrayLike,
+        op: Op = "sum",
+        *,
+        out: object = None,
+        algorithm: str | Algorithm = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> object:
+        """Give rank i the reduction of the arrays of ranks 0 to i, element by element.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's contribution, as of `all_reduce`. An array of a GPU goes over the host's memory.
+        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
+            As of `all_reduce`; rank i's mean is the sum divided by i + 1. float16 and bfloat16 are
+            rounded after each step.
+        out : array, optional
+            The array for the result; ``out=x`` works in place.
+        algorithm : {"auto", "chain"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for scan. "chain" combines the contributions
+            in the order of the ranks.
+        async_op, timeout
+            As of `all_reduce`.
+
+        Returns
+        -------
+        ndarray or Work
+            The result, in the shape and dtype of ``x``: ``out`` when that was given.
+
+        Raises
+        ------
+        TypeError, MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        return self._prefix(x, op, False, out, algorithm, async_op, timeout)
+
+    # fmt: off
+    @overload
+    def exscan(self, x: NDArray[S], op: Op = "sum", *, out: None = None, async_op: Now = False,
+             **options: Unpack[MoveOptions]) -> NDArray[S]: ...
+    @overload
+    def exscan(self, x: ArrayLike, op: Op = "sum", *, out: None = None, async_op: Now = False,
+             **options: Unpack[MoveOptions]) -> Array: ...
+    @overload
+    def exscan(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Now = False,
+             **options: Unpack[MoveOptions]) -> O: ...
+    @overload
+    def exscan(self, x: NDArray[S], op: Op = "sum", *, out: None = None, async_op: Later,
+             **options: Unpack[MoveOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def exscan(self, x: ArrayLike, op: Op = "sum", *, out: None = None, async_op: Later,
+             **options: Unpack[MoveOptions]) -> Work[Array]: ...
+    @overload
+    def exscan(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Later,
+             **options: Unpack[MoveOptions]) -> Work[O]: ...
+    # fmt: on
+    def exscan(
+        self,
+        x: ArrayLike,
+        op: Op = "sum",
+        *,
+        out: object = None,
+        algorithm: str | Algorithm = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> object:
+        """Give rank i the reduction of the arrays of ranks 0 to i - 1, element by element.
+
+        Rank 0 gets the value that changes nothing: 0 for "sum", "or" and "xor", 1 for "prod", all bits
+        for "and", the greatest value of the dtype (infinity, True) for "min", and the least one for
+        "max". A "mean" of nothing is 0. A function of NumPy's gives its ``identity``.
+
+        Parameters
+        ----------
+        x, out, async_op, timeout
+            As of `scan`. The last rank's ``x`` gives only the shape and the dtype.
+        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
+            As of `scan`; rank i's mean is the sum divided by i.
+        algorithm : {"auto", "chain"} or Algorithm
+            As of `scan`; one's own must be for exscan.
+
+        Returns
+        -------
+        ndarray or Work
+            The result, in the shape and dtype of ``x``: ``out`` when that was given.
+
+        Raises
+        ------
+        TypeError, MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`. TypeError also if a function of NumPy's has no identity.
+        """
+        return self._prefix(x, op, True, out, algorithm, async_op, timeout)
+
+    def _prefix(
+        self,
+        x: ArrayLike,
+        op: Op,
+        exclusive: bool,
+        out: object,
+        algorithm: str | Algorithm,
+        async_op: bool,
+        timeout: float | None,
+    ) -> object:
+        source, target, place = input_and_output(x, out)
+        name, function = operation(op, source.dtype)
+        contributions = self.rank + (not exclusive)
+        is_whole = function is not None or (contributions and name != "mean")
+        call = Call(
+            "exscan" if exclusive else "scan", source,
+            target if contributions or is_whole else None, self._seconds(timeout),
+            switch("async_op", async_op), op=name, function=function,
+            algorithm=self._how(algorithm), count=source.size,
+        )  # fmt: skip
+
+        def finish() -> object:
+            if not is_whole:
+                total = array_backend.to_numpy(target)
+                if contributions:
+                    _core.reduce_arrays(name, [total], [total], contributions)
+                else:
+                    total[...] = _identity(name, total.dtype)
+                if total is not target:
+                    array_backend.assign(target, total)
+            return deliver(target, place)
+
+        work = self._submit(call)
+        return work.then(finish) if call.async_op else finish()
+
+
+def _identity(op: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return the value of a dtype that an operation leaves out."""
+    value: Any = {"prod": 1, "and": -1}.get(op, 0)
+    if op in ("min", "max"):
+        value = np.inf if op == "min" else -np.inf
+        if dtype.kind == "b":
+            value = op == "min"
+        elif dtype.kind in "iu":
+            value = np.iinfo(dtype).max if op == "min" else np.iinfo(dtype).min
+    return np.array(value).astype(dtype)

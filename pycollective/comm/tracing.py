@@ -1,0 +1,333 @@
+"""Traces: the calls of communicators are logged, remembered, and put into timelines.
+
+`Traced` wraps an engine: it records what the engine is asked for, after all arguments were checked and
+prepared.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pycollective.comm.call import About, Call, Engine, HostEngine
+from pycollective.comm.work import Task, Work
+from pycollective.errors import CollectiveError, RendezvousError
+from pycollective.nccl.device_task import DeviceTask
+from pycollective.observe.log import LOG, TIMELINE, TRACE, Member, settings
+from pycollective.observe.trace_events import Record, Timeline
+
+REMEMBERED = 32
+"""Calls of a rank that are told of when one of them fails."""
+
+_PAUSE = 1e-4
+_GPU_ROWS = 1 << 22
+
+_lock = threading.Lock()  # guards what follows
+_members: weakref.WeakSet[Traceable] = weakref.WeakSet()
+_timelines: list[Timeline] = []
+_asked_for: dict[str, Timeline] = {}  # by the environment
+
+
+class Traceable(Member, Protocol):
+    """A communicator whose calls may be traced."""
+
+    _lane: int
+    _tracer: Tracer | None
+
+    @property
+    def _core(self) -> HostEngine:
+        """Its engine for arrays in the host's memory."""
+
+    def _trace(self, tracer: Tracer | None) -> None:
+        """Record calls by a tracer; None: record none, and let plain arrays take the compiled path."""
+
+
+class Tracer:
+    """Records the calls of a rank: for timelines, for the log, and for the report of an error."""
+
+    def __init__(self, member: Traceable) -> None:
+        self._rank, self._size, self._lane = member.rank, member.size, member._lane
+        self._group = member._group
+        self._under_way: dict[int, tuple[Record, Task]] = {}
+        self._last: deque[tuple[Record, str]] = deque(maxlen=REMEMBERED)
+        self._told = False  # of the last calls
+
+    def record(self, call: Call, about: About) -> Record:
+        """Begin the record of a call."""
+        others: dict[str, Any] = {"op": call.op} if call.op else {}
+        if call.has_root:
+            others["root"] = call.root
+        if call.is_message:
+            others["to rank" if call.collective == "send" else "from rank"] = call.peer
+            others["tag"] = call.tag
+        if about.gpu is not None:
+            others["times"] = "of the GPU"
+        made = Record(call.collective, call.array, (about.algorithm, about.why), others)
+        made.lane, made.transport = self._lane, about.by
+        made.dtype = call.label or made.dtype
+        if about.gpu is not None:
+            # In a row of its own, since this thread goes on; the numbers of threads are below.
+            made.thread, made.thread_name = _GPU_ROWS + about.gpu, f"GPU {about.gpu}"
+        return made
+
+    def under_way(self, record: Record, task: Task) -> None:
+        """Keep the record of a call until the call is over."""
+        if isinstance(task, DeviceTask):
+            record.number = task.number
+        else:
+            record.later = True
+        with _lock:
+            self._under_way[id(record)] = record, task
+
+    def over(self, record: Record, error: BaseException | None, is_on_gpu: bool = False) -> None:
+        """End the record of a call that this thread has made."""
+        record.ended = time.monotonic()
+        if not record.is_message and not is_on_gpu:
+            record.number = self._group.calls(self._rank)
+        self._tell(record, error)
+
+    def finish(self) -> None:
+        """Wait for the calls that devices have been given, and end their records.
+
+        A device that does not come to an end is given up at the call's deadline.
+        """
+        with _lock:
+            tasks = [task for _, task in self._under_way.values()]
+        for task in tasks:
+            if isinstance(task, DeviceTask):
+                task.start()
+                while not task.ended:
+                    time.sleep(_PAUSE)
+        self.collect()
+
+    def collect(self) -> None:
+        """End the records of calls that were under way and are over."""
+        with _lock:
+            over = [(key, *both) for key, both in self._under_way.items() if _is_over(both[1])]
+            for key, _, _ in over:
+                del self._under_way[key]
+        for _, record, task in over:
+            record.began, record.ended = task.times
+            error: BaseException | None = None
+            try:
+                task.check()
+            except Exception as found:
+                error = found
+            self._tell(record, error)
+
+    def _tell(self, record: Record, error: BaseException | None) -> None:
+        if error is not None:
+            record.error = f"{type(error).__name__}: {error}"
+        with _lock:
+            timelines = list(_timelines)
+        for one in timelines:
+            one.add(record)
+        took = f"{1e6 * (record.ended - record.began):.1f} µs"
+        self._last.append((record, f"after {took}: {record.error}" if error else took))
+        about = {"rank": self._rank}
+        LOG.log(
+            TRACE, "rank %d of %d: %s: %s", self._rank, self._size, *self._last[-1], extra=about
+        )
+        if isinstance(error, CollectiveError) and not self._told:
+            self._told = True
+            if LOG.isEnabledFor(TRACE):
+                lines = "\n".join(f"    {record}: {end}" for record, end in self._last)
+                LOG.error("rank %d failed; its last calls:\n%s", self._rank, lines, extra=about)
+            _write_all()
+
+
+def _is_over(task: Task) -> bool:
+    """Return True if a call has ended; on a device its result can be used before."""
+    return task.ended if isinstance(task, DeviceTask) else task.done
+
+
+class Traced:
+    """An engine around another, whose calls it records."""
+
+    def __init__(self, engine: Engine, tracer: Tracer) -> None:
+        self._engine = engine
+        self._tracer = tracer
+
+    def about(self, call: Call) -> About:
+        """Return the words for traces of a call."""
+        return self._engine.about(call)
+
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a call out, and record it."""
+        tracer, about = self._tracer, self._engine.about(call)
+        is_on_gpu = about.gpu is not None
+        tracer.collect()
+        record = tracer.record(call, about)
+        try:
+            work = self._engine.submit(replace(call, timed=True))
+        except BaseException as error:
+            tracer.over(record, error, is_on_gpu)
+            raise
+        for task in work._tasks:
+            tracer.under_way(record, task)
+        if not work._tasks and not is_on_gpu:  # a GPU is not given a call of nothing
+            tracer.over(record, None)
+        return Work(work._tasks, work._finish, tracer.collect)
+
+
+@contextlib.contextmanager
+def together(members: Sequence[Traceable], call_of: Callable[[int], Call]) -> Iterator[None]:
+    """Record the calls of all ranks that one thread makes for them in the block."""
+    records = []
+    for rank, member in enumerate(members):
+        if member._tracer is not None:
+            call = call_of(rank)
+            records.append((member._tracer, member._tracer.record(call, member._core.about(call))))
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as found:
+        error = found
+        raise
+    finally:
+        for tracer, record in records:
+            tracer.over(record, error)
+
+
+# The communicators that are traced -----------------------------------------------------------------
+
+
+def _warn(text: str) -> None:
+    LOG.warning("%s", text)
+
+
+def join(member: Traceable) -> None:
+    """Take in a new communicator, whose core is there: it warns of long waits, and may be traced.
+
+    Raises
+    ------
+    RendezvousError
+        The environment asks for what there is not, or for a timeline that cannot be written.
+    """
+    wanted = settings()
+    if wanted.warn_after < math.inf:
+        member._core.warn_after(wanted.warn_after, _warn)
+    alone = member._group.transport == "threads" or member.size == 1
+    with _lock:
+        file = wanted.timeline
+        for one in _timelines:
+            one.meet(member._lane, alone)
+        if file and file not in _asked_for:
+            made = Timeline(file)
+            made.meet(member._lane, alone)
+            try:
+                made.write()  # better known now than after hours
+            except OSError as error:
+                raise RendezvousError(f"{TIMELINE}={file!r} cannot be written: {error}") from None
+            _asked_for[file] = made
+            _timelines.append(made)
+        _members.add(member)
+        _adjust(member)
+
+
+def _adjust(member: Traceable) -> None:
+    """Trace a communicator, or do not, as is wanted now."""
+    wanted = bool(_timelines) or settings().debug == "TRACE"
+    if wanted != (member._tracer is not None):
+        member._trace(Tracer(member) if wanted else None)
+
+
+def ignore(member: Traceable) -> None:
+    """Do not trace a communicator of our own, whose calls no program has made."""
+    with _lock:
+        _members.discard(member)
+        member._trace(None)
+
+
+def leave(member: Traceable) -> None:
+    """Let go of a communicator that is being closed."""
+    with _lock:
+        _members.discard(member)
+        last = not _members
+    if member._tracer is not None:
+        member._tracer.collect()
+        if last:  # others write at their end, or at the program's
+            _write_all()
+
+
+@contextlib.contextmanager
+def timeline(file: str | os.PathLike[str]) -> Iterator[None]:
+    """Write a timeline of the collectives within the block, of all communicators of this process.
+
+    The file is of trace events, which https://ui.perfetto.dev opens: a process for each rank, a row
+    for each thread, a slice for each call with its bytes, dtype, shape, op, algorithm and transport.
+    ``pycollective timeline merge`` joins the files of several processes. The variable
+    ``PYCOLLECTIVE_TIMELINE`` does the same for a whole program.
+
+    Parameters
+    ----------
+    file : path
+        Where to. ``{rank}`` in it is replaced by the process's rank; a folder gets ``rank0.json``, …;
+        where a group has several processes, ``timeline.json`` becomes ``timeline.rank0.json``, ….
+
+    Raises
+    ------
+    OSError
+        The file cannot be written; before the block is entered, where that is known.
+
+    Examples
+    --------
+    >>> with pc.timeline("timeline.json"):
+    ...     comm.all_reduce(x)
+    """
+    made = Timeline(os.fspath(file))
+    with _lock:
+        members = list(_members)
+        for member in members:
+            made.meet(member._lane, member._group.transport == "threads" or member.size == 1)
+        made.write()
+        _timelines.append(made)
+        for member in members:
+            _adjust(member)
+    try:
+        yield
+    finally:
+        with _lock:
+            members = list(_members)
+        for member in members:
+            if member._tracer is not None:
+                member._tracer.finish()
+        with _lock:
+            _timelines.remove(made)
+            for member in members:
+                _adjust(member)
+        made.write()
+
+
+def _forget_after_fork() -> None:
+    """In a forked child: what was recorded is the parent's, and a lock may be held for ever."""
+    global _lock
+    _lock = threading.Lock()
+    _members.clear()
+    _timelines.clear()
+    _asked_for.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+@atexit.register
+def _write_all() -> None:
+    """Write what there is, where nobody can be told that it fails."""
+    with _lock:
+        timelines = list(_timelines)
+    for one in timelines:
+        try:
+            one.write()
+        except OSError as error:
+            LOG.warning("the timeline %s cannot be written: %s", one.path(), error)

@@ -1,0 +1,121 @@
+"""Reductions with NumPy's functions that the core has no operation for.
+
+The ranks exchange parts, each rank combines its part of all contributions in the order of the ranks, and
+the results go where they belong. One rank makes each element, so that all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pycollective.arguments import op_name, own_ufunc
+from pycollective.comm.arrays import Array
+from pycollective.comm.call import About, Call, present
+from pycollective.comm.member import Member
+from pycollective.comm.work import DONE, Work
+
+
+def operation(op: object, dtype: np.dtype[Any]) -> tuple[str, np.ufunc | None]:
+    """Return the name of an operation, or else a function of NumPy's that the core does not know."""
+    function = own_ufunc(op, dtype)
+    return "" if function else op_name(op, dtype), function
+
+
+class ByFunction:
+    """The engine for reductions with a function of NumPy's; other engines move the parts."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def about(self, call: Call) -> About:
+        """Return the words for traces of a call."""
+        return About("")
+
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a call out."""
+        member, source, function = self._member, present(call.source), call.function
+        assert function is not None
+        if type(source) is not np.ndarray:
+            raise TypeError(
+                f"{function} takes arrays in the host's memory: copy x to the host first"
+            )
+        if call.algorithm != "auto" and not call.reproducible:
+            raise ValueError(f"algorithms are for operations by name, not for {function}")
+        if call.collective == "exscan" and function.identity is None:
+            raise TypeError(f"exscan needs a value for rank 0, and {function} has no identity")
+        parts = _Parts(member, call.collective, function, source, call.timeout)
+
+        def carry_out() -> None:
+            with member._between(f"{call.collective} with {function}"):
+                parts.reduce(call.target, call.root)
+
+        if call.async_op:
+            return member._run_later(carry_out)
+        carry_out()
+        return DONE
+
+
+class _Parts:
+    """An array in parts of one length, and the calls that move them."""
+
+    def __init__(
+        self, member: Member, name: str, function: np.ufunc, source: Array, seconds: float
+    ) -> None:
+        self._member, self._name, self._function = member, name, function
+        self._source, self._seconds = source, seconds
+        self._count = -(-source.size // member.size)
+        # The ranks agree on the shape, and on the function by a number.
+        number = zlib.crc32(f"{name} {function.__name__}".encode())
+        self._agreed = [*source.shape, -2, number]
+
+    def reduce(self, target: Array | None, root: int) -> None:
+        """Make the reduction, into ``target``."""
+        size = self._member.size
+        # What is too short is filled with elements of its own: the function has seen those.
+        sent = np.resize(self._source.reshape(-1), (size, self._count))
+        received = self._moved("all_to_all", sent, (size, self._count))
+        if self._name in ("scan", "exscan"):
+            results = self._moved("all_to_all", self._prefixes(received), received.shape)
+        else:
+            *_, total = self._totals(received)
+            if self._name == "reduce_scatter":
+                results = total
+            elif self._name == "reduce":
+                shape = None if target is None else received.shape
+                results = self._moved("gather", total, shape, root)
+            else:
+                results = self._moved("all_gather", total, received.shape)
+        if target is not None:
+            target[...] = results.reshape(-1)[: target.size].reshape(target.shape)
+
+    def _totals(self, contributions: Array) -> Iterator[Array]:
+        """Yield what is combined up to each rank."""
+        total = contributions[0]
+        yield total
+        for other in contributions[1:]:
+            with np.errstate(all="ignore"):  # as the core, which warns of no infinities
+                total = np.asarray(self._function(total, other)).astype(total.dtype, copy=False)
+            yield total
+
+    def _prefixes(self, contributions: Array) -> Array:
+        """Return what each rank gets of a scan."""
+        found = np.stack(list(self._totals(contributions)))
+        if self._name == "exscan":
+            found[1:] = found[:-1].copy()
+            found[0] = self._function.identity
+        return found
+
+    def _moved(
+        self, collective: str, given: Array, shape: tuple[int, ...] | None, root: int = 0
+    ) -> Array:
+        taken = None if shape is None else np.empty(shape, given.dtype)
+        call = Call(
+            collective, np.ascontiguousarray(given), taken, self._seconds,
+            root=root, count=self._count, shape=self._agreed,
+        )  # fmt: skip
+        self._member._submit(call)
+        return given if taken is None else taken

@@ -1,0 +1,389 @@
+"""The rendezvous of processes over TCP: they agree by rank 0's store, then every two ranks connect.
+
+1. Each rank sets ``join/<rank>``: where it listens for its peers, and how long it waits.
+2. Rank 0 chooses the members (`leader`) and sets ``all/table``. A rank without a place in the table
+   comes later.
+3. Every two members connect.
+4. Each member sets ``near/<rank>``: the lowest rank that it reaches on its own host. Rank 0 sets
+   ``all/near``: which ranks stand for a host. They hand its memory to the others (`memory`).
+5. Each member sets ``ready/<rank>``: whether it shares memory. Rank 0 sets ``all/ready``: the members'
+   hosts. From then on nobody listens.
+
+A member whose keys vanish before step 5 is lost. Then the rendezvous fails; that of an elastic group is
+repeated: rank 0 sets ``all/roll``, and the ranks that answer by ``here/<rank>`` in time are the members
+of the next table. A rank that fails sets ``failed/<rank>``; rank 0 ends all by ``all/failed``.
+
+Every connection is authenticated (`handshake`) before anything else is read from it. The core gets the
+connected descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pycollective import _core, tuning
+from pycollective.errors import RendezvousError
+from pycollective.launch import leader
+from pycollective.launch.description import (
+    MAX_RANKS,
+    Description,
+    FirstRankLostError,
+)
+from pycollective.launch.door import STRANGER_SECONDS, Door
+from pycollective.launch.handshake import Channel, HandshakeError
+from pycollective.launch.leader import Leader, told
+from pycollective.launch.members import int_of, milliseconds_until, time_of
+from pycollective.launch.peers import (
+    WORD_SECONDS,
+    BrokenError,
+    NotNowError,
+    Peers,
+    Reaching,
+)
+from pycollective.launch.sockets import inherited
+from pycollective.launch.store import Client, Store
+
+__all__ = ["Joining"]
+
+_log = logging.getLogger("pycollective")
+
+T = TypeVar("T")
+
+_token = secrets.token_hex(8)
+
+
+class _RepeatError(Exception):
+    """Rank 0 makes the group again, and this rank has answered its roll call."""
+
+
+class Joining(Reaching):
+    """One process on its way into a group; if the group ``old`` fails, it waits no longer."""
+
+    def __init__(self, about: Description, seconds: float, old: _core.Group | None) -> None:
+        self._listener = inherited(about)  # first: this rank has to close it from now on
+        try:
+            super().__init__(about, seconds)
+            self.peers = Peers(self, self.attend, self._say)
+        except BaseException:
+            if self._listener is not None:
+                self._listener.close()
+            raise
+        self.old = old
+        self.whole = about.rank, about.size  # before ranks are renumbered
+        self.elastic = about.least > 0  # rank 0's word counts
+        self.store: Store | Client | None = None
+        self.leader: Leader | None = None  # rank 0's
+        self.roll = 0  # the number of the last roll call that this rank has answered
+        self.last_name = ""  # of the last table's group
+        self.door: Door | None = None  # for peers
+
+    def close(self) -> None:
+        """Close all that the group has no use for."""
+        if self._listener is not None:
+            self._listener.close()
+        for door in self.doors:
+            door.close()
+        self.peers.drop(for_ever=True)
+        self._leave_store()
+
+    def _leave_store(self) -> None:
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
+    def group(self) -> tuple[_core.Group, str, str, str]:
+        """Meet the others; return the core's group, its name, how its ranks talk, and this address."""
+        try:
+            while True:
+                try:
+                    self._join()
+                    self.peers.connect()
+                    hosts = self._agree("near", self.peers.nearest())
+                    shared = self.peers.share(hosts)
+                    hosts = self._agree("ready", shared is not None)
+                    for door in self.doors:
+                        door.close()
+                    self._leave_store()  # what fails from now on is each rank's own matter
+                    assert self.door is not None
+                    group, how = self.peers.group(hosts, shared)
+                    return group, self.peers.name, how, self.door.address[0]
+                except BrokenError as error:
+                    if not self.elastic:
+                        raise
+                    self._tell_why(error, f"failed/{self.whole[0]}")
+                    with contextlib.suppress(_RepeatError):
+                        self._hear(
+                            lambda: None, "for rank 0 to make the group again", self.peers.ends
+                        )
+                except _RepeatError:
+                    pass
+                except NotNowError as error:
+                    _log.warning("rank %d tries again later: %s", self.whole[0], error)
+                    self._leave_store()
+                self.peers.drop()
+        except RendezvousError as error:
+            self._tell_why(error, f"failed/{self.whole[0]}" if self.whole[0] else "all/failed")
+            if isinstance(error, BrokenError):
+                raise RendezvousError(str(error), ranks=error.ranks) from None
+            raise
+
+    def _tell_why(self, error: RendezvousError, key: str) -> None:
+        """Tell the reason for giving up; rank 0 passes on the others' reasons."""
+        if self.store is not None:
+            with contextlib.suppress(OSError):
+                self.store.set(key, {"error": str(error), "ranks": list(error.ranks)})
+
+    # The store -----------------------------------------------------------------------------
+
+    def attend(self, seconds: float = 0.0) -> bool:
+        """Wait for changes in the store; return whether there are any.
+
+        Raises
+        ------
+        RendezvousError
+            If there is no use in waiting.
+        """
+        for door in self.doors:
+            if door.shortage is not None:
+                raise door.shortage
+        ended = self.about.ended
+        has_ended = ended is not None and bool(ended.text)
+        changes = []
+        if self.store is not None:  # also where a rank has ended, which may have said why
+            try:
+                changes = self.store.attend(0.0 if has_ended else seconds)
+            except OSError as error:
+                raise self._first_rank_lost(error) from None
+            if self.leader is not None:
+                self.leader.step(changes)
+            else:
+                for key, value in changes:
+                    if key == "all/waits":
+                        _log.warning("%s: %s", self.title(), value)
+            self._check_word()
+        if ended is not None and has_ended:
+            for text, ranks in self.leader.reasons.values() if self.leader else ():
+                raise RendezvousError(text, ranks=ranks)
+            raise RendezvousError(
+                f"{self.title()} waits for the others in vain: {ended.text}", ranks=ended.ranks
+            )
+        failure = self.old.failure if self.old is not None else None
+        if failure:
+            raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
+        return bool(changes)
+
+    def _check_word(self) -> None:
+        """Raise if rank 0 has given up, or makes the group again."""
+        assert self.store is not None
+        why, roll = self.store.get("all/failed"), self.store.get("all/roll")
+        if why is not None:
+            text, ranks = told(why, 0, self.about.size)
+            raise RendezvousError(text, ranks=ranks)
+        if roll is not None and roll != self.roll:
+            self.roll = roll
+            self.last_name = self._table().get("group", "")  # also where it was not read yet
+            try:
+                self.store.set(f"here/{self.whole[0]}", roll)
+            except OSError as error:
+                raise self._first_rank_lost(error) from None
+            self.begin(leader.ROLL_SECONDS)
+            raise _RepeatError
+        if self.peers.name and self._table().get("group") != self.peers.name:
+            raise HandshakeError("rank 0 went on without this rank")
+
+    def _table(self) -> dict[str, Any]:
+        """Return rank 0's last table; an empty one if there is none."""
+        assert self.store is not None
+        table = self.store.get("all/table")
+        return table if isinstance(table, dict) else {}
+
+    def _hear(self, ready: Callable[[], T | None], what: str, until: float) -> T:
+        """Return an answer of rank 0, which knows at `until` who is missing."""
+        late = 1.0  # rank 0, which knows whom it waits for, is to say so first
+        say = time.monotonic() + leader.LOG_EVERY + late
+        while (found := ready()) is None:
+            has_heard = self.attend(0.05)
+            now = time.monotonic()
+            if now >= until + WORD_SECONDS and not has_heard:
+                waited = f"{self.title()} waited {round(until - self.begun, 1):g} s {what}"
+                raise RendezvousError(waited, ranks=[0])
+            if has_heard:
+                say = now + leader.LOG_EVERY + late
+            elif now >= say and self.leader is None:
+                _log.warning("%s waits %s", self.title(), what)
+                say = now + leader.LOG_EVERY
+        return found
+
+    def _say(self, waits: str) -> None:
+        if self.leader is not None:
+            self.leader.say(waits)
+        else:
+            _log.warning("%s", waits)
+
+    def _first_rank_lost(self, error: OSError) -> RendezvousError:
+        """Return the reason that rank 0 gave before its connection ended, or that it is lost."""
+        assert self.store is not None
+        with contextlib.suppress(OSError, HandshakeError):
+            self.store.attend()
+        why = self.store.get("all/failed")
+        if why is not None:
+            text, ranks = told(why, 0, self.about.size)
+            return RendezvousError(text, ranks=ranks)
+        text = f"{self.title(0)} is gone before the group was made: {error}"
+        return FirstRankLostError(text, ranks=[0])
+
+    # Joining --------------------------------------------------------------------------------
+
+    def _listen(self) -> Store:
+        """At rank 0, listen for ranks and peers: at one address, unless another is asked for."""
+        sock, self._listener = self._listener or self.sockets.listen_at_own_address(), None
+        address = str(sock.getsockname()[0])
+        try:
+            own = self.sockets.own_address(address)
+            store = self.store = Store()  # which needs descriptors
+        except (RendezvousError, OSError):
+            sock.close()
+            raise
+        front = self.door = self.listen(sock, own, self._enter)
+        if self.about.own is None and own != address:
+            peers = self.sockets.listen_for_peers(own)
+            self.door = self.listen(peers, own, self.peers.enter)
+        self.leader = Leader(
+            self.about, store, self.seconds, self.streams, lambda: front.turned_away
+        )
+        return store
+
+    def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        """At rank 0's address: a rank that joins, or a peer."""
+        if hello.get("purpose") == "peer":
+            self.peers.enter(channel, hello)
+            return
+        store = self.store  # which the main thread leaves when the group is made
+        if hello.get("purpose") != "join" or not isinstance(store, Store):
+            raise HandshakeError("this is not where ranks meet")
+        try:
+            size = int_of(hello, "size", 1, MAX_RANKS)
+            if size != self.whole[1]:
+                text = f"the group has {self.whole[1]} ranks for rank 0, and {size} for you"
+                raise HandshakeError(text)
+            rank = int_of(hello, "rank", 1, size - 1)
+        except HandshakeError as error:
+            channel.send({"error": str(error)}, time.monotonic() + STRANGER_SECONDS)
+            raise
+        store.admit(channel, str(rank))
+
+    def _reach(self) -> Client:
+        """At another rank, connect to rank 0's store, and listen for peers."""
+        rank, size = self.whole
+        hello = {"purpose": "join", "rank": rank, "size": size}
+
+        def reach() -> Client:
+            channel = self.introduce(*self.sockets.resolve(), hello, self.deadline)
+            # At the same address there may still be an earlier rendezvous, about to end.
+            try:
+                store = Client(channel)
+                if store.get("all/table") is not None:
+                    raise NotNowError
+            except BaseException:
+                channel.close()
+                raise
+            return store
+
+        where = f"{self.about.host}:{self.about.port}"
+        left = max(0.0, self.deadline - time.monotonic())
+        seconds = self.about.patience if self.about.least else left
+        store = self.until_reached(reach, 0, where, seconds, self.attend)
+        self.store, self.roll = store, store.get("all/roll") or 0
+        if self.about.least:  # rank 0 may begin to be patient only now
+            self.begin()
+        if self.door is None:
+            own = self.sockets.own_address(str(store.socket.getsockname()[0]))
+            sock = self.sockets.listen_for_peers(own)
+            self.door = self.listen(sock, own, self.peers.enter)
+        return store
+
+    def _enter_store(self) -> None:
+        """Set this rank's join request: its address for peers, and how long it waits."""
+        rank, begun = self.whole[0], time.monotonic()
+        store = self._reach() if rank else self._listen()
+        waited = int(1000 * (time.monotonic() - begun))
+        assert self.door is not None
+        host, port = self.door.address
+        request = {
+            "host": host,
+            "port": port,
+            "claim": self.peers.claim,
+            "memory": self.peers.memory.name if self.peers.memory is not None else "",
+            "process": f"{os.getpid()} {_token}",
+            "milliseconds": milliseconds_until(self.deadline),
+            "waited": waited if rank else 0,
+        }
+        try:
+            joined = store.compare_set(f"join/{rank}", None, request)
+        except OSError as error:
+            raise self._first_rank_lost(error) from None
+        if not joined:
+            raise RendezvousError(f"rank {rank} is taken: every process needs its own")
+        if store.get("all/table") is not None:  # the members were chosen before
+            raise NotNowError
+
+    def _join(self) -> None:
+        """Hear from rank 0 who the members are."""
+        self.about.rank, self.about.size = self.whole
+        if self.store is None:
+            self._enter_store()
+        what = f"for {self.title(0)} at {self.about.host}:{self.about.port} to have everybody"
+
+        def new() -> dict[str, Any] | None:
+            table = self._table()
+            return table if table and table.get("group") != self.last_name else None
+
+        table = self._hear(new, what, self.deadline)
+        name, places, ranks = (table.get(key) for key in ("group", "places", "ranks"))
+        if not isinstance(name, str) or not isinstance(places, list) or not isinstance(ranks, list):
+            raise HandshakeError("no table of the group")
+        if self.about.rank not in ranks:
+            raise NotNowError
+        # A rank that was started again does not know how many ranks are enough now.
+        least = int_of(table, "least", 0, self.about.size)
+        self.elastic = least > 0
+        if len(ranks) < (self.about.least or least or self.about.size):
+            raise HandshakeError("a table of too few ranks")
+        if len(places) != len(ranks):
+            raise HandshakeError("a table of another size")
+        self.about.rank, self.about.size = ranks.index(self.whole[0]), len(ranks)
+        try:
+            self.about.choices = tuning.checked_tables(table.get("choices"))
+        except ValueError as error:
+            raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
+        self.peers.ends, self.last_name = time_of(table), name
+        self.peers.begin(table, self._first_host())
+
+    def _first_host(self) -> str:
+        """Return the address at which this rank has reached rank 0."""
+        return str(self.store.socket.getpeername()[0]) if isinstance(self.store, Client) else ""
+
+    def _agree(self, key: str, value: Any) -> list[int]:
+        """Set this rank's key, and return the ranks' hosts, which rank 0 says when all have done so."""
+        store, said = self.store, {"group": self.peers.name, "value": value}
+        assert store is not None
+        try:
+            store.set(f"{key}/{self.whole[0]}", said)
+        except OSError as error:
+            raise self._first_rank_lost(error) from None
+
+        def hosts() -> Any:
+            found = store.get(f"all/{key}")
+            is_this = isinstance(found, dict) and found.get("group") == self.peers.name
+            return found.get("hosts") if is_this else None
+
+        found = self._hear(hosts, "for the others to connect", self.peers.ends)
+        if not isinstance(found, list) or len(found) != self.about.size:
+            raise HandshakeError("rank 0 went on without this rank")
+        return [int_of({"host": host}, "host", 0, self.about.size - 1) for host in found]

@@ -1,0 +1,303 @@
+"""Rank 0's decisions in a rendezvous: the members, the start of their group, or why there is none."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pycollective import tuning
+from pycollective.launch.description import Description
+from pycollective.launch.handshake import HandshakeError
+from pycollective.launch.members import Candidate, choose, milliseconds_until
+from pycollective.launch.store import Change, Store
+
+__all__ = ["ATTEMPT_SECONDS", "Leader", "told"]
+
+_log = logging.getLogger("pycollective")
+
+LOG_EVERY = 10.0
+"""Seconds between two messages about who is missing."""
+ATTEMPT_SECONDS = 5.0
+"""Seconds that an elastic group may take to connect before rank 0 calls the roll; then twice as many."""
+ROLL_SECONDS = 12.0
+"""Seconds that a rank has to answer: more than the longest wait in which it does not hear rank 0."""
+_CONNECT_SECONDS = 1.0
+"""Seconds that the others have to come, and to connect, at least, however late the last one comes."""
+
+
+def told(why: Any, teller: int, size: int) -> tuple[str, list[int]]:
+    """Return the text and the ranks of a rank's reason, which is about itself if it names no other."""
+    why = why if isinstance(why, dict) else {}
+    ranks = why.get("ranks")
+    if not isinstance(ranks, list):
+        return str(why.get("error")), []
+    return str(why.get("error")), [r for r in ranks if type(r) is int and 0 <= r < size] or [teller]
+
+
+class Leader:
+    """The decisions of rank 0 by the keys of all ranks; each of them is one change of the store.
+
+    ``turned_away`` returns the number of connections that could not prove that they belong here.
+    `reasons` has the texts and the ranks of those that have given up.
+    """
+
+    def __init__(
+        self,
+        about: Description,
+        store: Store,
+        seconds: float,
+        streams: int,
+        turned_away: Callable[[], int],
+    ) -> None:
+        self._size, self._least, self._patience = about.size, about.least, about.patience
+        self._about, self._roster = about, about.roster
+        self._where = f"to come to {about.host}:{about.port}"
+        self._store, self._seconds, self._streams = store, seconds, streams
+        self._turned_away = turned_away
+        self._came: dict[int, Candidate] = {}  # in the order of their coming
+        self._chosen: dict[int, Candidate] = {}  # the members of this attempt
+        self._asked: list[int] = []  # the members, in a roll call
+        self._rolls = 0
+        self._until = 0.0  # the end of the attempt, or of the roll call
+        self._note = ""  # on the last rank, if it came very late
+        self._name = ""
+        self._said = self._attempt_begun = self._stepped = time.monotonic()
+        self._pause = 0.0  # the longest time between two steps: rank 0 may have been stopped
+        self.reasons: dict[int, tuple[str, list[int]]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begun = time.monotonic()
+        self._deadline = self._begun + self._seconds
+
+    def step(self, changes: list[Change]) -> None:
+        """Decide what can be decided after changes, or after some time without any."""
+        now = time.monotonic()
+        self._pause, self._stepped = max(self._pause, now - self._stepped), now
+        for key, value in changes:
+            self._take_note(key, value)
+        if self._asked:
+            self._end_roll_call()
+        elif self._chosen:
+            self._watch_attempt()
+        else:
+            self._choose()
+
+    def _take_note(self, key: str, value: Any) -> None:
+        kind, _, number = key.partition("/")
+        if kind == "failed" and value is not None:
+            rank = int(number)
+            members = list(self._chosen)
+            teller = members.index(rank) if rank in members else rank
+            self.reasons[rank] = told(value, teller, len(members) or self._size)
+        elif kind == "join":
+            rank = int(number)
+            self._came.pop(rank, None)
+            if value is not None:
+                self.reasons.pop(rank, None)
+                try:
+                    self._came[rank] = Candidate.of(value)
+                except (AttributeError, HandshakeError, ValueError) as error:
+                    self._end(rank, str(error))
+
+    def _end(self, rank: int, why: str = "") -> None:
+        for key, value in self._store.end(str(rank), why):
+            self._take_note(key, value)
+
+    def _fail(self, text: str, ranks: list[int]) -> None:
+        self._store.set("all/failed", {"error": text, "ranks": ranks})
+
+    def _waits(
+        self, what: str, ranks: list[int], begun: float, until: float, note: str, late: float = 0.0
+    ) -> tuple[str, list[int]] | None:
+        """Return the text and ranks of a wait that is over; say now and then that it goes on."""
+        now = time.monotonic()
+        if now >= until + late:
+            text = f"rank 0 waited {round(until - begun, 1):g} s for {what}{note}"
+            if self._pause > max(1.0, (until - begun) / 2) and 0 not in ranks:
+                text, ranks = f"{text}; rank 0 itself paused for {self._pause:.1f} s", [0, *ranks]
+            return text, ranks
+        if now >= self._said + LOG_EVERY and late < math.inf:
+            self._said = now
+            self.say(f"rank 0 waits for {what}")
+        return None
+
+    def say(self, waits: str) -> None:
+        """Log whom rank 0 waits for, and let all ranks know."""
+        _log.warning("%s", waits)
+        self._store.set("all/waits", waits)
+
+    # The choice of the members --------------------------------------------------------------
+
+    def _choose(self) -> None:
+        is_late = time.monotonic() >= self._begun + self._patience
+        members = choose(self._came, self._size, self._least, self._roster, is_late)
+        if members:
+            self._begin_attempt(members)
+            return
+        absent = [rank for rank in range(self._size) if rank not in self._came]
+        until, note = self._deadline, ""
+        if not self._least:  # when the first rank gives up, all do
+            first, rank = self._first_to_give_up()
+            # A rank that tries again meanwhile is not blamed where rank 0 itself comes late.
+            first = max(first, self._begun + _CONNECT_SECONDS)
+            if first < until:
+                until, note = first, f", as {self._about.title(rank)} waits no longer"
+        away = self._turned_away()
+        strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
+        what = f"{self._about.titles(absent)} of {self._size} {self._where}{strangers}"
+        if problem := self._waits(what, absent, self._begun, until, note):
+            text, ranks = problem
+            waited = max((candidate.waited for candidate in self._came.values()), default=0.0)
+            if (
+                waited > until - self._begun and 0 not in ranks
+            ):  # the others may be missing because rank 0 was late
+                text, ranks = f"{text}; rank 0 came only after {waited:.1f} s", [0, *ranks]
+            self._fail(text, ranks)
+
+    def _first_to_give_up(self) -> tuple[float, int]:
+        """Return the earliest deadline of the other ranks, and whose it is."""
+        others = [(c.deadline, rank) for rank, c in self._came.items() if rank]
+        return min(others, default=(math.inf, 0))
+
+    def _begin_attempt(self, members: list[int]) -> None:
+        """Set the table of the members, and the time when they must be connected."""
+        if len(members) < self._size:
+            absent = [rank for rank in range(self._size) if rank not in members]
+            _log.warning("rank 0 goes on without %s of %d", self._about.titles(absent), self._size)
+        self._chosen = {rank: self._came[rank] for rank in members}
+        self.reasons.clear()
+        if self._roster is not None:
+            self._roster.let_in(self._came[rank].process for rank in members[1:])
+        self._limit_attempt()
+        self._name = secrets.token_hex(8)
+        before = self._store.get("all/table")
+        table = {
+            "group": self._name,
+            # The members of an elastic group are to hear a roll call after the attempt.
+            "milliseconds": milliseconds_until(self._deadline if self._least else self._until),
+            "streams": self._streams,
+            "places": [[*c.place, c.claim, c.memory] for c in self._chosen.values()],
+            "choices": {n: tuning.as_json(rows) for n, rows in self._about.choices.items()},
+            "ranks": members,
+            "least": self._least,
+            "note": self._note,
+        }
+        self._store.compare_set("all/table", before, table)
+
+    def _limit_attempt(self) -> None:
+        now = time.monotonic()
+        self._note, self._said, self._attempt_begun = "", now, now
+        if self._least:  # a member that is stopped must be found out
+            self._until = min(self._deadline, now + ATTEMPT_SECONDS * 2**self._rolls)
+            return
+        # One deadline for all members: else the rank that started first gives up first and is
+        # blamed, though another rank has kept all of them waiting.
+        first, _ = self._first_to_give_up()
+        self._until = max(min(first, self._deadline), now + _CONNECT_SECONDS)
+        spent = now - self._begun
+        if 2 * spent > self._until - self._begun:
+            last = self._about.title([*self._came][-1])
+            self._note = f"; {last} came only after {spent:.1f} s"
+
+    # The members become a group -------------------------------------------------------------
+
+    def _watch_attempt(self) -> None:
+        if self._said_to_all("ready"):
+            return
+        problem = self._loss()
+        if problem is None:
+            waiting = self._agree("near", self._hosts_reached) or self._agree(
+                "ready", self._hosts_proved
+            )
+            if not waiting:
+                return
+            # A rank that is not ready may wait for a third one, and is to name it first. Of rank 0
+            # itself it is known that it does.
+            late = 0.0 if self._least else math.inf if 0 in waiting else 1.0
+            whole = not self._least or self._until == self._deadline
+            begun = self._begun if whole else self._attempt_begun
+            what = f"{self._about.titles(waiting)} to connect"
+            problem = self._waits(what, waiting, begun, self._until, self._note, late)
+        if problem is None:
+            return
+        if self._least and time.monotonic() < self._deadline:
+            self._call_roll(problem[0])
+        else:
+            self._fail(*problem)
+
+    def _said_to_all(self, key: str) -> bool:
+        said = self._store.get(f"all/{key}")
+        return said is not None and said["group"] == self._name
+
+    def _agree(self, key: str, decide: Callable[[list[Any]], list[int]]) -> list[int]:
+        """Tell all what comes of the members' values of a key; return who has not set it yet."""
+        if self._said_to_all(key):
+            return []
+        values = []
+        for rank in self._chosen:
+            said = self._store.get(f"{key}/{rank}")
+            is_this = isinstance(said, dict) and said.get("group") == self._name
+            values.append(said.get("value") if is_this else None)
+        waiting = [number for number, value in enumerate(values) if value is None]
+        if not waiting:
+            self._store.set(f"all/{key}", {"group": self._name, "hosts": decide(values)})
+        return waiting
+
+    def _hosts_reached(self, reached: list[Any]) -> list[int]:
+        """Return the rank that stands for each rank's host; a rank alone stands for itself."""
+        first = {rank for rank, other in enumerate(reached) if other == rank}
+        return [
+            other if type(other) is int and other in first else rank
+            for rank, other in enumerate(reached)
+        ]
+
+    def _hosts_proved(self, shared: list[Any]) -> list[int]:
+        """Return the number of each rank's host, where all of its ranks share their memory."""
+        hosts = self._store.get("all/near")["hosts"]
+        broken = {host for host, has in zip(hosts, shared, strict=True) if has is not True}
+        first = [rank if host in broken else host for rank, host in enumerate(hosts)]
+        numbers = {rank: number for number, rank in enumerate(sorted(set(first)))}
+        return [numbers[rank] for rank in first]
+
+    def _loss(self) -> tuple[str, list[int]] | None:
+        """Return the text and ranks of a member's failure; None if all are well."""
+        for number, (rank, candidate) in enumerate(self._chosen.items()):
+            if rank in self.reasons:
+                return self.reasons[rank]
+            if self._came.get(rank) is not candidate:
+                return f"{self._about.title(number)} is gone before the group was made", [number]
+        return None
+
+    # Members are lost -----------------------------------------------------------------------
+
+    def _call_roll(self, why: str) -> None:
+        """Ask the members of an elastic group who is still there."""
+        _log.warning("rank 0 calls the roll, as the group could not be made: %s", why)
+        self._rolls += 1
+        self._asked, self._chosen = list(self._chosen), {}
+        self._until = time.monotonic() + ROLL_SECONDS
+        self._store.set("all/roll", self._rolls)
+
+    def _end_roll_call(self) -> None:
+        """Choose those that have answered, if they are enough; others may come again otherwise."""
+        there = [rank for rank in self._asked if rank in self._came]
+        here = [rank for rank in there if self._store.get(f"here/{rank}") == self._rolls]
+        silent = [rank for rank in there if rank not in here]
+        if silent and time.monotonic() < self._until:
+            return
+        for rank in silent:
+            self._end(rank)
+        lost = [rank for rank in self._asked if rank not in here]
+        self._asked = []
+        if lost:  # a new group, with the time of a new one: every rank can be lost only once
+            _log.warning("%s did not answer the roll call", self._about.titles(lost))
+            self._begin()
+        if len(here) >= self._least:
+            self._begin_attempt(here)
+        else:
+            self._store.set("all/table", None)

@@ -1,0 +1,365 @@
+"""Which of the connections that a group needs can be made: each worker tries its own, and they talk.
+
+When workers meet, each connects to all those of lower rank, so these are the links that are tried. Who
+gets through tells the other what it knows, and hears the same; so all that can reach each other, even
+by way of a third, know in the end of every link, whether it works, and what the one that tried it saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycollective.errors import RendezvousError
+from pycollective.launch.description import Description
+from pycollective.launch.door import Door
+from pycollective.launch.handshake import Channel, HandshakeError, Refused
+from pycollective.launch.sockets import Sockets
+
+__all__ = ["Findings", "Probe"]
+
+CONNECT_SECONDS = 2.0
+"""How long a connection may take; who answers does so in far less."""
+_SETTLED_SECONDS = CONNECT_SECONDS + 1.0
+"""When everybody has been heard of, and nothing has changed for so long, nothing will."""
+_GRACE_SECONDS = 1.5
+"""For the others to hear that all is well."""
+_ROUND_SECONDS = 0.25
+_NEWS_FROM = 3
+_TEXT = 200
+
+WORKS = "works"
+REFUSED = "refused"
+SILENT = "silent"
+HERE = "here"
+UNREACHABLE = "unreachable"
+TURNED_AWAY = "turned away"
+OTHER = "other"
+_KINDS = (WORKS, REFUSED, SILENT, HERE, UNREACHABLE, TURNED_AWAY, OTHER)
+
+
+@dataclass
+class Findings:
+    """The links between the workers of a group, as all of them found out together."""
+
+    heard: set[int]  # the workers that are there, this one included
+    links: dict[
+        tuple[int, int], tuple[str, str]
+    ]  # tried by (worker, one of lower rank): kind, words
+    routes: dict[tuple[int, int], str]  # (worker, another): why its own host sends nothing there
+    places: dict[int, tuple[str, int]]  # the host and port where a worker listens
+    others: dict[int, list[str]]  # the addresses in a worker's description, where they differ
+
+    def missing(self, size: int) -> list[int]:
+        """Return the workers that nobody has heard of."""
+        return [r for r in range(size) if r not in self.heard]
+
+    def broken(self) -> list[tuple[int, int]]:
+        """Return the links between workers that are there, and which do not work."""
+        return sorted(
+            pair
+            for pair, (kind, _) in self.links.items()
+            if kind != WORKS and self.heard.issuperset(pair)
+        )
+
+    def all_work(self, size: int) -> bool:
+        """Whether every link has been tried, and works."""
+        pairs = [(a, b) for a in range(size) for b in range(a)]
+        return all(self.links.get(pair, ("", ""))[0] == WORKS for pair in pairs)
+
+
+class Probe:
+    """Listens where a worker does, tries its links, and talks with the others.
+
+    ``addresses`` and ``places`` are those of the description: of all workers, or of rank 0 alone. An
+    address beyond loopback is a RendezvousError where there is no secret.
+    """
+
+    def __init__(
+        self, about: Description, addresses: Sequence[str], places: Mapping[int, tuple[str, int]]
+    ) -> None:
+        self._about = about
+        self._addresses = list(addresses)
+        self._cleanup = contextlib.ExitStack()
+        self._sockets = Sockets(about)
+        self._changed = threading.Condition()
+        self._last_change = time.monotonic()
+        self._versions: dict[tuple[int, int], int] = {}
+        self._well: set[int] = set()  # who knows that all links work
+        self._busy: set[int] = set()
+        self._told: dict[int, float] = {}
+        self.findings = Findings({about.rank}, {}, {}, dict(places), {})
+        self._door: Door | None = None
+        self._threads: list[threading.Thread] = []
+
+    def run(self, seconds: float) -> Findings:
+        """Try everything until it works, nothing changes any more, or the time is over."""
+        deadline = time.monotonic() + seconds
+        size, rank = self._about.size, self._about.rank
+        well_since = 0.0
+        try:
+            if rank == 0 or self._about.own is not None:
+                self._listen()
+            while True:
+                now = time.monotonic()
+                self._look_at_routes()
+                with self._changed:
+                    if self.findings.all_work(size):
+                        self._well.add(rank)
+                        well_since = well_since or now
+                        if len(self._well) == size or now > well_since + _GRACE_SECONDS:
+                            break
+                    tried = len(self.findings.links) == size * (size - 1) // 2
+                    everybody = len(self.findings.heard) == size and tried
+                    if everybody and now > self._last_change + _SETTLED_SECONDS:
+                        break
+                if now >= deadline:
+                    break
+                self._begin_round(deadline)
+                with self._changed:
+                    self._changed.wait(min(_ROUND_SECONDS, max(0.0, deadline - now)))
+        finally:
+            for thread in self._threads:
+                thread.join()  # none takes longer than a connection may
+            if self._door is not None:
+                self._door.close()
+            self._cleanup.close()
+        with self._changed:
+            return self.findings
+
+    # Listening ------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if self._about.rank == 0:
+            sock = self._sockets.listen_at_own_address()
+        else:
+            sock = self._sockets.listen_for_peers(self._local_address(self.findings.places[0]))
+        self._open(sock)
+
+    def _open(self, sock: socket.socket) -> None:
+        self._door = Door(sock, self._sockets.key, self._about.size, self._enter, self._about.tls)
+
+    def _local_address(self, place: tuple[str, int]) -> str:
+        """Return the address from which a place is reached."""
+        with contextlib.suppress(OSError):
+            family, _, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect(address)
+                return str(sock.getsockname()[0])
+        return "0.0.0.0"
+
+    def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        soon = time.monotonic() + CONNECT_SECONDS
+        peer = hello.get("from")
+        known = type(peer) is int and 0 <= peer < self._about.size
+        if hello.get("purpose") != "probe" or not known:
+            raise HandshakeError("this is not where ranks meet")
+        with contextlib.closing(channel):
+            self._take(channel.receive(soon))
+            channel.send(self._news(), soon)
+
+    # Trying ---------------------------------------------------------------------------------
+
+    def _begin_round(self, deadline: float) -> None:
+        """Begin to try what did not work, and to hear news where it did."""
+        rank, now = self._about.rank, time.monotonic()
+        with self._changed:
+            lower = [b for b in range(rank) if b in self.findings.places and b not in self._busy]
+            works = [b for b in lower if self.findings.links.get((rank, b), ("",))[0] == WORKS]
+            fresh = sorted(works, key=lambda b: (b != 0, self._told.get(b, 0.0)))[:_NEWS_FROM]
+            chosen = [b for b in lower if b not in works] + fresh
+            for b in chosen:
+                self._told[b] = now
+            self._busy.update(chosen)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for b in chosen:
+            thread = threading.Thread(target=self._try, args=(b, deadline), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _try(self, peer: int, deadline: float) -> None:
+        soon = min(deadline, time.monotonic() + CONNECT_SECONDS)
+        kind, text = WORKS, ""
+        try:
+            # Its address may be looked up anew: names come to resolve.
+            family, _, _, _, address = socket.getaddrinfo(
+                *self.findings.places[peer], type=socket.SOCK_STREAM
+            )[0]
+            self._sockets.allow(str(address[0]))
+            sock = self._sockets.connected(family, address, soon)
+            hello = {"purpose": "probe", "from": self._about.rank}
+            with contextlib.closing(_introduced(self._sockets, sock, hello, soon)) as channel:
+                self._reached(channel)
+                # A failure is that it has gone to the meeting already.
+                with contextlib.suppress(OSError, HandshakeError):
+                    channel.send(self._news(), soon)
+                    self._take(channel.receive(soon))
+        except (OSError, HandshakeError, RendezvousError) as error:
+            kind, text = _outcome(error)
+        with self._changed:
+            self._busy.discard(peer)
+            pair = self._about.rank, peer
+            before = self.findings.links.get(pair, ("",))[0]
+            # What has been found out is not void when the other one is through with this.
+            gone = before == TURNED_AWAY and kind != WORKS
+            if before not in (WORKS, kind) and not gone:
+                self._put(pair, (kind, text), self._versions.get(pair, 0) + 1)
+            self._changed.notify_all()
+
+    def _reached(self, channel: Channel) -> None:
+        """Listen where this worker was seen to be, if its description does not say where."""
+        with self._changed:
+            if self._about.own is not None or self._door is not None:
+                return
+            own = self._sockets.own_address(str(channel.socket.getsockname()[0]))
+            family = socket.AF_INET6 if ":" in own else socket.AF_INET
+            sock = socket.create_server((own, 0), family=family, backlog=self._about.size)
+            self._open(sock)
+            self.findings.places[self._about.rank] = own, int(sock.getsockname()[1])
+
+    def _look_at_routes(self) -> None:
+        """Find out what this host's own table says: it is asked for a way, and nothing is sent."""
+        rank = self._about.rank
+        for peer, place in list(self.findings.places.items()):
+            if peer == rank:
+                continue
+            text = ""
+            with contextlib.suppress(socket.gaierror):
+                family, _, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
+                with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                    try:
+                        sock.connect(address)
+                    except OSError as error:
+                        text = _words(error)
+            with self._changed:
+                if text:
+                    self.findings.routes[rank, peer] = text
+                else:
+                    self.findings.routes.pop((rank, peer), None)
+
+    # News -----------------------------------------------------------------------------------
+
+    def _put(self, pair: tuple[int, int], outcome: tuple[str, str], version: int) -> None:
+        """Take the newest word of the one whose link it is."""
+        self._versions[pair] = version
+        if self.findings.links.get(pair) != outcome:
+            self.findings.links[pair] = outcome
+            self._last_change = time.monotonic()
+
+    def _news(self) -> dict[str, Any]:
+        with self._changed:
+            found = self.findings
+            return {
+                "from": self._about.rank,
+                "heard": sorted(found.heard),
+                "links": [[*p, *what, self._versions[p]] for p, what in found.links.items()],
+                "routes": [[a, b, text] for (a, b), text in found.routes.items()],
+                "places": [[r, *place] for r, place in found.places.items()],
+                "others": {str(r): a for r, a in found.others.items()},
+                "well": sorted(self._well),
+                "addresses": self._addresses,
+            }
+
+    def _take(self, news: dict[str, Any]) -> None:
+        """Add what another worker knows; of itself it knows best."""
+        size, rank = self._about.size, self._about.rank
+        try:
+            peer = _rank(news["from"], size)
+            heard = {_rank(r, size) for r in news["heard"]}
+            links = {
+                (_rank(a, size), _rank(b, size)): (str(kind), _clean(text), _rank(version, 1 << 30))
+                for a, b, kind, text, version in news["links"]
+            }
+            routes = {
+                (_rank(a, size), _rank(b, size)): _clean(text) for a, b, text in news["routes"]
+            }
+            places = {
+                _rank(r, size): (_clean(host), _rank(port, 65536))
+                for r, host, port in news["places"]
+            }
+            others = {
+                _rank(int(r), size): [_clean(a) for a in addresses]
+                for r, addresses in news["others"].items()
+            }
+            well = {_rank(r, size) for r in news["well"]}
+            addresses = [_clean(a) for a in news["addresses"]]
+            if not all(kind in _KINDS for kind, _, _ in links.values()):
+                raise ValueError("a kind that there is not")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise HandshakeError(f"no news: {error}") from None
+        with self._changed:
+            before = json.dumps([sorted(self.findings.heard), sorted(self.findings.places)])
+            self.findings.heard |= heard | {peer}
+            if addresses != self._addresses:
+                self.findings.others[peer] = addresses
+            for r, theirs in others.items():
+                if r != rank and theirs != self._addresses:
+                    self.findings.others.setdefault(r, theirs)
+            for pair, (*what, version) in links.items():
+                if pair[0] != rank and version > self._versions.get(pair, 0):
+                    self._put(pair, (what[0], what[1]), version)
+            for pair, text in routes.items():
+                if pair[0] != rank:
+                    self.findings.routes[pair] = text
+            if len(self._addresses) < size:  # else the description says where all are
+                for r, place in places.items():
+                    if r not in (0, rank):
+                        self.findings.places[r] = place
+            self._well |= well
+            after = json.dumps([sorted(self.findings.heard), sorted(self.findings.places)])
+            if before != after:
+                self._last_change = time.monotonic()
+            self._changed.notify_all()
+
+
+def _introduced(
+    sockets: Sockets, sock: socket.socket, hello: dict[str, Any], deadline: float
+) -> Channel:
+    try:
+        return sockets.introduced(sock, hello, deadline)
+    except OSError as error:
+        raise HandshakeError(
+            f"somebody listens there, and does not speak as a worker does: {error}"
+        ) from None
+
+
+def _rank(value: Any, size: int) -> int:
+    if type(value) is not int or not 0 <= value < size:
+        raise ValueError(f"{value!r} is not a number below {size}")
+    return value
+
+
+def _clean(text: Any) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no text")
+    return "".join(c if c.isprintable() else "?" for c in text[:_TEXT])
+
+
+def _words(error: OSError) -> str:
+    return _clean(str(error.strerror or error))
+
+
+def _outcome(error: Exception) -> tuple[str, str]:
+    """Return what a failed attempt means, and its words."""
+    if isinstance(error, Refused):
+        return TURNED_AWAY, _clean(str(error))
+    if isinstance(error, (HandshakeError, RendezvousError, socket.gaierror)):
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        return OTHER, _clean(str(text))
+    if isinstance(error, ConnectionRefusedError):
+        return REFUSED, ""
+    assert isinstance(error, OSError)
+    if isinstance(error, TimeoutError):  # also the kernel's ETIMEDOUT
+        return SILENT, ""
+    if error.errno in (errno.EINVAL, errno.EACCES, errno.EPERM):
+        return HERE, _words(error)
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN):
+        return UNREACHABLE, _words(error)
+    return OTHER, _words(error)

@@ -1,0 +1,112 @@
+"""The choice of a group's members among the ranks that have come to rank 0."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pycollective.launch.handshake import HandshakeError
+
+__all__ = ["Candidate", "Roster", "choose", "int_of", "milliseconds_until", "time_of"]
+
+_MOST_MILLISECONDS = 1 << 40
+
+
+def int_of(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """Return a number of a message.
+
+    Raises
+    ------
+    HandshakeError
+        If it is not there, or out of bounds.
+    """
+    value = message.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise HandshakeError(f"{name} is not a number from {low} to {high}")
+    return value
+
+
+def milliseconds_until(deadline: float) -> int:
+    """Return the time that is left, for a message that the other side reads with `time_of`."""
+    return int(min(max(0.0, 1000 * (deadline - time.monotonic())), _MOST_MILLISECONDS))
+
+
+def time_of(message: Mapping[str, Any]) -> float:
+    """Return the deadline of a message, on this process's clock (time.monotonic).
+
+    Raises
+    ------
+    HandshakeError
+        If the message has none.
+    """
+    return time.monotonic() + int_of(message, "milliseconds", 0, _MOST_MILLISECONDS) / 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A rank that has come."""
+
+    place: tuple[str, int]  # where it listens for its peers
+    claim: str  # the digest of its host's name, which is equal on ranks that may share memory
+    memory: str  # the name of the socket at which it shares memory
+    process: str  # a random name: a rank that was started again has another one
+    deadline: float  # when it gives up, on rank 0's clock
+    waited: float = 0.0  # seconds in which it has tried to reach rank 0
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Candidate:
+        """Return the rank of a join request; raises HandshakeError or ValueError."""
+        host = str(ipaddress.ip_address(str(value.get("host"))))
+        port = int_of(value, "port", 1, 65535)
+        names = "claim", "memory", "process"
+        claim, shared, process = (str(value.get(name, ""))[:64] for name in names)
+        waited = int_of(value, "waited", 0, _MOST_MILLISECONDS) / 1000 if "waited" in value else 0.0
+        return cls((host, port), claim, shared, process, time_of(value), waited)
+
+
+@dataclass
+class Roster:
+    """The processes that an elastic group has let in.
+
+    New processes that are lost again and again would keep the others from their work for ever. So
+    only a limited number of them is let in between two checkpoints, if the others are enough.
+    """
+
+    limit: int
+    """New processes between two checkpoints."""
+    left: int = field(init=False)
+    known: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.left = self.limit
+
+    def let_in(self, processes: Iterable[str]) -> None:
+        """Take note of the members of a group."""
+        new = set(processes) - self.known
+        self.left -= len(new)
+        self.known |= new
+
+    def has_saved(self) -> None:
+        """Take note of a checkpoint, which no new process can undo."""
+        self.left = self.limit
+
+
+def choose(
+    came: Mapping[int, Candidate], size: int, least: int, roster: Roster | None, is_late: bool
+) -> list[int]:
+    """Return the members of a group in their order; none while others are waited for.
+
+    ``came`` has the ranks that are there, rank 0 among them. When it is late, ``least`` ranks are
+    enough; all are needed where that is 0. The roster limits the new processes that nobody needs.
+    """
+    enough = is_late and 0 < least <= len(came)
+    if len(came) < size and not enough:
+        return []
+    if roster is None:
+        return sorted(came)
+    known = [rank for rank in came if not rank or came[rank].process in roster.known]
+    new = sorted(rank for rank in came if rank not in known)
+    return sorted(known + new[: max(roster.left, least - len(known), 0)])

@@ -1,0 +1,153 @@
+"""The memory that ranks of one host share: claimed by an equal boot id, proved by passing memory along.
+
+Each rank listens on a Unix socket that no other host can reach. Of the ranks that claim one host, the
+lowest one that a rank reaches there stands for its host. That one makes the memory, and hands its
+descriptor to the others, which take their places in it. Who cannot get there (another container, say)
+talks over TCP, or shares memory with others in the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pycollective import _core
+from pycollective.environment import arena_bytes
+from pycollective.launch import secret
+from pycollective.launch.door import Door
+from pycollective.launch.handshake import Channel, HandshakeError, introduce
+
+__all__ = ["PROOF_SECONDS", "Sharing", "boot_id", "take"]
+
+PROOF_SECONDS = 10.0
+"""How long a rank may take to get to another one's socket."""
+_ENTER_SECONDS = 3.0
+"""How long a rank may take from there into the memory."""
+
+
+def boot_id() -> str:
+    """Return what only processes of this host have, until it starts again; empty if unknown."""
+    if sys.platform != "linux":
+        return ""  # neither memfd nor abstract sockets
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+class Sharing:
+    """One rank's socket for others of its host, and what goes over it.
+
+    Its `name` is told to the others; the owner of this object closes its `door`. Memory is given to
+    processes of other users only where the group has a secret, which they know.
+    """
+
+    def __init__(self, key: bytes, size: int, has_secret: bool) -> None:
+        self._key, self._has_secret = key, has_secret
+        self.name = f"pycollective-{secrets.token_hex(16)}"
+        self._arrived: dict[tuple[str, int], Channel] = {}  # by group and rank
+        self._changed = threading.Condition()
+        self._closed = False
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind("\0" + self.name)
+        sock.listen(size)
+        self.door = Door(sock, key, size, self._enter)
+
+    def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        if hello.get("purpose") != "memory":
+            raise HandshakeError("this is where memory is shared")
+        self._check_user(channel.socket)
+        with self._changed:
+            if self._closed:
+                raise HandshakeError("no memory is shared any more")
+            self._arrived[str(hello.get("group")), hello.get("from", -1)] = channel
+            self._changed.notify_all()
+
+    def _check_user(self, sock: socket.socket) -> None:
+        if not self._has_secret and not secret.is_same_user(sock):
+            raise HandshakeError("the process of another user, and the group has no secret")
+
+    def reach(self, name: str, group: str, rank: int, until: float) -> socket.socket | None:
+        """Return a connection to another rank's socket; None if this rank cannot get there in time."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(0.001, until - time.monotonic()))
+            sock.connect("\0" + name)
+            self._check_user(sock)
+            hello = {"purpose": "memory", "group": group, "from": rank}
+            introduce(sock, self._key, hello, until)
+        except (OSError, HandshakeError):
+            sock.close()
+            return None
+        return sock
+
+    def lend(
+        self, group: str, ranks: Sequence[int], attend: Callable[[], object]
+    ) -> _core.ShmGroup | None:
+        """Return memory in which all ranks have taken their places, this one the first; None if not.
+
+        All ``ranks`` of this host have got here. ``attend`` raises if there is no use in waiting.
+        """
+        until = time.monotonic() + _ENTER_SECONDS
+        others = [(group, rank) for rank in ranks[1:]]
+        with self._changed:  # this end of a connection may be there a moment later than the other
+            self._changed.wait_for(lambda: all(o in self._arrived for o in others), _ENTER_SECONDS)
+            channels = [self._arrived.pop(other, None) for other in others]
+        try:
+            memory = _core.ShmGroup.create(len(ranks), arena_bytes(os.environ))
+            memory.join(0)
+            for channel in channels:
+                if channel is not None:
+                    socket.send_fds(channel.socket, [b"m"], [memory.descriptor])
+        except (OSError, MemoryError, RuntimeError):
+            return None
+        finally:
+            _close(channels)
+        while not all(memory.is_in(place) for place in range(len(ranks))):
+            if time.monotonic() >= until:
+                return None
+            attend()
+            time.sleep(0.001)
+        return memory
+
+    def close(self) -> None:
+        """Close the connections that nobody has taken."""
+        with self._changed:
+            self._closed = True
+        _close(list(self._arrived.values()))
+
+
+def take(sock: socket.socket, place: int, size: int) -> _core.ShmGroup | None:
+    """Take a place in the memory whose descriptor comes over a connection; None if that fails."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
+        return _joined(sock, place, size)
+    return None
+
+
+def _joined(sock: socket.socket, place: int, size: int) -> _core.ShmGroup:
+    sock.settimeout(PROOF_SECONDS)
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    try:
+        if len(descriptors) != 1:
+            raise OSError("no descriptor came")
+        memory = _core.ShmGroup.open(descriptors[0])
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    if memory.size != size:
+        raise ValueError("the memory is another group's")
+    memory.join(place)
+    return memory
+
+
+def _close(channels: Sequence[Channel | None]) -> None:
+    for channel in channels:
+        if channel is not None:
+            channel.close()

@@ -1,0 +1,305 @@
+"""The members of a group connect: every two of them, and through memory where they share a host."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from pycollective import _core
+from pycollective.errors import RendezvousError
+from pycollective.launch import leader, memory
+from pycollective.launch.description import MAX_STREAMS, Description
+from pycollective.launch.door import SHORTAGES, STRANGER_SECONDS, Door
+from pycollective.launch.handshake import Channel, HandshakeError, Refused, digest
+from pycollective.launch.members import int_of
+from pycollective.launch.sockets import Sockets, is_unspecified
+
+__all__ = ["WORD_SECONDS", "BrokenError", "NotNowError", "Peers", "Reaching"]
+
+_log = logging.getLogger("pycollective")
+
+T = TypeVar("T")
+Enter = Callable[[Channel, dict[str, Any]], None]
+
+WORD_SECONDS = 2.0
+"""Seconds that the other ranks wait longer than rank 0, which knows who is missing and tells them."""
+_CONNECTIONS = 2
+"""Of every two ranks, besides those for collectives: control, and messages of send and recv."""
+
+
+class BrokenError(RendezvousError):
+    """The group could not be made of these members; an elastic group tries again with the rest."""
+
+
+class NotNowError(HandshakeError):
+    """Rank 0 has a group already, or makes one, without this rank, which is to come later."""
+
+    def __init__(self) -> None:
+        super().__init__("rank 0 has a group, or makes one, without this rank")
+
+
+class Reaching:
+    """The sockets of a rank on its way into a group, and how it reaches others.
+
+    Its time has begun at `begun`, and is over at `deadline`. It listens at `doors`. The numbers in
+    `about` change when the members are known.
+    """
+
+    def __init__(self, about: Description, seconds: float) -> None:
+        self.about, self.seconds = about, seconds
+        self.begin()
+        self.sockets = Sockets(about)
+        self.doors: list[Door] = []
+        self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
+
+    def begin(self, pause: float = 0.0) -> None:
+        """Start this rank's time, now or after a pause."""
+        self.begun = time.monotonic() + pause
+        self.deadline = self.begun + self.seconds
+
+    def title(self, rank: int | None = None) -> str:
+        """Return the name in texts of a rank, by default of this one."""
+        return self.about.title(self.about.rank if rank is None else rank)
+
+    def listen(self, sock: socket.socket, address: str, enter: Enter) -> Door:
+        """Listen at a socket; the address is for others where the socket has all of this host's."""
+        connections = self.about.size * self.streams
+        try:
+            door = Door(sock, self.sockets.key, connections, enter, self.about.tls)
+        except RuntimeError:  # no more threads
+            sock.close()
+            raise
+        self.doors.append(door)
+        if is_unspecified(door.address[0]):
+            door.address = address, door.address[1]
+        return door
+
+    def introduce(self, family: Any, address: Any, hello: dict[str, Any], until: float) -> Channel:
+        """Return an authenticated connection to an address."""
+        soon = min(until, time.monotonic() + STRANGER_SECONDS)
+        sock = self.sockets.connected(family, address, soon)
+        return self.sockets.introduced(sock, hello, soon)
+
+    def until_reached(
+        self,
+        reach: Callable[[], T],
+        peer: int,
+        where: str,
+        seconds: float,
+        attend: Callable[[], object],
+    ) -> T:
+        """Try until it works, or the time is over; a refusal may be a stranger's, and is not final."""
+        deadline = time.monotonic() + seconds
+        whom = f"{self.title(peer)} at {where}"
+        pause, say = 0.02, time.monotonic() + leader.LOG_EVERY
+        refusal: Refused | None = None
+        while True:
+            attend()
+            try:
+                return reach()
+            except (OSError, HandshakeError) as error:
+                if isinstance(error, OSError) and error.errno in SHORTAGES:
+                    raise
+                now = time.monotonic()
+                if isinstance(error, NotNowError) and self.about.least:
+                    deadline = now + seconds  # rank 0 lives, so the others still need it
+                    self.begin()
+                is_news = isinstance(error, Refused) and str(error) != str(refusal)
+                if isinstance(error, Refused):
+                    refusal = error
+                if now >= deadline:
+                    attend()  # rank 0 may have given up meanwhile, and knows why
+                    # The deadline ends an attempt, too, and its error says less than a refusal.
+                    if refusal is not None:
+                        raise refusal from None
+                    waited = f"{self.title()} did not reach {whom} within {round(seconds, 1):g} s"
+                    raise RendezvousError(f"{waited}: {error}", ranks=[peer]) from None
+                if now >= say or is_news:
+                    _log.warning("%s still tries to reach %s: %s", self.title(), whom, error)
+                    say = now + leader.LOG_EVERY
+                time.sleep(min(pause, max(0.0, deadline - now)))
+                pause = min(2 * pause, 0.5, max(0.02, seconds / 8))
+
+
+class Peers:
+    """The connections of a member to the others.
+
+    ``attend`` hears what rank 0 says, and raises if there is no use in waiting; ``say`` makes known
+    whom this rank waits for.
+    """
+
+    def __init__(
+        self, rank: Reaching, attend: Callable[[], object], say: Callable[[str], object]
+    ) -> None:
+        self._self, self._attend, self._say = rank, attend, say
+        self._about = rank.about
+        key, host = rank.sockets.key, rank.about.host_id
+        self.claim = digest(key, "host", host) if host else ""
+        """The digest of this host's name, equal where memory may be shared; empty for none."""
+        self.memory: memory.Sharing | None = None
+        if host:
+            self.memory = memory.Sharing(key, rank.about.size, bool(rank.about.secret))
+            rank.doors.append(self.memory.door)
+        self._lender: socket.socket | None = None  # the connection to the rank that has the memory
+        self._changed = threading.Condition()  # guards the next three
+        self.name = ""  # of the group; empty until the members are known
+        self._channels: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
+        self._over = False
+        self._places: list[tuple[str, int]] = []
+        self._near: dict[int, str] = {}  # the sockets of ranks that say that they are on this host
+        self.ends = rank.deadline  # of the attempt; for all members the same, as rank 0 says
+        self._note = ""
+
+    def begin(self, table: dict[str, Any], first: str) -> None:
+        """Take the places of the members from rank 0's table; `first` is where rank 0 was reached."""
+        self._self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
+        places, near = [], {}
+        for rank, place in enumerate(table["places"]):
+            if not isinstance(place, list) or len(place) != 4:
+                raise HandshakeError("a table without addresses")
+            host = str(place[0])
+            if rank == 0 and is_unspecified(host):  # as rank 0 does not know how it is reached
+                host = first
+            places.append((host, int_of({"port": place[1]}, "port", 1, 65535)))
+            if place[2] == self.claim != "":
+                near[rank] = str(place[3])
+        self._places, self._note = places, str(table.get("note", ""))
+        self._near = near
+        with self._changed:
+            self.name = str(table["group"])
+            self._changed.notify_all()
+
+    def drop(self, *, for_ever: bool = False) -> None:
+        """Close the connections: the members are others from now on, or there is no group."""
+        with self._changed:
+            self.name, self._over = "", for_ever
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+            if self._lender is not None:
+                self._lender.close()
+                self._lender = None
+            self._changed.notify_all()
+        if for_ever and self.memory is not None:
+            self.memory.close()
+
+    def enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        """Take the connection of a peer of higher rank."""
+        with self._changed:  # who comes early waits for the name of the group
+            self._changed.wait_for(lambda: self.name or self._over, STRANGER_SECONDS)
+            name = self.name
+        if hello.get("purpose") != "peer" or hello.get("group") != name or not name:
+            raise HandshakeError("another group's")
+        rank = int_of(hello, "from", self._about.rank + 1, self._about.size - 1)
+        stream = int_of(hello, "stream", 0, self._self.streams - 1)
+        if hello.get("to") != self._about.rank:
+            raise HandshakeError("another rank's")
+        if self._about.tls is not None and stream:
+            self._about.tls.end(channel.socket, time.monotonic() + STRANGER_SECONDS)
+        with self._changed:
+            if self._over or self.name != name or (rank, stream) in self._channels:
+                raise HandshakeError("a connection that is there already, or comes too late")
+            self._channels[rank, stream] = channel
+            self._changed.notify_all()
+
+    def connect(self) -> None:
+        """Connect to the peers of lower rank, and wait for the others."""
+        rank, size = self._about.rank, self._about.size
+        for peer, (host, port) in enumerate(self._places[:rank]):
+            self._self.sockets.allow(host)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            until = self.ends + (0.0 if peer else WORD_SECONDS)
+            hello = {"purpose": "peer", "group": self.name, "from": rank, "to": peer}
+            for stream in range(self._self.streams):
+                about = {**hello, "stream": stream}
+                reach = partial(self._self.introduce, family, (host, port), about, until)
+                left = max(0.0, until - time.monotonic())
+                where = f"{host}:{port}"
+                channel = self._self.until_reached(reach, peer, where, left, self._attend)
+                with self._changed:
+                    self._channels[peer, stream] = channel
+        everything = [(r, s) for r in range(rank + 1, size) for s in range(self._self.streams)]
+        say = time.monotonic() + leader.LOG_EVERY
+        while True:
+            self._attend()
+            with self._changed:
+                absent = sorted({r for r, s in everything if (r, s) not in self._channels})
+                if not absent:
+                    return
+                self._changed.wait(0.05)
+            now = time.monotonic()
+            who = f"{self._about.titles(absent)} of {size} to connect"
+            if now >= self.ends:
+                waited = f"{self._self.title()} waited {round(self.ends - self._self.begun, 1):g} s"
+                raise BrokenError(f"{waited} for {who}{self._note}", ranks=absent)
+            if now >= say:
+                self._say(f"{self._self.title()} waits for {who}")
+                say = now + leader.LOG_EVERY
+
+    def nearest(self) -> int:
+        """Return the lowest rank that this one reaches on its own host; itself if there is none."""
+        rank = self._about.rank
+        until = min(self.ends, time.monotonic() + memory.PROOF_SECONDS)
+        for other in range(rank):
+            if other in self._near and self.memory is not None:
+                self._lender = self.memory.reach(self._near[other], self.name, rank, until)
+                if self._lender is not None:
+                    return other
+        return rank
+
+    def share(self, hosts: list[int]) -> _core.ShmGroup | None:
+        """Return the memory that this rank shares with the others of its host; None for none.
+
+        ``hosts`` has for each rank the one that stands for its host.
+        """
+        rank = self._about.rank
+        here = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
+        if len(here) == 1 or self.memory is None:
+            return None
+        if self._lender is None:
+            return self.memory.lend(self.name, here, self._attend)
+        return memory.take(self._lender, here.index(rank), len(here))
+
+    def group(self, hosts: list[int], shared: _core.ShmGroup | None) -> tuple[_core.Group, str]:
+        """Return the core's group, and in words how its ranks talk, given the number of each's host."""
+        rank, size = self._about.rank, self._about.size
+        here = [r for r in range(size) if hosts[r] == hosts[rank]]
+        absent = [r for r in self._near if r not in here]
+        unproved = f", {self._about.titles(absent)} said to be on this host but not reached"
+        unproved = (unproved + " through its memory") * bool(absent)
+        elsewhere = [r for r in range(size) if hosts[r] != hosts[rank]]
+        if self._about.one_host and len(set(hosts)) > 1:
+            raise RendezvousError(
+                f"PYCOLLECTIVE_TRANSPORT=shm, and {self._self.title()} shares no memory with "
+                f"{self._about.titles(elsewhere)}{unproved}: leave it out, or set it to 'tcp'",
+                ranks=elsewhere,
+            )
+        others = [r for r in range(size) if r != rank]
+        if self._about.tls is not None:  # a thread stands between the core and control connections
+            from pycollective.launch.relay import Relay  # which loads OpenSSL
+
+            relay = Relay({r: self._channels[r, 0].socket for r in others})
+            for r in others:
+                self._channels[r, 0] = Channel(relay.ends[r])
+        last = self._self.streams - 1  # for messages of two ranks
+        sockets: list[list[int]] = [[] for _ in range(size)]
+        pipes = [-1] * size
+        for r in others:
+            streams = [self._channels[r, s].socket.fileno() for s in range(last + 1)]
+            sockets[r], pipes[r] = streams[: 1 if r in here else last], streams[last]
+        if len(set(hosts)) == size:
+            return _core.TcpGroup(rank, sockets, pipes), "over TCP" + unproved
+        if len(here) == 1 or shared is None:
+            shared = _core.ShmGroup.create(1, 0)
+            shared.join(0)
+        how = "through shared memory" if len(here) > 1 else "over TCP"
+        if 1 < len(here) < size:
+            near = self._about.titles([r for r in here if r != rank])
+            how += f" with {near} and over TCP with the others"
+        how += f", {len(set(hosts))} hosts{unproved}"
+        return _core.MixedGroup(rank, sockets, pipes, shared, hosts), how

@@ -1,0 +1,158 @@
+"""The sockets of a rank: where it listens, how it connects, and which of them need a secret."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import time
+from typing import Any
+
+from pycollective.errors import RendezvousError
+from pycollective.launch import interfaces, secret
+from pycollective.launch.description import Description
+from pycollective.launch.door import MAX_STRANGERS
+from pycollective.launch.handshake import Channel, introduce, key_of
+
+__all__ = ["Sockets", "inherited", "is_unspecified"]
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def is_unspecified(address: str) -> bool:
+    """Return True for the address that stands for all of a host's own."""
+    return address in ("0.0.0.0", "::")
+
+
+def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
+    host, port = about.own or (about.host, about.port)
+    return RendezvousError(
+        f"rank {about.rank} cannot listen at {host}:{port}, its own address: {error.strerror}; is it "
+        "taken by another process (two tasks with one address, or one that was not ended)?"
+    )
+
+
+def inherited(about: Description) -> socket.socket | None:
+    """Take over the listening socket made for rank 0, if the descriptor is still that socket."""
+    if about.listener < 0:
+        return None
+    try:
+        sock = socket.socket(fileno=about.listener)
+    except OSError:
+        return None
+    listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if listens and sock.getsockname()[1] == about.port:
+        return sock
+    sock.detach()
+    return None
+
+
+class Sockets:
+    """The sockets of one rank of a group; the numbers in its description may change later.
+
+    `key` is the key of the handshakes: of the group's secret, else of this user. Raises RendezvousError
+    if there is no secret, and this user's key cannot be used.
+    """
+
+    def __init__(self, about: Description) -> None:
+        self.about = about
+        self.key = key_of(about.secret or (b"" if about.insecure else secret.of_user()))
+
+    def allow(self, address: str) -> None:
+        """Raise where an address is beyond loopback, and nothing protects it."""
+        if not self.about.secret and not self.about.insecure and not _is_loopback(address):
+            raise RendezvousError(
+                f"{address} is not a loopback address, and there is no secret: set "
+                "PYCOLLECTIVE_SECRET (or PYCOLLECTIVE_SECRET_FILE) to the same long random text on "
+                "every rank, or PYCOLLECTIVE_INSECURE=1 where everybody on the network is trusted"
+            )
+
+    def resolve(self) -> tuple[Any, Any]:
+        """Return the address family and the address of rank 0."""
+        found = socket.getaddrinfo(self.about.host, self.about.port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        self.allow(str(address[0]))
+        return family, address
+
+    def own_address(self, default: str) -> str:
+        """Where this rank listens for its peers."""
+        if not self.about.interface:
+            return default
+        try:
+            family = socket.AF_INET6 if ":" in default else socket.AF_INET  # as rank 0's
+            there = interfaces.interface_addresses(family)
+            _, address = interfaces.choose(self.about.interface, there)
+        except ValueError as error:
+            raise RendezvousError(f"PYCOLLECTIVE_SOCKET_IFNAME: {error}") from None
+        self.allow(address)
+        return address
+
+    def _listen(self, family: Any, address: Any) -> socket.socket:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(min(self.about.size + MAX_STRANGERS, 1024))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def listen_for_peers(self, address: str) -> socket.socket:
+        """Listen at an address, or where the description says that this rank does.
+
+        A name of this host may mean its loopback address, or that of a service in front of it; then
+        it listens at all of its addresses. A loopback address that stands there itself means all are
+        on this host.
+        """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        if self.about.own is None:
+            return self._listen(family, (address, 0))
+        host, port = self.about.own
+        try:
+            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+            own = str(found[0][4][0])
+            if own in (address, host) or not _is_loopback(own):
+                return self._listen(family, (own, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
+                raise _cannot_listen(self.about, error) from None
+        everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
+        self.allow(everywhere)
+        try:
+            return self._listen(family, (everywhere, port))
+        except OSError as error:
+            raise _cannot_listen(self.about, error) from None
+
+    def listen_at_own_address(self) -> socket.socket:
+        """Listen where the others look for rank 0, which this is."""
+        family, address = self.resolve()
+        if self.about.own is None:
+            return self._listen(family, address)
+        return self.listen_for_peers(str(address[0]))
+
+    def connected(self, family: Any, address: Any, deadline: float) -> socket.socket:
+        """Return a connection to an address."""
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.connect(address)
+            if sock.getsockname() == sock.getpeername():  # TCP can connect a port to itself
+                raise ConnectionRefusedError("nobody listens")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def introduced(self, sock: socket.socket, hello: dict[str, Any], deadline: float) -> Channel:
+        """Prove, over a connection, that this rank belongs to the group; takes the socket over."""
+        try:
+            if self.about.tls is not None:
+                return self.about.tls.introduce(sock, self.key, hello, deadline)
+            return introduce(sock, self.key, hello, deadline)
+        except BaseException:
+            sock.close()
+            raise

@@ -1,0 +1,470 @@
+"""``pycollective.spawn``: run a function on all ranks of a new group."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection, reduction
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pycollective.arguments import seconds, switch, whole
+from pycollective.comm import DEFAULT_TIMEOUT, Communicator, local_group
+from pycollective.environment import MAX_RANKS
+from pycollective.errors import CollectiveError, RankError
+from pycollective.launch import _leave_all, cores, init, launcher
+from pycollective.launch.guardian import Guardian
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack
+
+    Args = TypeVarTuple("Args")
+
+__all__ = ["spawn"]
+
+T = TypeVar("T")
+
+_AFTER_CTRL_C = 2.0
+"""Seconds that the ranks have to end by themselves after Ctrl-C, before SIGKILL."""
+
+
+def spawn(
+    fn: Callable[[Communicator, Unpack[Args]], T],
+    n: int,
+    *args: Unpack[Args],
+    threads: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    transport: str | None = None,
+    context: str | BaseContext | None = None,
+) -> list[T]:
+    """Call ``fn(comm, *args)`` on each rank of a new group and return the results in rank order.
+
+    The ranks are processes of this host. When a rank raises, the group is aborted at once: the calls
+    of the other ranks raise `AbortedError`, and a rank that still runs after some seconds is killed.
+    The first rank's error is then raised here. No process outlives this call, not even when Ctrl-C
+    interrupts it or this process is killed.
+
+    Processes that are not forked import the program's main module again. A script that uses them
+    calls `spawn` under ``if __name__ == "__main__":``.
+
+    Parameters
+    ----------
+    fn : callable
+        The program of a rank. Its communicator is closed when it returns.
+    n : int
+        Number of ranks, at least 1.
+    *args
+        What each rank's call of ``fn`` gets besides its communicator.
+    threads : bool
+        Make the ranks threads of this process, which share all of its objects.
+    timeout : float
+        Seconds that a call of a communicator waits for the other ranks.
+    transport : {"shm", "tcp"}, optional
+        What the processes talk through, as in ``pycollective run``: by default
+        ``PYCOLLECTIVE_TRANSPORT``, or shared memory.
+    context : {"fork", "spawn", "forkserver"} or multiprocessing context, optional
+        How processes are started; by default, as `multiprocessing` does. A notebook or an interactive
+        session forks, because its functions exist in its own process only.
+
+    Returns
+    -------
+    list
+        What ``fn`` returned on rank 0, 1, …; pickled, where the ranks are processes.
+
+    Raises
+    ------
+    RankError
+        A rank was killed or ended early, or raised an error that cannot be pickled. ``rank`` and
+        ``exitcode`` say more.
+    Exception
+        The error that ``fn`` raised on a rank. Its ``__cause__`` is a `RankError` with the rank and
+        the rank's traceback.
+    TypeError
+        ``fn``, an argument or a result cannot be sent to or from a process; the message says what
+        to do.
+
+    Examples
+    --------
+    >>> import numpy as np, pycollective as pc
+    >>> def work(comm, factor):
+    ...     return float(comm.all_reduce(np.array(comm.rank * factor)))
+    >>> pc.spawn(work, 3, 10.0)
+    [30.0, 30.0, 30.0]
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function of a communicator, not {fn!r}")
+    size, limit = whole("n", n, 1, MAX_RANKS), seconds("timeout", timeout)
+    if not switch("threads", threads):
+        ended = _in_processes(fn, args, size, limit, transport, context)
+    elif transport is None and context is None:
+        ended = _in_threads(fn, args, size, limit)
+    else:
+        raise TypeError("transport= and context= are for processes: leave them or threads=True out")
+    failed = [one for one in ended if one.is_failure]
+    if failed:
+        _raise(min(failed, key=lambda one: (not one.came_first, one.when)))
+    return [one.result for one in sorted(ended, key=lambda one: one.rank)]
+
+
+@dataclass
+class _Ended:
+    """The end of a rank's function, or of its process."""
+
+    rank: int
+    result: Any = None
+    error: BaseException | None = None  # None also where it cannot be pickled
+    how: str = ""  # the failure in words; empty: the function has returned
+    traceback: str = ""
+    exitcode: int | None = None
+    came_first: bool = True  # whether the group was whole when the rank failed
+    when: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_failure(self) -> bool:
+        return bool(self.how)
+
+
+def _failure(rank: int, error: BaseException, *, came_first: bool = True) -> _Ended:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    how = f"rank {rank} raised {_named(error)}"
+    return _Ended(rank, None, error, how, "".join(lines), came_first=came_first)
+
+
+def _named(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _raise(ended: _Ended) -> None:
+    how, error = ended.how, ended.error
+    if isinstance(error, SystemExit):  # of a thread; it would end the caller without a word
+        how, error = f"rank {ended.rank} called sys.exit({error.code!r})", None
+    cause = RankError(
+        how if error is None else f"rank {ended.rank} raised this error:",
+        rank=ended.rank,
+        exitcode=ended.exitcode,
+        traceback=ended.traceback,
+    )
+    if error is None:
+        raise cause
+    raise error from cause
+
+
+def _run(
+    comm: Communicator,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    pack: Callable[[Any], Any] = lambda result: result,
+) -> _Ended:
+    """Run a rank's function to its end."""
+    try:
+        result = pack(fn(comm, *args))
+        comm.close()
+    except BaseException as error:
+        came_first = comm._group.failure is None
+        comm.abort(f"rank {comm.rank} raised {_named(error)}")
+        with contextlib.suppress(CollectiveError):
+            comm.close()
+        return _failure(comm.rank, error, came_first=came_first)
+    return _Ended(comm.rank, result)
+
+
+def _in_threads(
+    fn: Callable[..., Any], args: Sequence[Any], size: int, timeout: float
+) -> list[_Ended]:
+    communicators = local_group(size, timeout=timeout)
+    said: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+
+    def rank(comm: Communicator) -> None:
+        said.put(_run(comm, fn, args))
+
+    ranks = [
+        threading.Thread(
+            target=rank, args=(c,), name=f"pycollective-spawn-rank-{c.rank}", daemon=True
+        )
+        for c in communicators
+    ]
+    for one in ranks:
+        one.start()
+    ended: list[_Ended] = []
+    try:
+        while len(ended) < size and not any(one.is_failure for one in ended):
+            ended.append(said.get())
+    except BaseException:
+        communicators[0].abort("the caller of spawn was interrupted")
+        raise
+    finally:  # a thread cannot be killed: one that does not end in time is left behind
+        until = time.monotonic() + launcher.GRACE
+        for one in ranks:
+            one.join(max(0.0, until - time.monotonic()))
+    while not said.empty():
+        ended.append(said.get())
+    return ended
+
+
+class _Call:
+    """The function and its arguments, on their way to a process."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], method: str | None) -> None:
+        self._call = fn, args
+        self._method = method
+        self._data = b""
+
+    def __getstate__(self) -> tuple[str | None, bytes]:
+        try:
+            return self._method, bytes(reduction.ForkingPickler.dumps(self._call))
+        except Exception as error:
+            raise TypeError(
+                f"{_name(self._call[0])} or its arguments cannot be pickled for processes that are "
+                f"started by {self._method!r} ({_named(error)}): define the function at the top of a "
+                "module, or give context='fork' or threads=True"
+            ) from error
+
+    def __setstate__(self, state: tuple[str | None, bytes]) -> None:
+        self._method, self._data = state
+
+    def get(self) -> tuple[Callable[..., Any], Sequence[Any]]:
+        """Return the function and its arguments, in the process."""
+        if not self._data:
+            return self._call  # forked
+        try:
+            call: tuple[Callable[..., Any], Sequence[Any]] = pickle.loads(self._data)
+        except Exception as error:
+            raise TypeError(
+                f"a process that was started by {self._method!r} cannot find the function or its "
+                f"arguments ({_named(error)}): functions and classes of a notebook or an interactive "
+                "session exist in its own process only; put them into a module, or give "
+                "context='fork' or threads=True"
+            ) from error
+        return call
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__qualname__", fn))
+
+
+class _Descriptor:
+    """A descriptor that a process inherits."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.number)
+
+    def __setstate__(self, state: Any) -> None:
+        self.number = state.detach()
+
+
+@dataclass
+class _Place:
+    """A rank's place in its group, and on this host."""
+
+    rank: int
+    size: int
+    variables: dict[str, str]
+    descriptors: Mapping[str, _Descriptor]
+    cores: set[int] | None
+    timeout: float
+
+    def take(self) -> Communicator:
+        """Make the present process the rank."""
+        numbers = {name: str(one.number) for name, one in self.descriptors.items()}
+        launcher.prepare_environment(os.environ, self.size, self.variables | numbers)
+        if self.cores is not None:  # a server of forks has other cores than the caller
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, self.cores)
+        with contextlib.suppress(ImportError):  # NumPy has read its variables already
+            import threadpoolctl
+
+            threadpoolctl.threadpool_limits(launcher.threads_of_rank(self.size), "blas")
+        return init(timeout=self.timeout)
+
+
+def _rank(place: _Place, call: _Call, writer: Any) -> None:
+    """Be a rank: the main function of its process."""
+    os.setsid()  # Ctrl-C reaches the ranks through their parent; the group is ended as a whole
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork has the parent's
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        fn, args = call.get()
+        comm = place.take()
+    except BaseException as error:
+        ended = _failure(place.rank, error)
+    else:
+        ended = _run(comm, fn, args, _pickled)
+        _leave_all()  # `multiprocessing` leaves out what is registered with atexit
+    if isinstance(ended.error, SystemExit):
+        raise ended.error
+    result, ended.result = ended.result, None
+    writer.send_bytes(_portable(ended))
+    if not ended.is_failure:
+        writer.send_bytes(result)
+
+
+def _pickled(result: Any) -> bytes:
+    try:
+        return pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise TypeError(
+            f"the result, a {type(result).__name__}, cannot be pickled ({_named(error)}): return "
+            "arrays, numbers, text, and containers of these, or give threads=True"
+        ) from error
+
+
+def _portable(ended: _Ended) -> bytes:
+    """Return the end of a rank as bytes, without an error that would not survive the way."""
+    try:
+        data = pickle.dumps(ended)
+        if type(pickle.loads(data).error) is type(ended.error):
+            return data
+    except Exception:
+        pass
+    ended.error = None
+    return pickle.dumps(ended)
+
+
+class _Process:
+    """A process of `multiprocessing`, as `launcher.Ranks` wants it."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self.sentinel = process.sentinel
+
+    @property
+    def pid(self) -> int:
+        pid = self._process.pid
+        assert pid is not None
+        return pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        self._process.join()
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+
+def _in_processes(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    size: int,
+    timeout: float,
+    transport: str | None,
+    context: str | BaseContext | None,
+) -> list[_Ended]:
+    how = _context(context)
+    group = launcher.new_group(launcher.transport_of_processes(transport), size)
+    call = _Call(fn, args, how.get_start_method())
+    shares: Sequence[set[int] | None] = cores.shares(size) or [None] * size
+    guardian = Guardian()
+    ranks = launcher.Ranks(guardian)
+    processes: list[_Process] = []
+    readers = []
+    try:
+        for rank in range(size):
+            variables, numbers = group.given_to(rank)
+            descriptors = {name: _Descriptor(number) for name, number in numbers.items()}
+            place = _Place(rank, size, variables, descriptors, shares[rank], timeout)
+            reader, writer = how.Pipe(duplex=False)
+            readers.append(reader)
+            process = how.Process(  # type: ignore[attr-defined]  # every context has it
+                target=_rank, args=(place, call, writer), name=f"pycollective rank {rank}"
+            )
+            with writer, cores.only_on(shares[rank]):
+                process.start()
+            processes.append(_Process(process))
+            ranks.add(processes[-1])
+            group.started()
+        return _watch(group, ranks, processes, readers)
+    except KeyboardInterrupt:
+        ranks.signal(signal.SIGINT)
+        until = time.monotonic() + _AFTER_CTRL_C
+        while (ranks.ended() or ranks.running) and time.monotonic() < until:
+            time.sleep(0.01)
+        raise
+    finally:
+        ranks.kill()
+        guardian.close()
+        group.started()
+        group.close()
+        for reader in readers:
+            reader.close()
+
+
+def _context(given: str | BaseContext | None) -> BaseContext:
+    if isinstance(given, BaseContext):
+        return given
+    if given is None:
+        found: BaseContext = multiprocessing.get_context()
+        in_file = hasattr(sys.modules["__main__"], "__file__")
+        if in_file or "fork" not in multiprocessing.get_all_start_methods():
+            return found
+        return multiprocessing.get_context("fork")
+    if given not in multiprocessing.get_all_start_methods():
+        names = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
+        raise ValueError(f"context must be {names} or a context of multiprocessing, not {given!r}")
+    return multiprocessing.get_context(given)
+
+
+def _watch(
+    group: launcher.LaunchedGroup,
+    ranks: launcher.Ranks,
+    processes: Sequence[_Process],
+    readers: Sequence[Any],
+) -> list[_Ended]:
+    """Wait for all processes; tell the group of those that fail, and end the others."""
+    unread = dict(enumerate(readers))
+    ended: dict[int, _Ended] = {}
+
+    def read(rank: int) -> None:
+        found = _received(unread.pop(rank))
+        if found is not None:
+            ended[rank] = found
+
+    while ranks.running or ranks.left_behind():
+        sentinels = [processes[rank].sentinel for rank in ranks.running]
+        # A child of a rank may hold the rank's sentinel: the wait has a limit.
+        ready = connection.wait([*unread.values(), *sentinels], 0.05)
+        for rank, reader in list(unread.items()):
+            if reader in ready:
+                read(rank)
+        for rank, code in ranks.ended():
+            if rank in unread and unread[rank].poll():
+                read(rank)
+            if rank not in ended:
+                ended[rank] = _Ended(rank, how=_death(rank, code), exitcode=code)
+            one = ended[rank]
+            group.ended(rank, one.how or f"rank {rank} has ended", failed=one.is_failure)
+        if any(one.is_failure for one in ended.values()):
+            ranks.end_soon()
+            ranks.end_if_due()
+    return list(ended.values())
+
+
+def _death(rank: int, code: int) -> str:
+    how = f"rank {rank} {launcher.how_it_ended(code)}"
+    return how if code < 0 else f"{how} before its function returned"
+
+
+def _received(reader: Any) -> _Ended | None:
+    """Return the end that a rank tells of; None where its process ended before."""
+    try:
+        ended: _Ended = pickle.loads(reader.recv_bytes())
+        if not ended.is_failure:
+            ended.result = pickle.loads(reader.recv_bytes())
+    except EOFError:
+        return None
+    return ended

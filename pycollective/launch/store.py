@@ -1,0 +1,246 @@
+"""A key-value store at rank 0, on which the ranks agree who the members of their group are.
+
+Keys are texts, values are JSON. Rank 0 owns the `Store`; every other rank has an authenticated
+connection to it, a `Client`. Both have the same operations: `set`, `get`, `compare_set`, and `attend`,
+which waits for changes.
+
+* A key of a rank ends in the rank's number, and only the connection that has set the key may change it.
+* The keys of a rank vanish when its connection ends. So the loss of a rank is a change like any other.
+* Rank 0 alone sets keys that begin with ``all/``. Every rank is sent their values.
+
+Rank 0's main thread carries out all requests, one after the other, in `Store.attend`. So what rank 0
+decides between two calls of `attend` is one step for all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from pycollective.errors import RendezvousError
+from pycollective.launch.handshake import Channel, HandshakeError
+
+__all__ = ["SECONDS", "TO_ALL", "Client", "Store"]
+
+SECONDS = 10.0
+"""How long a message may take to or from a rank that is there."""
+TO_ALL = "all/"
+_MOST_KEYS = 8
+"""Keys of one connection."""
+_LONGEST_KEY = 64
+
+Change = tuple[str, Any]
+"""A key and its new value; None where the key has vanished."""
+
+
+class _Values:
+    """Values by key, as rank 0 and the other ranks have them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key as far as it is known here; None if there is none."""
+        return self._values.get(key)
+
+    def attend(self, seconds: float = 0.0) -> list[Change]:
+        """Wait some seconds at most for changes; return those that have come, in their order."""
+        raise NotImplementedError
+
+    def _keep(self, key: str, value: Any) -> Change:
+        if value is None:
+            self._values.pop(key, None)
+        else:
+            self._values[key] = value
+        return key, value
+
+
+class Store(_Values):
+    """Rank 0's store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sessions: dict[int, _Session] = {}  # by descriptor, in the order of their coming
+        self._owners: dict[str, _Session] = {}
+        self._own: list[Change] = []  # of rank 0, since the last `attend`
+        self._new: list[_Session] = []  # of other threads; the lock is for this list
+        self._lock = threading.Lock()
+        self._closed = False
+        self._wake, self._waker = socket.socketpair()
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+
+    def admit(self, channel: Channel, name: str) -> None:
+        """Serve the connection of a rank, given its number, from the next `attend` on.
+
+        Any thread may call this. The connection belongs to the store from now on.
+        """
+        with self._lock:
+            if self._closed:
+                raise HandshakeError("the store is closed")
+            self._new.append(_Session(channel, name))
+            self._waker.send(b"+")
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key, or let it vanish (None); all ranks are told if it begins with ``all/``."""
+        self._own.append(self._keep(key, value))
+        if key.startswith(TO_ALL):
+            for session in self._sessions.values():
+                session.send({"key": key, "value": value})
+
+    def compare_set(self, key: str, expected: Any, value: Any) -> bool:
+        """Set a key if it has the expected value; return whether it had."""
+        if self.get(key) != expected:
+            return False
+        self.set(key, value)
+        return True
+
+    def attend(self, seconds: float = 0.0) -> list[Change]:
+        """Carry out what the others ask for; wait some seconds at most until there is something."""
+        changes, self._own = self._own, []
+        ready = {descriptor for descriptor, _ in self._poll.poll(0 if changes else 1000 * seconds)}
+        for descriptor, session in list(self._sessions.items()):
+            if descriptor in ready:
+                self._serve(session, changes)
+        if self._wake.fileno() in ready:
+            self._welcome()
+        return changes
+
+    def _welcome(self) -> None:
+        """Take the new connections into service: each is sent what all ranks know."""
+        with self._lock:
+            self._wake.recv(4096)
+            new, self._new = self._new, []
+        known = {key: value for key, value in self._values.items() if key.startswith(TO_ALL)}
+        for session in new:
+            self._sessions[session.descriptor] = session
+            self._poll.register(session.descriptor, select.POLLIN)
+            session.send({"values": known})
+
+    def _serve(self, session: _Session, changes: list[Change]) -> None:
+        try:
+            while session.channel.readable():
+                request = session.channel.receive(time.monotonic() + SECONDS)
+                changes += self._carry_out(session, request)
+        except (OSError, HandshakeError):
+            changes += self._end(session)
+
+    def _carry_out(self, session: _Session, request: dict[str, Any]) -> list[Change]:
+        key, value = request.get("set"), request.get("value")
+        if not isinstance(key, str) or len(key) > _LONGEST_KEY:
+            raise HandshakeError("no request")
+        kind, _, name = key.partition("/")
+        if name != session.name or f"{kind}/" == TO_ALL:
+            raise HandshakeError("a key that is not this rank's")
+        if key not in session.keys and len(session.keys) == _MOST_KEYS:
+            raise HandshakeError("too many keys")
+        may = self._owners.get(key, session) is session
+        may = may and ("expected" not in request or request["expected"] == self.get(key))
+        changes: list[Change] = []
+        if may:
+            self._owners[key] = session
+            session.keys.add(key)
+            changes.append(self._keep(key, value))
+        if "expected" in request:
+            session.send({"done": may})
+        return changes
+
+    def end(self, name: str, why: str = "") -> list[Change]:
+        """End the connection that has a rank's keys, and say why; return the keys that vanish."""
+        changes: list[Change] = []
+        for session in {s for s in self._owners.values() if s.name == name}:
+            if why:
+                session.send({"error": why})
+            changes += self._end(session)
+        return changes
+
+    def _end(self, session: _Session) -> list[Change]:
+        del self._sessions[session.descriptor]
+        self._poll.unregister(session.descriptor)
+        session.channel.close()
+        for key in session.keys:
+            del self._owners[key]
+        return [self._keep(key, None) for key in session.keys]
+
+    def close(self) -> None:
+        """End all connections."""
+        with self._lock:
+            self._closed = True
+        for session in [*self._new, *self._sessions.values()]:
+            session.channel.close()
+        self._sessions.clear()
+        self._wake.close()
+        self._waker.close()
+
+
+class _Session:
+    """A rank's connection, as the store has it."""
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self.channel, self.name = channel, name
+        self.descriptor = channel.socket.fileno()
+        self.keys: set[str] = set()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; `Store.attend` finds out whether the rank is lost."""
+        with contextlib.suppress(OSError):
+            self.channel.send(message, time.monotonic() + SECONDS)
+
+
+class Client(_Values):
+    """Another rank's connection to the store; of other ranks' keys it knows those for all.
+
+    Every call raises OSError when the connection ends, and RendezvousError if rank 0 ends it.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self.socket = channel.socket
+        self._channel = channel
+        self._unseen: list[Change] = []
+        values = self._receive().get("values")
+        if not isinstance(values, dict):
+            raise HandshakeError("no values")
+        self._values.update(values)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key of this rank's; nothing happens if another connection has set it."""
+        self._channel.send({"set": key, "value": value}, time.monotonic() + SECONDS)
+
+    def compare_set(self, key: str, expected: Any, value: Any) -> bool:
+        """Set a key of this rank's if it has the expected value; return whether it had."""
+        request = {"set": key, "value": value, "expected": expected}
+        self._channel.send(request, time.monotonic() + SECONDS)
+        while "done" not in (message := self._receive()):
+            self._unseen.append(self._changed(message))
+        return message["done"] is True
+
+    def attend(self, seconds: float = 0.0) -> list[Change]:
+        """Hear what rank 0 has set for all."""
+        changes, self._unseen = self._unseen, []
+        while self._channel.readable(0.0 if changes else seconds):
+            try:
+                message = self._receive()
+            except OSError:
+                if changes:  # the next call finds the end of the connection again
+                    break
+                raise
+            changes.append(self._changed(message))
+        return changes
+
+    def _changed(self, message: dict[str, Any]) -> Change:
+        return self._keep(str(message.get("key")), message.get("value"))
+
+    def _receive(self) -> dict[str, Any]:
+        message = self._channel.receive(time.monotonic() + SECONDS)
+        if "error" in message:
+            raise RendezvousError(str(message["error"]))
+        return message
+
+    def close(self) -> None:
+        """End the connection: what this rank has set vanishes."""
+        self._channel.close()

@@ -1,0 +1,96 @@
+"""Groups of processes that meet over TCP, and how they meet again for a new group."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Sequence
+
+from pycollective import _core
+from pycollective.errors import RendezvousError
+from pycollective.launch.description import Description
+from pycollective.launch.handshake import HandshakeError, SecretsDifferError
+from pycollective.launch.joining import Joining
+
+__all__ = ["Addresses", "connect"]
+
+_ABOUT_SECRETS = {
+    True: ". All ranks need the same PYCOLLECTIVE_SECRET",
+    False: ". This rank has no secret, so it joins only processes of its own user on this machine. To "
+    "join others, such as those of another container, set the same PYCOLLECTIVE_SECRET on every rank",
+}
+
+
+def connect(
+    about: Description, seconds: float, old: _core.Group | None = None
+) -> tuple[_core.Group, str, str, str]:
+    """Meet the other ranks; return the core's group, its name, how its ranks talk, and this address.
+
+    Raises
+    ------
+    RendezvousError
+        The others did not come, are not who they should be, or say that they cannot go on. If the
+        group ``old``, in which the ranks are already, fails, nobody waits any longer.
+    """
+    if about.size == 1:
+        return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
+    try:
+        with contextlib.closing(Joining(about, seconds, old)) as joining:
+            return joining.group()
+    except RendezvousError:
+        raise
+    except HandshakeError as error:
+        text = f"{about.title(about.rank)} was refused at {about.host}:{about.port}: {error}"
+        if isinstance(error, SecretsDifferError):
+            text += _ABOUT_SECRETS[bool(about.secret)]
+        raise RendezvousError(text, ranks=error.ranks) from None
+    except (OSError, RuntimeError, MemoryError) as error:  # of the core, too
+        raise RendezvousError(
+            f"{about.title(about.rank)} cannot meet the group at {about.host}:{about.port}: "
+            f"{error or 'no memory is left'}"
+        ) from None
+
+
+class Addresses:
+    """Ranks that are reached over TCP: to make a new group, they meet at the address of its first."""
+
+    def __init__(self, about: Description, host: str, group: _core.Group) -> None:
+        self._about = about
+        self._host = host
+        self._group = group
+        self._listener: socket.socket | None = None
+
+    def offer(self, size: int) -> bytes:
+        """Listen; return the address."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._listener = socket.create_server(
+            (self._host, 0), family=family, backlog=min(size, 1024)
+        )
+        return f"{self._listener.getsockname()[1]} {self._host}".encode()
+
+    def accept(
+        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
+    ) -> tuple[_core.Group, Addresses]:
+        """Meet the others; with the secret of this group."""
+        listener, self._listener = self._listener, None
+        size = len(members)
+        if size == 1 and listener:
+            listener.close()
+            listener = None
+        port, _, host = offer.rstrip(b"\0").decode().partition(" ")
+        about = dataclasses.replace(
+            self._about,
+            rank=rank,
+            size=size,
+            host=host,
+            port=int(port),
+            listener=listener.detach() if listener else -1,
+            own=None,
+            least=0,  # of a split, all ranks must come
+            patience=0.0,
+            roster=None,
+            known_as=tuple(members),
+        )
+        group, _, _, own = connect(about, min(seconds, 300.0), self._group)
+        return group, Addresses(about, own if size > 1 else self._host, group)

@@ -1,0 +1,168 @@
+"""TLS for the connections by which ranks meet, and by which they hear of each other's failures.
+
+Three variables name files, in PEM: this rank's certificate, its key, and the authority that has signed
+everyone's. Then every connection of a meeting begins with TLS 1.3, where both sides show a certificate
+of that authority; names in certificates do not count, so the authority must be the cluster's own. The
+handshake about the secret comes after that, inside. Connections for arrays go on in plain text then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pycollective.launch import secret
+from pycollective.launch.handshake import Channel, HandshakeError, Refused, introduce
+
+__all__ = ["AUTHORITY", "CERTIFICATE", "KEY", "Tls", "of_environment"]
+
+CERTIFICATE = "PYCOLLECTIVE_TLS_CERT"
+KEY = "PYCOLLECTIVE_TLS_KEY"
+AUTHORITY = "PYCOLLECTIVE_TLS_CA"
+_HEARING_SECONDS = 1.0
+_NAMES = (CERTIFICATE, KEY, AUTHORITY)
+
+
+class Tls:
+    """This rank's certificate and key, and the authority of all ranks; names of files in PEM.
+
+    Raises ValueError if a file cannot be read or used.
+    """
+
+    def __init__(self, certificate: str, key: str, authority: str) -> None:
+        self._connects, self._listens = [
+            _context(protocol, certificate, key, authority)
+            for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
+        ]
+
+    def introduce(
+        self, sock: socket.socket, key: bytes, about: dict[str, Any], deadline: float
+    ) -> Channel:
+        """As `handshake.introduce`, in TLS; takes the socket over."""
+        secure = self._connects.wrap_socket(sock, do_handshake_on_connect=False)
+        try:
+            _prove(secure, deadline)
+            try:
+                channel = introduce(secure, key, about, deadline)
+            except ssl.SSLError as error:  # here it is heard that the other side refuses
+                raise _explained(error) from None
+            if about.get("stream"):
+                self.end(secure, deadline)
+        except BaseException:
+            secure.close()
+            raise
+        return channel
+
+    def accept(
+        self, sock: socket.socket, deadline: float, becomes: Callable[[ssl.SSLSocket], None]
+    ) -> ssl.SSLSocket:
+        """As the one that listens, return the socket that takes a connected one over.
+
+        ``becomes`` hears of it before a byte is exchanged.
+        """
+        secure = self._listens.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        try:
+            becomes(secure)
+            _prove(secure, deadline)
+        except HandshakeError:
+            _let_hear(secure)
+            secure.close()
+            raise
+        except BaseException:
+            secure.close()
+            raise
+        return secure
+
+    def end(self, sock: socket.socket, deadline: float) -> None:
+        """Let a connection go on in plain text, which both sides do at the same place."""
+        assert isinstance(sock, ssl.SSLSocket)
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            sock.unwrap()
+        except ssl.SSLError as error:
+            raise _explained(error) from None
+
+
+def _prove(sock: ssl.SSLSocket, deadline: float) -> None:
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    try:
+        sock.do_handshake()
+    except ssl.SSLError as error:
+        raise _explained(error) from None
+
+
+def _let_hear(sock: socket.socket) -> None:
+    """Wait until the other side has gone: what is unread resets a connection, and with it the alert."""
+    until = time.monotonic() + _HEARING_SECONDS
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        while (left := until - time.monotonic()) > 0:
+            sock.settimeout(left)
+            if not socket.socket.recv(sock, 4096):  # below TLS
+                return
+
+
+def _explained(error: ssl.SSLError) -> HandshakeError:
+    """Return an error that says what is to be done."""
+    reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refused(
+            f"its certificate is refused ({error.verify_message}): all ranks need certificates of "
+            f"one authority, and that one as {AUTHORITY}"
+        )
+    if "ALERT" in reason:
+        return Refused(
+            f"it refuses this rank's certificate ({reason.lower().replace('_', ' ')}): all ranks "
+            f"need certificates of one authority, and that one as {AUTHORITY}"
+        )
+    if reason == "WRONG_VERSION_NUMBER":
+        return Refused(f"it speaks no TLS: {', '.join(_NAMES)} are for all ranks, or for none")
+    return HandshakeError(f"TLS: {error}")
+
+
+def of_environment(environment: Mapping[str, str]) -> Tls | None:
+    """Return what the environment says; None where it says nothing.
+
+    Raises
+    ------
+    ValueError
+        If a variable is missing, a file cannot be used, or other users can read this user's key.
+    """
+    missing = [name for name in _NAMES if not environment.get(name)]
+    if len(missing) == len(_NAMES):
+        return None
+    if missing:
+        there = ", ".join(name for name in _NAMES if name not in missing)
+        raise ValueError(f"{there} is set, and {', '.join(missing)} is not: TLS needs all three")
+    key = environment[KEY]
+    with contextlib.suppress(OSError):  # a file that is not there is an error below
+        try:
+            secret.check_private(key, os.stat(key))
+        except ValueError as error:
+            raise ValueError(f"{KEY}={error}") from None
+    return Tls(*(environment[name] for name in _NAMES))
+
+
+def _context(
+    protocol: ssl._SSLMethod, certificate: str, key: str, authority: str
+) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # nobody comes back
+    name, value = CERTIFICATE, certificate
+    try:
+        context.load_cert_chain(certificate, key)
+        name, value = AUTHORITY, authority
+        context.load_verify_locations(authority)
+    except OSError as error:  # SSLError is one
+        which = f"{name}={value!r}" + (f" with {KEY}={key!r}" if name == CERTIFICATE else "")
+        raise ValueError(f"{which} cannot be used: {error}") from None
+    return context

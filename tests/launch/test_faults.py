@@ -1,0 +1,723 @@
+"""What befalls a rank of a real process: all hear of it, nobody hangs, and a new group works.
+
+Every fault over every transport; what a rank may be in is `in_ranks.CALLS`.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+
+import pytest
+from fast_cases import some_fast
+from in_ranks import CALLS, SYSTEM_CALLS
+from processes import TRANSPORTS, run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+# A rank that is no more -----------------------------------------------------------------------
+
+DEATHS = {
+    "kill": "os.kill(os.getpid(), signal.SIGKILL)",
+    "exit 0": "os._exit(0)",
+    "exit 3": "os._exit(3)",
+}
+# Every call over every transport, and the deaths in turn.
+_DYING = [
+    (t, list(DEATHS)[(i + j) % len(DEATHS)], c)
+    for i, t in enumerate(TRANSPORTS)
+    for j, c in enumerate(CALLS)
+]
+_DYING_FAST = [
+    ("shm", "kill", "large"), ("shm", "exit 3", "send"), ("host", "exit 0", "small"),
+    ("tcp", "kill", "large"), ("tcp", "exit 0", "split"), ("mixed", "exit 3", "async"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("transport", "death", "call"),
+    some_fast([*_DYING_FAST, *(case for case in _DYING if case not in _DYING_FAST)], _DYING_FAST),
+)
+def test_a_rank_that_dies_in_a_call(tmp_path, transport, death, call):
+    body = f"""
+assert repr(comm).endswith(", {TRANSPORTS[transport]}>"), comm
+before = held()
+call = CALLS["{call}"](comm)
+call()
+comm.barrier()
+if comm.rank == 1:
+    def die():
+        {DEATHS[death]}
+    threading.Timer(0.1, die).start()
+print(until_error(call), flush=True)
+comm.close()
+call = comm = None
+rank = int(os.environ["PYCOLLECTIVE_RANK"])
+again = meet(0, rank // 2, 2)
+assert again.all_reduce(np.ones(70_000))[-1] == 2
+again.close()
+again = None
+print("again", grown(before))
+"""
+    done = run(tmp_path, transport, 3, body)
+    for rank in (0, 2):
+        assert done.outputs[rank].startswith("PeerLostError"), done
+        assert "rank 1" in done.outputs[rank], done
+        assert done.outputs[rank].endswith("\nagain \n"), done
+    assert done.outputs[1] == ""
+    code = {"kill": -9, "exit 0": 0, "exit 3": 3}[death]
+    assert done.codes in ([0, code, 0], [code % 256 if code >= 0 else 137])
+
+
+_EARLY = [
+    (end, t)
+    for end in ("sys.exit(0)", "raise ValueError('broken')", "comm.close()")
+    for t in TRANSPORTS
+]
+_EARLY_FAST = [
+    ("sys.exit(0)", "shm"), ("raise ValueError('broken')", "shm"), ("comm.close()", "host"),
+    ("sys.exit(0)", "mixed"), ("comm.close()", "tcp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "transport"), some_fast(_EARLY, _EARLY_FAST))
+def test_a_rank_that_leaves_early(tmp_path, end, transport):
+    body = f"""
+comm.barrier()
+if comm.rank == 1:
+    {end}
+else:
+    print(until_error(lambda: comm.all_reduce(np.ones(4))))
+"""
+    done = run(tmp_path, transport, 3, body)
+    for rank in (0, 2):
+        if (
+            "PeerLostError rank 1 (process" in done.outputs[rank]
+        ):  # the launcher was the first to say
+            assert "exited with status 1" in done.outputs[rank] and "broken" in end, done
+            continue
+        assert "rank 1 has left the group after 1 call" in done.outputs[rank], done
+        assert "is in all_reduce #2" in done.outputs[rank], done
+    assert ("ValueError: broken" in done.errors) == ("broken" in end)
+
+
+@pytest.mark.parametrize("transport", ["shm"])  # where nobody waits for it at the start
+def test_a_rank_that_never_comes(tmp_path, transport):
+    preamble = """
+import os, sys
+if os.environ["PYCOLLECTIVE_RANK"] == "1":
+    sys.exit(0)
+from in_ranks import *
+comm = pc.init(timeout=20)
+"""
+    body = "print(until_error(lambda: comm.all_reduce(np.ones(4))))"
+    done = run(tmp_path, transport, 2, body, preamble)
+    assert "PeerLostError rank 1 has left the group after 0 calls" in done.outputs[0]
+
+
+# A rank that goes on --------------------------------------------------------------------------
+
+IN_TURN = """
+import itertools
+assert repr(comm).endswith(", TRANSPORT>"), comm
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+victim = comm.rank == 1
+caught = Path("caught")
+
+def later(seconds, what, *args):
+    timer = threading.Timer(seconds, what, args)
+    timer.start()
+
+def abort(group, call):
+    if victim:
+        later(0.05, group.abort, "on purpose")
+    return until_error(call)
+
+def leave(group, call):
+    if not victim:
+        return until_error(call)
+    call()
+    group.close()
+
+def interrupt(group, call):
+    if victim:
+        later(0.1, os.kill, os.getpid(), signal.SIGINT)
+        error = until_error(call)
+        if name.startswith("async"):  # which goes on by itself
+            group.abort("rank 1 was interrupted")
+        caught.touch()
+        return error
+    if comm.rank == 0:  # so that the others cannot go on
+        assert wait_for(caught.exists)
+    return until_error(call)
+
+def stop(group, call):
+    group.timeout = 0.4
+    if victim:
+        later(0.05, os.kill, os.getpid(), signal.SIGSTOP)
+    if comm.rank == 0:
+        return stop_until(pids[1], lambda: until_error(call))
+    return until_error(call)
+
+def cut(group, call):
+    mine = [sock for number, sock in connections().items() if number not in others]
+    def shut():
+        for sock in mine:
+            sock.shutdown(socket.SHUT_RDWR)
+    if victim:
+        later(0.05, shut)
+    error = until_error(call)
+    for sock in mine:
+        sock.close()
+    return error
+
+before = None
+for turn, (fault, name) in enumerate(CASES):
+    others = connections()
+    for sock in others.values():
+        sock.close()
+    group = comm.split(0)
+    call = CALLS[name](group)
+    call()
+    comm.barrier()  # all are done with it
+    print(fault, name, globals()[fault](group, call), sep=" | ", flush=True)
+    group.timeout = 20
+    group.close()
+    del group, call
+    comm.barrier()
+    caught.unlink(missing_ok=True)
+    before = before or held()  # after the first: what is made once is there
+assert comm.all_reduce(np.ones(70_000))[-1] == comm.size
+print("held", grown(before))
+"""
+
+EXPECTED = {  # of the rank itself, and of the others
+    "abort": ("AbortedError on purpose", "AbortedError on purpose"),
+    "leave": ("None", "PeerLostError rank 1"),
+    "interrupt": ("KeyboardInterrupt", "AbortedError rank 1"),
+    "stop": ("CollectiveTimeoutError", "CollectiveTimeoutError"),
+    "cut": ("PeerLostError", "PeerLostError"),
+}
+_FAST_CALLS = ["large", "send"]
+
+
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
+@pytest.mark.parametrize("calls", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_a_rank_that_goes_on(tmp_path, transport, calls):
+    """One group after the other fails, and the one that they are made of stays as it is."""
+    # Connections are cut where messages go through them.
+    faults = [f for f in EXPECTED if f != "cut" or transport in ("tcp", "mixed")]
+    names = _FAST_CALLS if calls == "some" else list(CALLS)
+    cases = [(fault, name) for fault in faults for name in names]
+    body = IN_TURN.replace("CASES", repr(cases)).replace("TRANSPORT", TRANSPORTS[transport])
+    done = run(tmp_path, transport, 3, body, seconds=180)
+    for rank, output in enumerate(done.outputs):
+        lines = output.splitlines()
+        assert len(lines) == len(cases) + 1, done
+        for (fault, name), line in zip(cases, lines, strict=False):
+            own, others = EXPECTED[fault]
+            # A rank that stops within a split may have made its calls, and be late for the new group.
+            refused = f"{fault} | {name} | CollectiveError the group of color 0 could not be made"
+            if not (fault == "stop" and name == "split" and line.startswith(refused)):
+                assert line.startswith(f"{fault} | {name} | {own if rank == 1 else others}"), done
+            assert "rank 1" in line or fault in ("abort", "leave") or rank == 1, done
+        assert lines[-1] == "held ", done
+    assert set(done.codes) == {0}, done
+
+
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["mixed"]))
+def test_a_forked_child(tmp_path, transport):
+    """It has no rank, and whatever it does, and its end, is nothing to the group."""
+    body = """
+comm.barrier()
+comm.all_reduce(np.ones(3), async_op=True).wait()  # there are threads, which the child has not
+child = os.fork()
+if child == 0:
+    for call in (comm.barrier, lambda: comm.all_reduce(np.ones(3)), lambda: comm.split(0)):
+        assert "belongs to the parent process: a forked child has no rank" in until_error(call)
+    comm.abort("by the child")
+    comm.close()
+    print(pc.local_group(1)[0].all_reduce(np.ones(3)).sum(), len(connections()), flush=True)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert comm.all_reduce(np.ones(3)).sum() == 3 * comm.size
+if comm.rank == 1 and os.fork() == 0:  # it outlives the rank, whose end is to be noticed
+    os.close(1), os.close(2)
+    time.sleep(30)
+    os._exit(0)
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+print(until_error(comm.barrier), flush=True)
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert [output.startswith("3.0 0\n") for output in done.outputs] == [True] * 3, done
+    for rank in (0, 2):
+        assert "\nPeerLostError rank 1 " in done.outputs[rank], done
+
+
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["mixed"]))
+def test_forked_children_end_whatever_the_other_threads_do(tmp_path, transport):
+    """A thread that makes asynchronous calls may hold any mutex when its process forks."""
+    body = """
+works = [comm.all_reduce(np.ones(3), async_op=True) for _ in range(3000)]
+while comm.rank == comm.size - 1 and not works[-1].done():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    until = time.monotonic() + 20
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        assert time.monotonic() < until
+        time.sleep(0.0001)
+assert all(work.wait()[0] == comm.size for work in works)
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert set(done.codes) == {0}, done
+
+
+def test_forked_children_that_drop_and_end_leave_the_arrays_of_all_ranks(tmp_path):
+    body = """
+arrays = [comm.empty(100_000), comm.empty(100)]
+for x in arrays:
+    x.fill(comm.rank + 1)
+comm.barrier()
+for ends in (lambda: os._exit(0), sys.exit, sys.exit) if comm.rank == 0 else ():
+    child = os.fork()
+    if child == 0:
+        if ends is not sys.exit:
+            arrays.clear()
+            gc.collect()
+        else:
+            arrays = None
+        ends()
+    assert os.waitpid(child, 0)[1] == 0
+comm.barrier()
+for x in arrays:
+    assert (x == comm.rank + 1).all()
+    assert (comm.all_reduce(x) == 3).all()
+"""
+    done = run(tmp_path, "shm", 2, body)
+    assert set(done.codes) == {0}, done
+
+
+# A rank that is stopped in the middle of its work ---------------------------------------------
+
+
+@pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
+def test_rank_stopped_in_the_middle_of_a_sum_writes_nothing_when_it_resumes(tmp_path, transport):
+    """Rank 0 gives up and uses its array for something else: it stays as rank 0 has left it."""
+    body = """
+ITEMS = 4_000_000
+half = ITEMS // 2  # rank 1 writes the second one, on both ranks
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+met = 0
+for attempt in range(20):
+    group = comm.split(0)
+    x = group.empty(ITEMS)
+    x.fill(1)
+    comm.barrier()
+    group.timeout = 0.4
+    over = False
+    def watch():
+        while x[half] == 1 and not over:
+            pass
+        os.kill(pids[1], signal.SIGSTOP)
+    if comm.rank == 0:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+    try:
+        group.all_reduce(x, out=x)
+        error = ""
+    except pc.CollectiveError as caught:
+        error = type(caught).__name__
+    over = True
+    inside = False
+    if comm.rank == 0:
+        watcher.join()
+        assert wait_for(lambda: is_stopped(pids[1]))
+        inside = bool((x[half:] == 2).any() and (x[half:] == 1).any())
+        x.fill(-1)
+        os.kill(pids[1], signal.SIGCONT)
+    comm.barrier()  # which rank 1 calls when it is out of the other call
+    if comm.rank == 0:
+        assert (x == -1).all(), (attempt, inside, int((x != -1).sum()))
+    both = comm.all_gather(np.array([inside, error != ""]))
+    if both[0]:
+        assert both[1] and both[3], (error, both)  # nobody takes what is there for the sum
+        met += 1
+    group.timeout = 20
+    group.close()
+    del x, group
+    gc.collect()
+    if met == 2:
+        break
+print("met", met)
+"""
+    done = run(tmp_path, transport, 2, body, seconds=120)
+    assert done.outputs == ["met 2\n"] * 2, done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rank_stopped_in_a_call_to_which_all_came_is_named_at_the_deadline(tmp_path, transport):
+    """Round the ring rank 0 waits for rank 3, rank 3 for rank 2, and rank 2 for rank 1."""
+    body = """
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+comm.timeout = 6
+if comm.rank == 1:  # handlers run while it waits in the call
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+if comm.rank == 0:
+    assert wait_for(lambda: is_stopped(pids[1]))
+try:
+    comm.all_reduce(np.ones(300_000), algorithm="ring")
+except pc.CollectiveError as error:
+    print(error)
+if comm.rank == 0:
+    os.kill(pids[1], signal.SIGCONT)
+"""
+    done = run(tmp_path, transport, 4, body, seconds=60)
+    for text in done.outputs:
+        assert "until its deadline for rank 1, which is in this call but silent" in text, done
+
+
+# A rank that may not do all that others may ---------------------------------------------------
+
+knows_numbers = pytest.mark.skipif(
+    platform.machine() not in SYSTEM_CALLS, reason="the numbers of system calls"
+)
+
+
+@knows_numbers
+@pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
+def test_rank_without_membarrier_is_woken_by_a_fence(tmp_path, transport):
+    """The others are told, whose light barrier it cannot do its part of."""
+    preamble = """
+from in_ranks import *
+if os.environ["PYCOLLECTIVE_RANK"] == "1":
+    refuse("membarrier")
+comm = pc.init(timeout=20)
+"""
+    body = """
+comm.barrier()
+print(getattr(comm._group, "needing_fences", "mixed"))  # of shared memory alone
+for turn in range(300):
+    if turn % 100 == comm.rank:
+        time.sleep(0.02)  # the others sleep
+    assert comm.all_reduce(np.ones(3))[0] == 3
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    assert done.outputs == ["[1]\n" if transport == "shm" else "mixed\n"] * 3, done
+
+
+@knows_numbers
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_scatter_of_an_ordinary_array_with_and_without_the_right_to_read_peers(
+    tmp_path, is_refused
+):
+    preamble = f"""
+from in_ranks import *
+if {is_refused} and os.environ["PYCOLLECTIVE_RANK"] == "1":
+    refuse("process_vm_readv")
+comm = pc.init(timeout=20)
+"""
+    body = """
+length = 3_000_001
+for turn in range(3):
+    root = turn % 2
+    array = np.arange(3 * length, dtype="f4") + turn if comm.rank == root else None
+    part = comm.scatter(array, root=root, out=np.empty(length, "f4"))
+    if array is not None:
+        array.fill(0)  # nobody reads it any more
+    expected = np.arange(comm.rank * length, (comm.rank + 1) * length, dtype="f4") + turn
+    assert (part == expected).all(), turn
+print(comm._group.all_read)
+"""
+    done = run(tmp_path, "shm", 3, body, preamble)
+    assert done.outputs == [f"{not is_refused}\n"] * 3, done
+
+
+@knows_numbers
+@pytest.mark.parametrize("transport", ["shm", "mixed"])
+def test_rank_that_sleeps_passes_the_heavy_barrier(tmp_path, transport):
+    """Whoever wakes it passes none that would do in its place."""
+    body = """
+comm.barrier()
+heard = []
+if comm.rank == 0:
+    refuse("membarrier", heard)
+comm.barrier()
+if comm.rank != 0:  # so that rank 0 waits for memory, which rank 1 shares with it
+    time.sleep(0.3)
+comm.all_reduce(np.ones(100_000))
+print(len(heard) > 0)
+comm.barrier()
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert done.outputs == ["True\n", "False\n", "False\n"], done
+
+
+# Calls that take long --------------------------------------------------------------------------
+
+SLOWLY = """
+from in_ranks import *
+os.environ["PYCOLLECTIVE_WARN_AFTER"] = "1.2"
+import logging
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+comm = pc.init(timeout=40)
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+
+def slowly(call):
+    # Rank 1 works for some milliseconds at a time, so that the call goes on all the time.
+    began, over = time.monotonic(), threading.Event()
+    def hold_up():
+        while not over.is_set():
+            os.kill(pids[1], signal.SIGSTOP)
+            time.sleep(0.15)
+            os.kill(pids[1], signal.SIGCONT)
+            time.sleep(0.005)
+    if comm.rank == 0:
+        thread = threading.Thread(target=hold_up)
+        thread.start()
+    call()
+    over.set()
+    if comm.rank == 0:
+        thread.join()
+    return time.monotonic() - began
+
+def long_enough(make):
+    items = 4_000_000
+    while True:
+        call = make(items)
+        comm.barrier()
+        seconds = slowly(call)
+        comm.barrier()
+        if comm.broadcast(np.array([seconds]), 0)[0] > 2.5:
+            return
+        items *= 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    "call", ["comm.all_reduce(x, 'max', out=x)", "comm.all_reduce(x, 'max', out=x, algorithm='ring')",
+             "comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)"],
+)  # fmt: skip
+def test_long_call_in_which_bytes_move_does_not_warn(tmp_path, transport, call):
+    body = f"""
+def make(items):
+    x = np.ones(items)
+    return lambda: {call}
+long_enough(make)
+"""
+    done = run(tmp_path, transport, 2, body, SLOWLY, seconds=120)
+    assert done.outputs == ["", ""], done
+    assert done.codes == [0], done
+
+
+# What a process may run out of -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
+def test_no_descriptors_left_in_a_group(tmp_path, transport):
+    """Calls and arrays need none; split is refused on every rank, and the group goes on."""
+    body = """
+comm.timeout = 4  # which is how long the others wait for it in split
+comm.all_reduce(np.ones(3), async_op=True).wait()
+comm.all_gather(np.ones(1))  # both ways
+with without_descriptors() if comm.rank == 1 else contextlib.nullcontext():
+    assert (comm.all_reduce(np.ones(500_000)) == comm.size).all()
+    CALLS["send"](comm)()
+    print(until_error(lambda: comm.split(0)))
+    for items in (10, 100_000):
+        x = comm.empty(items)
+        x.fill(1)
+        assert (comm.all_reduce(x, out=x) == 3).all()
+comm.timeout = 20.0
+assert comm.split(0).all_reduce(np.ones(3)).sum() == 9
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert set(done.codes) == {0}, done
+    for rank, output in enumerate(done.outputs):
+        assert output.startswith("CollectiveError the group of color 0 could not be made"), done
+        assert "Too many open files" in output or rank != 1, done
+
+
+MEETING = """
+import os, sys
+from in_ranks import *
+import pycollective.launch.tcp  # a module is a file too
+from pycollective.launch import RendezvousError
+before = held()
+with {limit} if os.environ["PYCOLLECTIVE_RANK"] == "1" else contextlib.nullcontext():
+    try:
+        comm = pc.init(timeout=20, join_timeout=4)
+        comm.barrier()
+        said = "made"
+    except (RendezvousError, pc.PeerLostError) as error:
+        said = in_words(error)
+print(said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("transport", "left"),
+    some_fast(
+        [("mixed", n) for n in (0, 1, 2, 3, 4, 5, 7, 9)] + [("host", 1), ("tcp", 1), ("tcp", 4)],
+        [("tcp", 4)],
+    ),
+)
+def test_no_descriptors_left_for_a_meeting(tmp_path, transport, left):
+    """Rank 1 has none left at some point of it, and says so at once."""
+    preamble = MEETING.format(limit=f"without_descriptors({left})")
+    body = """
+comm = None
+assert not grown(before), grown(before)
+again = meet(0)
+assert again.all_reduce(np.ones(70_000))[-1] == again.size
+print("again")
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    assert set(done.codes) == {0}, done
+    assert done.outputs[1].startswith("RendezvousError") or left > 5, done
+    assert "Too many open files" in done.outputs[1] or left > 5, done
+    assert all(output.endswith("again\n") for output in done.outputs), done
+
+
+@pytest.mark.parametrize("left", some_fast([0, 1, 2, 4], [1]))
+def test_split_without_descriptors_leaves_none_open(tmp_path, left):
+    """Rank 0, which listens for the new group, has so few left."""
+    body = f"""
+before = held()
+comm.timeout = 2.0
+with without_descriptors({left}) if comm.rank == 0 else contextlib.nullcontext():
+    try:
+        comm.split(0)
+    except pc.CollectiveError as error:
+        print("Too many open files" in str(error) or "no secret" in str(error))
+assert not grown(before), grown(before)
+comm.timeout = 20.0
+assert comm.split(0).all_reduce(np.ones(3))[0] == 2
+"""
+    done = run(tmp_path, "host", 2, body)
+    assert set(done.codes) == {0}, done
+    assert all(output == "True\n" for output in done.outputs), done
+
+
+@pytest.mark.parametrize("transport", some_fast(["shm", "mixed"], ["shm"]))
+def test_empty_asks_no_other_rank_and_needs_no_address_space(tmp_path, transport):
+    body = """
+from pycollective import _core
+x = comm.empty(1000)
+if comm.rank == 1:
+    with at_most(resource.RLIMIT_AS, 1 << 28):
+        large = comm.empty(40_000_000)
+    assert _core.is_shared(large)
+y, z = comm.empty(1000), comm.empty(100_000)
+for a in (x, y, z):
+    a.fill(comm.rank)
+comm.barrier()
+for a in (x, y, z):
+    assert (a == comm.rank).all()
+    assert (comm.all_reduce(a, out=a) == 3).all()
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert set(done.codes) == {0}, done
+
+
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "mixed"]))
+def test_no_memory_left_in_a_group(tmp_path, transport):
+    body = """
+x, tiny = np.ones(3_000_000), np.ones(100)
+ragged, scratch = comm.split(0), comm.split(0)
+def attempt(call):
+    try:
+        call()
+        return "done"
+    except (MemoryError, pc.AbortedError) as error:
+        return in_words(error)
+comm.all_reduce(tiny)
+comm.barrier()
+with without_memory() if comm.rank == 1 else contextlib.nullcontext():
+    if comm.rank == 1:  # it cannot even begin, and may try again
+        print(attempt(lambda: comm.all_reduce(x[::2])))  # which it has to copy
+    said = attempt(lambda: comm.empty(3_000_000))
+    assert said == "done" or comm.rank == 1, said
+    # What it has begun fails for all.
+    print(attempt(lambda: ragged.all_gather(x, ragged=True)))
+    print(attempt(lambda: scratch.reduce(x, root=2, algorithm="tree")))  # for which it needs scratch
+assert (comm.all_reduce(tiny) == 3).all()
+print("goes on", flush=True)
+if comm.rank == 1:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
+print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 1 else
+      comm.all_reduce(np.ones(50_000_000)))  # of which it dies
+"""
+    done = run(tmp_path, transport, 3, body)
+    for rank, output in enumerate(done.outputs):
+        lines = output.splitlines()
+        if rank == 1:
+            assert [line.split()[0] for line in lines] == 3 * ["MemoryError"] + ["goes"], done
+            continue
+        assert lines[0] == (
+            "AbortedError rank 1 left a ragged all_gather because of an error of its own: MemoryError"
+        ), done
+        assert lines[1].startswith("AbortedError rank 1 left reduce because of an error"), done
+        assert lines[2] == "goes on", done
+        assert lines[3].startswith("PeerLostError rank 1 "), done
+    assert "MemoryError" in done.errors, done
+
+
+@pytest.mark.parametrize(
+    ("transport", "fault"),
+    some_fast(
+        [(t, f) for t in ("host", "tcp", "mixed") for f in ("kill", "interrupt", "stop")],
+        [],
+    ),
+)
+def test_a_rank_of_a_meeting(tmp_path, transport, fault):
+    """Ranks 0 and 1 wait for rank 2, which comes late or never; something befalls rank 1."""
+    preamble = """
+from in_ranks import *
+rank = int(os.environ["PYCOLLECTIVE_RANK"])
+before = held()
+"""
+    deed = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}[fault]
+    body = f"""
+came = Path("came")
+if rank == 1:
+    Path("pid").write_text(str(os.getpid()))
+    def deed():
+        time.sleep(0.3)
+        came.touch()
+        os.kill(os.getpid(), signal.{deed})
+    threading.Thread(target=deed).start()
+if rank == 2:
+    assert wait_for(came.exists)
+    pid = Path("pid").read_text()
+    assert wait_for(lambda: is_stopped(pid)) if "{fault}" == "stop" else not time.sleep(0.5)
+def call():
+    comm = pc.init(timeout=20, join_timeout=2.5)
+    comm.barrier()
+    comm.close()
+    raise MemoryError("made")  # for until_error
+print(until_error(call), flush=True)
+call = None
+if rank == 0 and "{fault}" == "stop":
+    os.kill(int(Path("pid").read_text()), signal.SIGCONT)
+assert not grown(before), grown(before)
+number = rank // 2 if "{fault}" == "kill" else rank
+again = meet(0, number, 2 if "{fault}" == "kill" else 3)
+assert again.all_reduce(np.ones(70_000))[-1] == again.size
+print("again")
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    own = {"kill": "", "interrupt": "KeyboardInterrupt", "stop": "RendezvousError"}[fault]
+    assert done.outputs[1].startswith(own), done
+    for rank, output in enumerate(done.outputs):
+        if rank != 1:
+            assert output.startswith(("RendezvousError", "PeerLostError")), done
+            assert re.search("rank 1|ranks 1, 2|gone", output) or rank == 2, done
+        assert output.endswith("again\n") or (rank == 1 and fault == "kill"), done

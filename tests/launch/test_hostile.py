@@ -1,0 +1,222 @@
+"""Messages from somebody who has not proved to be a member: no listener dies, no rank gives up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from ports import free_port
+from processes import SECRET
+
+from pycollective import tuning
+from pycollective.launch import RendezvousError, handshake, meet
+from pycollective.launch.door import Door
+from pycollective.launch.store import Client
+
+KEY = handshake.key_of(SECRET.encode())
+ENVIRONMENT = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
+HELLO = {"pycollective": 2, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
+DEEP = b'{"nonce":' + b"[" * 490 + b"]" * 490 + b"}"
+VALUES = [
+    b'"\\ud800"',
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b"9" * 900,
+    b'"' + b"x" * 900 + b'"',
+    b"[]",
+    b"{}",
+    b'{"\\udfff": 1}',
+    b"[" * 400 + b"]" * 400,
+    b'{"a":' * 150 + b"1" + b"}" * 150,
+]
+"""JSON of every wrong kind, each short enough for a stranger's message."""
+
+
+def frame(data):
+    return struct.pack("!I", len(data)) + data
+
+
+def hostile(names):
+    """Return messages in which one of the fields has each of the wrong values, or is not there."""
+    yield from (b"", b"{}", b"[]", b"null", b"\xff\xfe", b"{", DEEP, *VALUES)
+    for name in names:
+        yield json.dumps({k: v for k, v in HELLO.items() if k != name}).encode()
+        for value in VALUES:
+            rest = {k: v for k, v in HELLO.items() if k != name and k != "nonce"}
+            yield json.dumps(rest).encode()[:-1] + b', "%s": %s}' % (name.encode(), value)
+
+
+@pytest.fixture
+def uncaught(monkeypatch):
+    """The exceptions that have ended threads."""
+    found = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: found.append(args.exc_value))
+    return found
+
+
+@pytest.fixture
+def door():
+    entered = []
+    listening = Door(
+        socket.create_server(("127.0.0.1", 0)), KEY, 2, lambda channel, _: entered.append(channel)
+    )
+    listening.entered = entered
+    yield listening
+    listening.close()
+    for channel in entered:
+        channel.close()
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.005)
+
+
+def test_door_hostile_greetings_and_proofs_turns_all_away(door, uncaught):
+    greetings = list(hostile(["pycollective", "nonce", "purpose", "rank", "size"]))
+    proofs = list(hostile(["proof"]))
+    for sent, greeted in [*((g, False) for g in greetings), *((p, True) for p in proofs)]:
+        with socket.create_connection(door.address, timeout=20) as sock:
+            if greeted:
+                sock.sendall(frame(json.dumps(HELLO).encode()))
+            sock.sendall(frame(sent))
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):  # until the listener has closed the connection
+                pass
+    until(lambda: door.turned_away == len(greetings) + len(proofs))
+    assert (uncaught, door.entered) == ([], [])
+    with socket.create_connection(door.address, timeout=20) as sock:
+        handshake.introduce(sock, KEY, {"purpose": "join"}, time.monotonic() + 20)
+        until(lambda: door.entered)
+
+
+ANSWERS = [
+    *hostile(["nonce", "proof", "refused"]),
+    b'{"refused": "go away"}',
+    b'{"refused": {"a": [1]}}',
+    b'{"proof": "00"}',
+]
+
+
+def squatter(sock, stop):
+    """Refuse every connection, without a proof."""
+    sock.settimeout(0.05)
+    kept = []
+    while not stop.is_set():
+        try:
+            guest, _ = sock.accept()
+        except TimeoutError:
+            continue
+        kept.append(guest)
+        with contextlib.suppress(OSError):
+            guest.sendall(frame(b'{"refused": "go away"}'))
+            guest.shutdown(socket.SHUT_WR)
+    for guest in kept:
+        guest.close()
+    sock.close()
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
+def test_introduce_hostile_answer_raises_handshake_error(answer):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(2 * frame(answer))
+        with pytest.raises((handshake.HandshakeError, OSError)):
+            handshake.introduce(ours, KEY, {"purpose": "join"}, time.monotonic() + 0.2)
+
+
+def test_join_refused_by_a_squatter_joins_once_rank_0_listens(on_ranks, caplog):
+    """A refusal that is not authenticated delays a rank, and does not end it."""
+    port, stop = free_port(), threading.Event()
+    server = socket.create_server(("127.0.0.1", port))
+    squats = threading.Thread(target=squatter, args=(server, stop))
+    squats.start()
+
+    def joins():
+        return meet(1, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
+
+    def listens():
+        until(lambda: "go away" in caplog.text)  # the refusal is said at once
+        stop.set()
+        squats.join(20)
+        return meet(0, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
+
+    comms = on_ranks([listens, joins], lambda rank: rank())
+    assert [comm.rank for comm in comms] == [0, 1]
+    for comm in comms:
+        comm.close()
+
+
+def test_join_refused_until_the_deadline_says_by_whom_and_why():
+    port, stop = free_port(), threading.Event()
+    server = socket.create_server(("127.0.0.1", port))
+    squats = threading.Thread(target=squatter, args=(server, stop))
+    squats.start()
+    try:
+        with pytest.raises(RendezvousError, match=f"refused at 127.0.0.1:{port}: go away"):
+            meet(1, 2, [f"127.0.0.1:{port}"], "a", environment=ENVIRONMENT, join_timeout=0.3)
+    finally:
+        stop.set()
+        squats.join(20)
+
+
+def test_rank_0_place_with_a_bad_port_names_the_field(on_ranks):
+    """The last port is 65535; the rank that says another one is told so, and the group waits on."""
+    listens = free_port()
+
+    def joins(port):
+        soon = time.monotonic() + 20
+        while True:
+            try:
+                sock = socket.create_connection(("127.0.0.1", listens))
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < soon
+                time.sleep(0.01)
+        with sock:
+            channel = handshake.introduce(
+                sock, KEY, {k: HELLO[k] for k in ("purpose", "rank", "size")}, soon
+            )
+            store = Client(channel)
+            request = {"host": "127.0.0.1", "port": port, "claim": "", "milliseconds": 20_000}
+            store.set("join/1", request)
+            with pytest.raises(RendezvousError) as caught:
+                while True:
+                    store.attend(1.0)
+            return str(caught.value)
+
+    def meets(rank):
+        return meet(rank, 2, [f"127.0.0.1:{listens}"], "a", environment=ENVIRONMENT)
+
+    def rank_1():
+        said = [joins(port) for port in (0, 65536, "1", None, True, 1.0)]
+        assert said == ["port is not a number from 1 to 65535"] * 6
+        return meets(1)
+
+    comms = on_ranks([lambda: meets(0), rank_1], lambda rank: rank())
+    assert [comm.rank for comm in comms] == [0, 1]
+    for comm in comms:
+        comm.close()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", '[["all_reduce", -1, "ring"]]', "nonsense"])
+def test_given_table_of_algorithms_that_is_none_raises_value_error(text):
+    with pytest.raises(ValueError, match=f"^{tuning.CHOICES}="):
+        tuning.given({tuning.CHOICES: text}, "shm", 2)
+
+
+def test_prepare_table_of_deep_json_begins_a_new_one(tmp_path):
+    file = tmp_path / "table.json"
+    file.write_text("[" * 100_000)
+    tuning.prepare(file, "1.0")
+    assert json.loads(file.read_text())["tables"] == {}

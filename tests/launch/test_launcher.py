@@ -1,0 +1,390 @@
+"""``pycollective run``: output, signals, exit codes, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fast_cases import some_fast
+
+from pycollective.launch import launcher
+from pycollective.launch.ended import Ended
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def start(tmp_path, ranks, body, *options, **how):
+    (tmp_path / "script.py").write_text("import os, signal, sys, time\n" + body)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), *options, "script.py"],
+        cwd=tmp_path,
+        **{
+            "env": ENVIRONMENT,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **how,
+        },
+    )
+
+
+def impatiently(tmp_path, ranks, body):
+    """Run a script on ranks whose launcher waits less for what does not end."""
+    (tmp_path / "script.py").write_text(f"import os, signal, sys, time\n{body}")
+    command = (
+        "import sys; from pycollective.launch import launcher; "
+        "launcher.GRACE = launcher._LEFT_BEHIND = 0.3; "
+        f"sys.exit(launcher.run([sys.executable, 'script.py'], {ranks}))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", command],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def gone(pid, seconds=10):
+    """Whether a process has ended within some time (a zombie has)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def pids(lines):
+    return [int(word) for line in lines for word in line.split() if word.isdigit()]
+
+
+def read_all(descriptor):
+    data = b""
+    while True:
+        try:
+            more = os.read(descriptor, 4096)
+        except OSError:  # the other end of the terminal is closed
+            more = b""
+        if not more:
+            return data.decode().replace("\r\n", "\n")
+        data += more
+
+
+def on_a_terminal(tmp_path, ranks, body, *options):
+    """Run with a terminal as output and error; return the status and what stands on it."""
+    ours, theirs = pty.openpty()
+    process = start(tmp_path, ranks, body, *options, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = read_all(ours)
+    os.close(ours)
+    return process.wait(20), text
+
+
+@pytest.mark.parametrize(
+    ("options", "prefixed"), [((), True), (("--prefix", "never"), False)]
+)  # fmt: skip
+def test_on_a_terminal_lines_have_their_rank(tmp_path, options, prefixed):
+    status, text = on_a_terminal(tmp_path, 2, "print('a'); print('b', file=sys.stderr)", *options)
+    assert status == 0
+    plain = ["a", "a", "b", "b"]
+    marked = ["[0] a", "[0] b", "[1] a", "[1] b"]
+    assert sorted(text.splitlines()) == (marked if prefixed else plain)
+
+
+@pytest.mark.slow
+def test_on_a_terminal_what_has_no_end_is_shown(tmp_path):
+    body = """
+if os.environ["PYCOLLECTIVE_RANK"] == "0":
+    print("name? ", end="", flush=True)
+    time.sleep(1.5)
+    print("Ada")
+else:
+    time.sleep(0.7)
+    print("10 %", end="\\r", flush=True)
+    print("20 %", end="\\r", flush=True)
+"""
+    status, text = on_a_terminal(tmp_path, 2, body)
+    assert status == 0
+    assert text == "[0] name? \n[1] 10 %\r[1] 20 %\r[0] Ada\n"
+
+
+def test_in_a_pipe_lines_are_whole_and_plain(tmp_path):
+    body = """
+for i in range(50):
+    for piece in ("begin", " " * 5000, "\\r", "end\\n"):
+        os.write(1, piece.encode())
+os.write(2, b"without an end")
+"""
+    out, err = start(tmp_path, 3, body, text=False).communicate(timeout=60)
+    assert out == (b"begin" + b" " * 5000 + b"\rend\n") * 150
+    assert err == b"without an end\n" * 3
+
+
+def test_a_reader_that_goes_away_ends_the_ranks(tmp_path):
+    process = start(tmp_path, 2, "while True: print('x' * 1000)")
+    process.stdout.read(5000)
+    process.stdout.close()
+    assert process.stderr.read().count("BrokenPipeError") >= 1
+    assert process.wait(20) == 1
+    process.stderr.close()
+
+
+def test_standard_input_goes_to_rank_0(tmp_path):
+    body = "print(os.environ['PYCOLLECTIVE_RANK'], repr(sys.stdin.read()))"
+    process = start(tmp_path, 2, body, stdin=subprocess.PIPE)
+    out, _ = process.communicate("hello", timeout=60)
+    assert sorted(out.splitlines()) == ["0 'hello'", "1 ''"]
+
+
+def test_the_secret_is_handed_out(tmp_path):
+    """Another one each time; it stands in the ranks' environment, and on no command line."""
+    body = """
+secret = os.environ["PYCOLLECTIVE_SECRET"]
+lines = [open(f"/proc/{pid}/cmdline").read() for pid in (os.getpid(), os.getppid())]
+assert not any(secret in line for line in lines)
+print(secret)
+"""
+    process = start(tmp_path, 2, body, "--transport", "tcp")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    first, second = out.split()
+    assert first == second
+    assert len(first) == 64
+    for group in launcher._Tcp(2), launcher._Tcp(2):
+        other = group.given_to(1)[0]["PYCOLLECTIVE_SECRET"]
+        group.started()
+        assert len(other) == 64
+        assert other != first
+        first = other
+
+
+@pytest.mark.slow
+def test_a_module_and_a_program(tmp_path):
+    (tmp_path / "thing.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    command = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
+    for words, line in (
+        (["-m", "thing", "-n", "--help"], "__main__ ['-n', '--help']"),
+        (["--", "sh", "-c", 'echo "$PYCOLLECTIVE_SIZE"'], "2"),
+        (["sh", "-c", "echo $#", "sh", "--", "x"], "2"),
+    ):
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == [line] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+def test_signals_that_nobody_handles_are_the_status(tmp_path, number):
+    process = start(tmp_path, 2, "print('ready', flush=True); time.sleep(60)")
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert f"was killed by {number.name}" in err
+
+
+def test_stopping_stops_the_ranks(tmp_path):
+    def state(pid):
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0]
+
+    def becomes(pid, wanted):
+        deadline = time.monotonic() + 10
+        while (state(pid) in "T") != wanted and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return (state(pid) in "T") == wanted
+
+    process = start(tmp_path, 2, "print(os.getpid(), flush=True); time.sleep(60)")
+    ranks = pids(process.stdout.readline() for _ in range(2))
+    process.send_signal(signal.SIGTSTP)
+    assert all(becomes(pid, True) for pid in (*ranks, process.pid))
+    process.send_signal(signal.SIGCONT)
+    assert all(becomes(pid, False) for pid in (*ranks, process.pid))
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_the_third_interrupt_kills(tmp_path):
+    body = "signal.signal(signal.SIGINT, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+    process = start(tmp_path, 2, body)
+    assert [process.stdout.readline() for _ in range(2)] == ["on\n"] * 2
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 137
+    assert "interrupted three times" in err
+
+
+def test_what_does_not_end_is_ended(tmp_path):
+    body = """
+print(os.getpid(), flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["PYCOLLECTIVE_RANK"] == "1":
+    time.sleep(0.5)
+    sys.exit(7)
+time.sleep(60)
+"""
+    done = impatiently(tmp_path, 3, body)
+    assert done.returncode == 7
+    assert done.stderr.splitlines() == [
+        "pycollective run: rank 1 exited with status 7",
+        "pycollective run: SIGTERM to what still runs: ranks 0, 2",
+        "pycollective run: SIGKILL to what still runs: ranks 0, 2",
+        "pycollective run: then rank 0 was killed by SIGKILL, rank 2 was killed by SIGKILL",
+    ]
+    assert all(gone(pid) for pid in pids(done.stdout.splitlines()))
+
+
+@pytest.mark.slow
+def test_what_ranks_leave_behind_is_ended(tmp_path):
+    body = """
+import subprocess
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+"""
+    done = impatiently(tmp_path, 2, body)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(gone(pid) for pid in pids(done.stdout.splitlines()))
+
+
+def test_a_killed_launcher_takes_the_ranks_with_it(tmp_path):
+    body = """
+import subprocess
+child = subprocess.Popen(["sleep", "60"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(60)
+"""
+    process = start(tmp_path, 2, body)
+    running = pids(process.stdout.readline() for _ in range(2))
+    assert len(running) == 4
+    process.kill()
+    process.wait()
+    assert all(gone(pid) for pid in running)
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_the_guardian_ends_with_the_launcher(tmp_path):
+    process = start(tmp_path, 1, "print('on', flush=True); sys.stdin.read()", stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "on\n"
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
+        children = f.read().split()
+    assert len(children) == 2
+    process.communicate("", timeout=20)
+    assert all(gone(int(pid)) for pid in children)
+
+
+# Ranks that end before the others have met them ---------------------------------------------------
+
+_MEETS = """
+import pycollective as pc
+rank = os.environ["PYCOLLECTIVE_RANK"]
+if rank == "WHO":
+    END
+try:
+    comm = pc.init(join_timeout=100)
+except pc.CollectiveError as error:
+    print(rank, type(error).__name__, error, flush=True)
+    sys.exit(9)
+print(rank, comm.all_reduce([1.0])[0], flush=True)
+"""
+
+
+_ENDS = {
+    "raise ValueError('mine')": ("exited with status 1", 1),
+    "time.sleep(0.5); os.kill(os.getpid(), 9)": ("was killed by SIGKILL", 137),
+    "sys.exit(0)": ("exited with status 0", 9),
+}
+
+
+@pytest.mark.parametrize(
+    ("end", "who"),
+    some_fast(
+        [(end, who) for end in _ENDS for who in "02"],
+        list(zip(_ENDS, "020", strict=True)),
+    ),
+)
+def test_tcp_rank_that_ends_before_the_rendezvous_is_named_by_the_others(tmp_path, end, who):
+    how, status = _ENDS[end]
+    body = _MEETS.replace("WHO", who).replace("END", end)
+    out, err = (process := start(tmp_path, 3, body, "--transport", "tcp")).communicate(timeout=90)
+    assert process.returncode == status, err
+    lines = sorted(out.splitlines())
+    assert [line[0] for line in lines] == [r for r in "012" if r != who]
+    for line in lines:
+        assert "RendezvousError" in line
+        # A rank that gives up ends in the others' sight, too.
+        assert re.search(rf"rank \d \(process \d+\) {how}|exited with status 9", line), line
+    assert any(re.search(rf"rank {who} \(process \d+\) {how} before all ranks", x) for x in lines)
+    assert "SIGTERM" not in err
+
+
+def test_tcp_rank_that_has_met_the_others_may_end(tmp_path):
+    body = _MEETS.replace("WHO", "none").replace("END", "pass") + "os._exit(0)\n"
+    process = start(tmp_path, 3, body, "--transport", "tcp")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == ["0 3.0", "1 3.0", "2 3.0"]
+
+
+def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
+    made = Ended.create(3, "127.0.0.1:1")
+    seen = Ended(made.descriptor)
+    assert seen.text == ""
+    seen.has_met(1)
+    made.write(1, "rank 1 exited with status 0", failed=False)
+    assert seen.text == ""
+    made.write(2, "rank 2 exited with status 0", failed=False)
+    assert seen.text == "rank 2 exited with status 0 before all ranks had met"
+    made.write(1, "rank 1 exited with status 3", failed=True)
+    assert seen.text.startswith("rank 2 ")
+    long = Ended.create(1, "127.0.0.1:1")
+    long.write(0, "é" * 1000, failed=True)
+    assert "é" * 100 in long.text
+    for one in (made, long):
+        one.close()
+
+
+def test_list_of_ended_ranks_is_none_where_its_descriptor_is_another(tmp_path):
+    """As in a program that a rank starts, which has the variable and not the descriptor."""
+    variable = "PYCOLLECTIVE_ENDED_FD"
+    assert Ended.of_environment({}, 2, "a:1") is None
+    for text in ("", "x", "-1", "99999"):
+        assert Ended.of_environment({variable: text}, 2, "a:1") is None
+    made = Ended.create(2, "a:1")
+    given = {variable: str(made.descriptor)}
+    assert Ended.of_environment(given, 2, "a:1") is not None
+    # Those who are left meet as another group.
+    assert Ended.of_environment(given, 1, "a:1") is None
+    assert Ended.of_environment(given, 2, "a:2") is None
+    made.close()
+    for content in (b"", b"hello", bytes(1000)):
+        (tmp_path / "other").write_bytes(content)
+        with open(tmp_path / "other", "r+b") as file:
+            assert Ended.of_environment({variable: str(file.fileno())}, 2, "a:1") is None
+
+
+def test_ranks_do_not_see_the_cluster_that_the_launcher_is_in(tmp_path):
+    body = (
+        "import pycollective as pc\nprint('TF_CONFIG' in os.environ, pc.init().all_reduce([1])[0])"
+    )
+    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+    process = start(tmp_path, 2, body, env={**ENVIRONMENT, "TF_CONFIG": cluster})
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "False 2\nFalse 2\n")
+    assert err == (
+        "pycollective run: the ranks do not see TF_CONFIG, which describes another group than theirs\n"
+    )

@@ -1,0 +1,207 @@
+"""Trying links before a group is made: what each sees, and what all hear of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+
+import pytest
+from ports import free_port
+from processes import SECRET
+
+from pycollective.launch import RendezvousError, links, probe, protection
+from pycollective.launch.handshake import introduce, key_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
+
+ENVIRONMENT = {"PYCOLLECTIVE_SECRET": SECRET}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(links, "CONNECT_SECONDS", 0.4)
+    monkeypatch.setattr(links, "_SETTLED_SECONDS", 0.8)
+    monkeypatch.setattr(links, "_ROUND_SECONDS", 0.05)
+
+
+class Rank:
+    """What `on_ranks` calls for each: tries its links."""
+
+    def __init__(self, rank, size, addresses, seconds=10.0, pause=0.0, environment=ENVIRONMENT):
+        self.arguments = rank, size, addresses, seconds, environment
+        self.pause = pause
+
+    def __call__(self):
+        time.sleep(self.pause)
+        return probe(*self.arguments)
+
+
+def call(rank):
+    return rank()
+
+
+def at_own(size):
+    return [f"127.0.0.1:{free_port()}" for _ in range(size)]
+
+
+@pytest.mark.parametrize("known", ["all", "the first"])
+def test_all_links_work(on_ranks, known):
+    """In any order of starting; where only worker 0's address is known, they tell each other."""
+    addresses = at_own(4 if known == "all" else 1)
+    begin = time.monotonic()
+    ranks = [Rank(r, 4, addresses, pause=pause) for r, pause in enumerate((0.3, 0.0, 0.1, 0.2))]
+    for found in on_ranks(ranks, call):
+        assert found.all_work(4)
+        assert (found.missing(4), found.broken(), found.others, found.routes) == ([], [], {}, {})
+        assert sorted(found.places) == [0, 1, 2, 3] if known == "all" else [0, 1, 2]
+    assert time.monotonic() - begin < 9  # nobody waits for the end
+
+
+def test_who_is_missing_is_known_to_all(on_ranks):
+    addresses = at_own(3)
+    ranks = [Rank(r, 3, addresses, seconds=1.0) for r in (0, 2)]
+    for found in on_ranks(ranks, call):
+        assert found.missing(3) == [1]
+        assert found.links[2, 1] == (links.REFUSED, "")
+        assert found.links[2, 0] == (links.WORKS, "")
+        assert found.broken() == []  # of somebody who is not there
+
+
+@pytest.mark.slow
+def test_one_link_is_broken(on_ranks, monkeypatch):
+    """Worker 2 finds nobody at worker 1's address, and worker 0 hears of it, and why."""
+    real = links.Sockets.connected
+
+    def connected(meeting, family, address, deadline):
+        if meeting.about.rank == 2 and address[1] == port:
+            raise OSError(22, "Invalid argument")
+        return real(meeting, family, address, deadline)
+
+    addresses = at_own(3)
+    port = int(addresses[1].rpartition(":")[2])
+    monkeypatch.setattr(links.Sockets, "connected", connected)
+    begin = time.monotonic()
+    for found in on_ranks([Rank(r, 3, addresses, seconds=20.0) for r in range(3)], call):
+        assert found.broken() == [(2, 1)]
+        assert found.links[2, 1] == (links.HERE, "Invalid argument")
+        assert found.missing(3) == []
+    assert time.monotonic() - begin < 18  # it is known that nothing will change
+
+
+def test_another_secret_and_another_description(on_ranks):
+    addresses = at_own(3)
+    other = {"PYCOLLECTIVE_SECRET": SECRET[::-1]}
+    ranks = [Rank(0, 3, addresses, 1.0), Rank(1, 3, addresses, 1.0, environment=other)]
+    ranks += [Rank(2, 3, [*addresses[:2], "127.0.0.1:1"], 1.0)]
+    zero, one, two = on_ranks(ranks, call)
+    assert one.links == {(1, 0): (links.TURNED_AWAY, "the secrets differ")}
+    assert zero.missing(3) == [1]
+    assert zero.links[2, 1] == (links.TURNED_AWAY, "the secrets differ")
+    assert zero.others == {2: [*addresses[:2], "127.0.0.1:1"]}
+    assert two.others == {0: addresses}
+
+
+@pytest.mark.slow
+def test_what_listens_there_is_no_worker():
+    with socket.create_server(("127.0.0.1", 0)) as sock, contextlib.ExitStack() as held:
+        where = f"127.0.0.1:{sock.getsockname()[1]}"
+        mine = f"127.0.0.1:{free_port()}"
+        found = probe(1, 2, [where, mine], 0.8, ENVIRONMENT)
+        assert found.links[1, 0][0] == links.OTHER
+        assert found.links[1, 0][1].startswith("somebody listens there, and does not speak as")
+        # One whose queue is full answers nothing, as behind a firewall that drops packets.
+        with contextlib.suppress(TimeoutError):
+            while True:
+                held.enter_context(socket.create_connection(sock.getsockname(), 0.1))
+        found = probe(1, 2, [where, mine], 0.8, ENVIRONMENT)
+        assert found.links == {(1, 0): (links.SILENT, "")}
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (
+            socket.gaierror(-2, "Name or service not known"),
+            (links.OTHER, "Name or service not known"),
+        ),
+        (OSError(113, "No route to host"), (links.UNREACHABLE, "No route to host")),
+        (PermissionError(13, "Permission denied"), (links.HERE, "Permission denied")),
+        (TimeoutError(110, "Connection timed out"), (links.SILENT, "")),
+        (ConnectionResetError(104, "reset\x1b[2J"), (links.OTHER, "reset?[2J")),
+    ],
+)
+def test_what_errors_mean(error, outcome):
+    assert links._outcome(error) == outcome
+
+
+def test_without_a_secret_only_loopback():
+    with pytest.raises(
+        RendezvousError, match="192.0.2.1 is not a loopback address, and there is no"
+    ):
+        probe(0, 2, ["192.0.2.1:9000", "192.0.2.2:9000"], 1.0, {})
+    found = probe(1, 2, ["192.0.2.1:9000", f"127.0.0.1:{free_port()}"], 0.3, {})
+    assert "192.0.2.1 is not a loopback address" in found.links[1, 0][1]
+    assert (
+        protection({})
+        == "secret: none, so only processes of this user on this machine are accepted; no TLS"
+    )
+
+
+def test_an_address_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        mine = f"127.0.0.1:{sock.getsockname()[1]}"
+        with pytest.raises(RendezvousError, match="Address already in use"):
+            probe(0, 2, [mine, "127.0.0.1:1"], 1.0, ENVIRONMENT)
+        with pytest.raises(RendezvousError, match="rank 1 cannot listen at 127.0.0.1"):
+            probe(1, 2, ["127.0.0.1:1", mine], 1.0, ENVIRONMENT)
+
+
+GOOD = {
+    "from": 1, "heard": [0, 1], "links": [[1, 0, "works", "", 1]], "routes": [[1, 0, "x"]],
+    "places": [[1, "h", 1]], "others": {"1": ["a"]}, "well": [1], "addresses": ["a"],
+}  # fmt: skip
+
+
+def test_news_that_are_none(on_ranks):
+    """Who knows the secret is believed, but only what has the right form."""
+    port = free_port()
+
+    def tell(news):
+        for _ in range(200):
+            with contextlib.suppress(ConnectionRefusedError):
+                sock = socket.create_connection(("127.0.0.1", port))
+                break
+            time.sleep(0.01)
+        soon = time.monotonic() + 5
+        about = {"purpose": "probe", "from": 1}
+        with contextlib.closing(introduce(sock, key_of(SECRET.encode()), about, soon)) as channel:
+            channel.send(news, soon)
+            with contextlib.suppress(OSError):
+                return channel.receive(soon)
+        return None
+
+    def other():
+        for change in (
+            {"from": 2},
+            {"from": True},
+            {"heard": 3},
+            {"links": [[1, 0, "done", "", 1]]},
+            {"links": [[1, 0, "works", 7, 1]]},
+            {"links": [[1, 0]]},
+            {"routes": [[1, 9, "x"]]},
+            {"places": [[1, "h", 70000]]},
+            {"others": {"x": []}},
+            {"others": []},
+            {"well": [None]},
+            {"addresses": [1]},
+        ):
+            assert tell({**GOOD, **change}) is None, change
+        return tell(GOOD)
+
+    found, heard = on_ranks([Rank(0, 2, [f"127.0.0.1:{port}"]), other], call)
+    assert (heard["heard"], heard["from"]) == ([0, 1], 0)
+    assert found.all_work(2)
+    assert found.routes == {(1, 0): "x"}
+    assert found.others == {1: ["a"]}

@@ -1,0 +1,162 @@
+"""Meeting at addresses that are given: each rank at its own, or some of them only."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from ports import free_port
+from processes import SECRET
+
+from pycollective import launch
+from pycollective.launch import RendezvousError, handshake, host_and_port, leader, meet
+from pycollective.launch.store import Client
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
+
+ENVIRONMENT = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
+
+
+class Rank:
+    """What `on_ranks` calls for each rank: meets, and reduces."""
+
+    def __init__(self, rank, addresses, pause=0.0, **options):
+        self.rank, self.addresses, self.pause, self.options = rank, addresses, pause, options
+
+    def __call__(self):
+        time.sleep(self.pause)
+        options = {"environment": ENVIRONMENT, "join_timeout": 10.0, **self.options}
+        comm = meet(self.rank, len(self.addresses), self.addresses, "a test", **options)
+        total = float(comm.all_reduce(np.float64(self.rank + 1)))
+        found = comm.rank, comm.size, total
+        comm.close()
+        return found
+
+
+def call(rank):
+    return rank()
+
+
+def test_each_at_its_own_address_in_any_order(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    pauses = (0.3, 0.0, 0.1)
+    found = on_ranks([Rank(r, addresses, pauses[r]) for r in range(3)], call)
+    assert found == [(r, 3, 6.0) for r in range(3)]
+
+
+def test_an_address_that_is_not_this_hosts_own(on_ranks):
+    """As that of a service in front of it: it listens at all addresses, which needs a secret."""
+    addresses = [f"127.0.0.1:{free_port()}", f"192.0.2.1:{free_port()}"]
+    found = on_ranks([Rank(r, addresses) for r in range(2)], call)
+    assert found == [(r, 2, 3.0) for r in range(2)]
+    open_to_all = {"PYCOLLECTIVE_TRANSPORT": "tcp"}
+    _, error = on_ranks(
+        [Rank(r, addresses, environment=open_to_all, join_timeout=1.0) for r in range(2)], call
+    )
+    assert isinstance(error, RendezvousError)
+    assert "0.0.0.0 is not a loopback address, and there is no secret" in str(error)
+
+
+def test_those_who_come_in_time_are_enough(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+    some = {"least": 2, "patience": 0.5}
+    found = on_ranks([Rank(r, addresses, **some) for r in (0, 2, 3)], call)
+    assert found == [(0, 3, 8.0), (1, 3, 8.0), (2, 3, 8.0)]
+    assert on_ranks([Rank(0, addresses, least=1, patience=0.2)], call) == [(0, 1, 1.0)]
+
+
+def test_who_is_missing_is_said_on_every_rank(on_ranks, caplog, monkeypatch):
+    assert leader.LOG_EVERY == 10
+    monkeypatch.setattr(leader, "LOG_EVERY", 0.2)
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    found = on_ranks([Rank(r, addresses, pause) for r, pause in enumerate((0, 0, 0.7))], call)
+    assert found == [(r, 3, 6.0) for r in range(3)]
+    missing = f"rank 0 waits for rank 2 of 3 to come to {addresses[0]}"
+    assert caplog.messages.count(missing) in (2, 3)
+    assert caplog.messages.count(f"rank 1: {missing}") == caplog.messages.count(missing)
+
+
+def test_too_few(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+    some = {"least": 3, "patience": 0.3, "join_timeout": 1.0}
+    for error in on_ranks([Rank(r, addresses, **some) for r in (0, 1)], call):
+        assert isinstance(error, RendezvousError)
+        assert "ranks 2, 3 of 4" in str(error)
+
+
+@pytest.mark.parametrize("after", ["welcome", "table", "reason"])
+def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
+    """At once where all had come; otherwise it may be started again, as long as there is time."""
+    port = free_port()
+    rank_0 = Rank(0, [f"127.0.0.1:{port}"] * 2, join_timeout=0.5 if after == "welcome" else 20.0)
+
+    def dies():
+        key = handshake.key_of(SECRET.encode())
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                sock = socket.create_connection(("127.0.0.1", port))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        hello = {"purpose": "join", "rank": 1, "size": 2}
+        store = Client(handshake.introduce(sock, key, hello, deadline))
+        if after != "welcome":
+            request = {"host": "127.0.0.1", "port": 1, "claim": "", "milliseconds": 20_000}
+            assert store.compare_set("join/1", None, request)
+            while store.get("all/table") is None:
+                store.attend(1.0)
+            assert store.get("all/table")["ranks"] == [0, 1]
+        if after == "reason":
+            store.set("failed/1", {"error": "rank 1 did not reach rank 7", "ranks": []})
+        store.close()
+
+    error, _ = on_ranks([rank_0, dies], call)
+    assert isinstance(error, RendezvousError)
+    gone = "rank 1 is gone before the group was made"
+    waited = "rank 0 waited 0.5 s for rank 1 of 2 to come to"
+    words = {"welcome": waited, "table": gone, "reason": "rank 1 did not reach rank 7"}
+    assert words[after] in str(error)
+
+
+def test_knocks_are_heard_each_time_that_a_group_goes_on_with_fewer(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    for _ in range(2):
+        knocks = launch.listen_for_knocks(addresses, ENVIRONMENT)
+        try:
+            assert not knocks.heard()
+            (error,) = on_ranks([Rank(1, addresses, join_timeout=0.1)], call)
+            assert isinstance(error, RendezvousError)
+            assert knocks.heard()
+        finally:
+            knocks.close()
+
+
+def test_is_there_sees_rank_0_of_the_group_and_no_stranger(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    assert not launch.is_there(addresses, ENVIRONMENT)
+    with socket.create_server(host_and_port(addresses[0])) as stranger:
+        threading.Thread(target=lambda: stranger.accept()[0].close()).start()
+        assert not launch.is_there(addresses, ENVIRONMENT)
+
+    def looks():
+        until = time.monotonic() + 20
+        while not launch.is_there(addresses, ENVIRONMENT):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return Rank(1, addresses)()
+
+    assert on_ranks([Rank(0, addresses), looks], call) == [(0, 2, 3.0), (1, 2, 3.0)]
+
+
+def test_addresses_that_are_none():
+    assert host_and_port("[::1]:8") == ("::1", 8)
+    for wrong in ("host", "host:", ":1", "host:0", "host:65536", "host:x"):
+        with pytest.raises(ValueError, match="is not host:port"):
+            host_and_port(wrong)
+    with pytest.raises(RendezvousError, match="'nowhere' is not host:port"):
+        meet(0, 2, ["nowhere"], "a test")

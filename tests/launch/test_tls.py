@@ -1,0 +1,392 @@
+"""Control connections in TLS: who shows which certificate, and what the core hears through them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from ports import free_port
+from processes import SECRET, run_on_hosts
+from test_strangers import Recorder
+
+import pycollective as pc
+from pycollective.launch import RendezvousError, handshake, meet, probe, protection, tls
+from pycollective.launch.door import Door
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command"),
+]
+
+
+def _openssl(folder, *words):
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """Return the variables of a rank, by (who signed its certificate, whom it trusts)."""
+    folder = tmp_path_factory.mktemp("tls")
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    for name in ("ours", "theirs"):
+        files = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
+        _openssl(folder, "req", "-x509", *new, *files, "-subj", f"/CN={name}", "-days", "2")
+        files = ("-keyout", f"{name}1.key", "-out", f"{name}1.csr")
+        _openssl(folder, "req", *new, *files, "-subj", "/CN=a rank")
+        signer = ("-CA", f"{name}.pem", "-CAkey", f"{name}.key", "-CAcreateserial")
+        files = ("-in", f"{name}1.csr", "-out", f"{name}1.pem")
+        _openssl(folder, "x509", "-req", *files, *signer, "-days", "2")
+
+    def variables(signed="ours", trusts="ours"):
+        return {
+            "PYCOLLECTIVE_TLS_CERT": str(folder / f"{signed}1.pem"),
+            "PYCOLLECTIVE_TLS_KEY": str(folder / f"{signed}1.key"),
+            "PYCOLLECTIVE_TLS_CA": str(folder / f"{trusts}.pem"),
+        }
+
+    return variables
+
+
+def met(environments, work, addresses=None, seconds=20.0):
+    """Return a function for each rank that meets the others and works."""
+    addresses = addresses or [f"127.0.0.1:{free_port()}"] * len(environments)
+
+    def rank(i):
+        more = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
+        comm = meet(
+            i,
+            len(environments),
+            [addresses[i]],
+            "a test",
+            join_timeout=seconds,
+            timeout=20.0,
+            environment={**more, **environments[i]},
+        )
+        try:
+            return work(comm)
+        finally:
+            comm.close()
+
+    return [lambda i=i: rank(i) for i in range(len(environments))]
+
+
+def call(rank):
+    return rank()
+
+
+def total(comm):
+    part = comm.split(0)
+    both = comm.all_reduce(np.arange(100_000.0)), part.all_reduce(np.ones(3))
+    part.close()
+    return [float(x[-1]) for x in both]
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param("tcp", marks=pytest.mark.slow),
+        pytest.param("one", marks=pytest.mark.slow),
+        "two",
+    ],
+)
+def test_all_goes_on_as_without(on_ranks, certificates, hosts):
+    own = [certificates() for _ in range(3)]
+    for rank, env in enumerate(own if hosts != "tcp" else ()):
+        env["PYCOLLECTIVE_TRANSPORT"] = ""
+        env["PYCOLLECTIVE_HOST_ID"] = "a" if hosts == "one" or rank else "b"
+    assert on_ranks(met(own, total), call) == [[299_997.0, 3.0]] * 3
+
+
+def test_nothing_of_the_meeting_can_be_read(on_ranks, certificates):
+    for own, secret in ([certificates()] * 2, True), ([{}] * 2, False):
+        port = free_port()
+        between = Recorder(port)
+        where = [f"127.0.0.1:{port}", f"127.0.0.1:{between.port}"]
+        try:
+            assert on_ranks(met(own, total, where), call) == [[199_998.0, 2.0]] * 2
+        finally:
+            between.close()
+        said = b"".join(between.said)
+        assert (b"purpose" not in said) == secret
+
+
+def test_strangers_do_not_disturb(on_ranks, certificates):
+    port = free_port()
+    greeting = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(
+            ssl.MemoryBIO(), greeting, server_hostname="rank-0"
+        ).do_handshake()
+    hello = greeting.read()
+    rng = random.Random(3)
+    kept = []
+
+    def knock(data, end):
+        for _ in range(2000):
+            with contextlib.suppress(ConnectionRefusedError):
+                sock = socket.create_connection(("127.0.0.1", port))
+                break
+            time.sleep(0.005)
+        with contextlib.suppress(OSError):
+            sock.sendall(data)
+            if end:
+                sock.shutdown(socket.SHUT_WR)
+        kept.append(sock)
+
+    def strangers():
+        for end in (True, False):
+            for data in (
+                b"",
+                b"\x16",
+                hello[:50],
+                hello,
+                hello + b"\x17\x03\x03\x00\x05hello",
+                b"\x16\x03\x01" + rng.randbytes(2000),
+                hello[:40] + rng.randbytes(len(hello)),
+                rng.randbytes(100),
+            ):
+                knock(data, end)
+        return join()
+
+    first, join = met([certificates()] * 2, total, [f"127.0.0.1:{port}"] * 2)
+    try:
+        assert on_ranks([first, strangers], call) == [[199_998.0, 2.0]] * 2
+    finally:
+        for sock in kept:
+            sock.close()
+
+
+def test_a_failure_is_heard_with_its_reason(on_ranks, certificates):
+    def fails(comm):
+        if comm.rank == 1:
+            time.sleep(0.1)
+            comm.abort("mine")
+        comm.all_reduce(np.ones(10))
+
+    for error in on_ranks(met([certificates()] * 3, fails), call):
+        assert isinstance(error, pc.CollectiveError)
+        assert "mine" in str(error)
+
+
+def test_who_is_silent(on_ranks, certificates):
+    """Who does not beat is known to those that do, through the threads that stand between."""
+    known = [threading.Event() for _ in range(3)]
+    known[1].set()
+
+    def beats(comm):
+        until = time.monotonic() + 20
+        while not all(one.is_set() for one in known) and time.monotonic() < until:
+            if comm.rank != 1:
+                comm._group.beat()
+                if comm._group.silent(0.2) == [1]:
+                    known[comm.rank].set()
+            time.sleep(0.02)
+        return known[comm.rank].is_set()
+
+    assert on_ranks(met([certificates()] * 3, beats), call) == [True] * 3
+
+
+def test_who_has_left_is_named(on_ranks, certificates):
+    def leaves(comm):
+        if comm.rank == 1:
+            comm.all_reduce(np.ones(1))
+
+    def goes_on(comm):
+        if comm.rank != 1:
+            comm.all_reduce(np.ones(1))
+            comm.all_reduce(np.ones(1))
+
+    first, _, last = on_ranks(met([certificates()] * 3, lambda c: (leaves(c), goes_on(c))), call)
+    for error in (first, last):
+        assert isinstance(error, pc.PeerLostError)
+        assert "rank 1 has left the group after 1 calls" in str(error)
+
+
+def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
+    """Though the core sees of the control connection only what stands for it."""
+
+    def rank_0(comm):
+        return comm._group.address(0)
+
+    where = [f"127.0.0.2:{free_port()}"] * 2
+    assert on_ranks(met([certificates()] * 2, rank_0, where), call)[1] == "127.0.0.2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("", "rank 1 has left the group after 1 calls"),
+        (
+            "os.fork() or child(); os.kill(os.getpid(), 9)",
+            "rank 1 .*is lost to rank 0: it ended, or its",
+        ),
+    ],
+)
+def test_processes_that_end(tmp_path, certificates, end, says):
+    """In good order, though nobody closes; or killed, where a forked child has copies of all."""
+    body = f"""
+def child():
+    wait_until = time.monotonic() + 10
+    while not os.path.exists("heard") and time.monotonic() < wait_until:
+        time.sleep(0.01)
+    os._exit(0)
+comm.all_reduce(np.ones(1))
+if comm.rank == 1:
+    {end or "raise SystemExit"}
+begin = time.monotonic()
+try:
+    comm.all_reduce(np.ones(1))
+except pc.PeerLostError as error:
+    print(time.monotonic() - begin < 8, error)
+Path("heard").touch()
+"""
+    more = {"PYCOLLECTIVE_TRANSPORT": "tcp", **certificates()}
+    done = run_on_hosts(tmp_path, ["", ""], body, **more)
+    assert re.match(f"True {says}", done.outputs[0]), done
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        pytest.param(
+            ("theirs", "theirs"),
+            "its certificate is refused .*PYCOLLECTIVE_TLS_CA",
+            marks=pytest.mark.slow,
+        ),
+        (("theirs", "ours"), "it refuses this rank's certificate .*unknown ca"),
+        (None, "this rank speaks TLS only"),
+    ],
+)
+def test_who_is_not_wanted(on_ranks, certificates, others, why):
+    own = [certificates(), certificates(*others) if others else {}]
+    first, second = on_ranks(met(own, total, seconds=0.4), call)
+    assert isinstance(first, RendezvousError)
+    assert "could not prove that they belong here" in str(first)
+    assert isinstance(second, RendezvousError)
+    assert re.search(why, str(second)), second
+
+
+@pytest.mark.slow
+def test_tls_at_a_rank_without(on_ranks, certificates):
+    _, second = on_ranks(met([{}, certificates()], total, seconds=0.4), call)
+    assert isinstance(second, RendezvousError)
+    assert "it speaks no TLS: PYCOLLECTIVE_TLS_CERT" in str(second)
+
+
+@pytest.fixture
+def refusing(certificates):
+    """A door that refuses certificates of others, and the port of it."""
+    own = certificates()
+    door = Door(
+        socket.create_server(("127.0.0.1", 0)),
+        handshake.key_of(SECRET.encode()),
+        1,
+        lambda channel, hello: None,
+        tls.of_environment(own),
+    )
+    yield door
+    door.close()
+
+
+def refused(door, certificates):
+    """Return a connection whose own part of the TLS handshake is done, with a foreign certificate."""
+    theirs = certificates("theirs", "ours")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(theirs["PYCOLLECTIVE_TLS_CA"])
+    context.load_cert_chain(theirs["PYCOLLECTIVE_TLS_CERT"], theirs["PYCOLLECTIVE_TLS_KEY"])
+    sock = socket.create_connection(door.address, timeout=20)
+    return context.wrap_socket(sock)
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sends", [False, True], ids=["silent", "sends on"])
+def test_accept_refused_peer_that_stays_is_hung_up(refusing, certificates, sends):
+    """The peer has a second to read the reason; thread and connection end then."""
+    with refused(refusing, certificates) as sock:
+
+        def hung_up():
+            if sends:
+                with contextlib.suppress(OSError):
+                    socket.socket.send(sock, b"x")
+            return refusing.turned_away
+
+        until(hung_up)
+        with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
+            sock.recv(1)
+
+
+def test_accept_refused_peer_is_heard_until_it_ends(refusing, certificates, monkeypatch):
+    """Data that nobody reads reset a connection, and the alert on its way is lost with it."""
+    monkeypatch.setattr(tls, "_HEARING_SECONDS", 60.0)
+    with refused(refusing, certificates) as sock:
+        with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
+            sock.recv(1)
+        for _ in range(20):
+            socket.socket.send(sock, b"x")
+            time.sleep(0.01)
+        assert not refusing.turned_away
+    until(lambda: refusing.turned_away)
+
+
+def test_variables_that_do_not_fit(certificates, tmp_path):
+    own = certificates()
+    del own["PYCOLLECTIVE_TLS_KEY"]
+    with pytest.raises(RendezvousError, match="PYCOLLECTIVE_TLS_KEY is not: TLS needs all three"):
+        met([own, {}], total)[0]()
+    own = {**certificates(), "PYCOLLECTIVE_TLS_CA": str(tmp_path / "none")}
+    with pytest.raises(
+        RendezvousError, match="PYCOLLECTIVE_TLS_CA='.*none' cannot be used: .*No su"
+    ):
+        met([own, {}], total)[0]()
+    own = {**certificates(), "PYCOLLECTIVE_TLS_KEY": certificates("theirs")["PYCOLLECTIVE_TLS_KEY"]}
+    with pytest.raises(
+        RendezvousError, match="PYCOLLECTIVE_TLS_CERT=.* cannot be used: .*(?i:mism)"
+    ):
+        met([own, {}], total)[0]()
+
+
+def test_tls_key_that_others_can_read_raises(certificates, tmp_path):
+    own, key = certificates(), tmp_path / "node.key"
+    shutil.copy(own["PYCOLLECTIVE_TLS_KEY"], key)
+    own["PYCOLLECTIVE_TLS_KEY"] = str(key)
+    key.chmod(0o640)
+    with pytest.raises(RendezvousError, match="PYCOLLECTIVE_TLS_KEY='.*' has mode 0640.*chmod 600"):
+        protection(own)
+    key.chmod(0o600)
+    assert protection(own).endswith("control connections in TLS")
+
+
+@pytest.mark.slow
+def test_links_are_tried_in_tls(on_ranks, certificates):
+    """And one that has no TLS is told so."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+
+    def tried(rank):
+        own = certificates() if with_tls[rank] else {}
+        return probe(rank, 2, addresses, 0.6, {"PYCOLLECTIVE_SECRET": SECRET, **own})
+
+    with_tls = True, True
+    assert all(found.all_work(2) for found in on_ranks(range(2), tried))
+    with_tls = True, False
+    (kind, text) = on_ranks(range(2), tried)[1].links[1, 0]
+    assert kind == "turned away"
+    assert text.startswith("this rank speaks TLS only: PYCOLLECTIVE_TLS_CERT")
+    assert protection({"PYCOLLECTIVE_SECRET": SECRET, **certificates()}).endswith("in TLS")
