@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +25,8 @@ _RESULTS_LIMIT = 256 << 20
 _PIECE = 8 << 20
 
 
-def _shaped(block: _Bytes, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return an array at the beginning of a block; the array's ``base`` is the block."""
-    array: Array = np.ndarray(shape, dtype, block)
-    return array
-
-
-def _references(blocks: list[Any]) -> Iterator[int]:
-    """Return the number of references to each block."""
-    return map(sys.getrefcount, blocks)
-
-
 # Number of references to a block that is only in its list; it differs between Python versions.
-_IDLE = next(_references([object()]))
+_IDLE = next(map(sys.getrefcount, [object()]))
 
 
 class Workspace(threading.local):
@@ -73,7 +60,8 @@ class Workspace(threading.local):
         block = self._scratch.get(name)
         if block is None or block.size < size:
             block = self._scratch[name] = self._block(size)
-        return _shaped(block, shape, dtype)
+        array: Array = np.ndarray(shape, dtype, block)
+        return array
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return an uninitialized array like ``numpy.empty``, if possible in memory used before.
@@ -87,9 +75,12 @@ class Workspace(threading.local):
         blocks = self._results.get(size)
         if blocks is None:
             blocks = self._results[size] = []
-        for index, references in enumerate(_references(blocks)):
+        # Each array's base is its block, so an array that exists is a reference to its block.
+        array: Array
+        for index, references in enumerate(map(sys.getrefcount, blocks)):
             if references == _IDLE:
-                return _shaped(blocks[index], shape, dtype)
+                array = np.ndarray(shape, dtype, blocks[index])
+                return array
         if self._kept + size > self._limit:
             self._drop_idle()
             if self._kept + size > self._limit:
@@ -97,7 +88,8 @@ class Workspace(threading.local):
             blocks = self._results.setdefault(size, [])
         blocks.append(self._block(size))
         self._kept += size
-        return _shaped(blocks[-1], shape, dtype)
+        array = np.ndarray(shape, dtype, blocks[-1])
+        return array
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Return ``a @ b``; a large product of two matrices is in memory used before."""
@@ -116,7 +108,11 @@ class Workspace(threading.local):
         """Release every idle block, because other sizes are requested now."""
         self._kept = 0
         for size, blocks in list(self._results.items()):
-            busy = [i for i, references in enumerate(_references(blocks)) if references != _IDLE]
+            busy = [
+                i
+                for i, references in enumerate(map(sys.getrefcount, blocks))
+                if references != _IDLE
+            ]
             if busy:
                 self._results[size] = [blocks[i] for i in busy]
                 self._kept += size * len(busy)

@@ -17,7 +17,7 @@ from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .erf import erf, normal_density
 from .sums import column_sums
-from .window import compiled, native
+from .window import native
 
 __all__ = [
     "add_relu",
@@ -55,20 +55,22 @@ def softplus_of(x: Array) -> Array:
 
 
 def _relu_of(x: Array) -> Array:
-    if not compiled(x):
+    found = native(x)
+    if found is None:
         cut: Array = np.maximum(x, x.dtype.type(0))
         return cut
     y = workspace.empty(x.shape, x.dtype)
-    kernels.relu(native(x), y)
+    kernels.relu(*found, y)
     return y
 
 
 def _relu_gradient(g: Array, _x: Array, y: Array) -> Array:
-    if not compiled(g, y):
+    found = native(g, y)
+    if found is None:
         masked: Array = g * (y > 0)
         return masked
     dx = workspace.empty(y.shape, y.dtype)
-    kernels.relu_gradient(native(g), y, dx, None)
+    kernels.relu_gradient(*found, dx, None)
     return dx
 
 
@@ -91,10 +93,11 @@ def add_relu(x: Any, y: Any) -> Tensor:
     """
     first, second = operands(x, y)
     a, b = first.array, second.array
-    if a.shape != b.shape or not compiled(a, b):
+    found = native(a, b) if a.shape == b.shape else None
+    if found is None:
         return relu(first + second)
     z = workspace.empty(a.shape, a.dtype)
-    kernels.add_relu(native(a), native(b), z)
+    kernels.add_relu(*found, z)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
         masked = _relu_gradient(g, a, z)

@@ -34,7 +34,7 @@ from .window import (
     Pair,
     Window,
     add_windows,
-    compiled,
+    in_c_order,
     is_same,
     make_window,
     native,
@@ -346,10 +346,8 @@ def _generic_backward(
 
 def conv2d_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
     """Convolve arrays of checked shapes; their kind selects the kernel."""
-    if compiled(x, w, b):
-        return _compiled_forward(
-            native(x), native(w), None if b is None else native(b), window, relu
-        )
+    if (found := native(x, w, b)) is not None:
+        return _compiled_forward(*found, window, relu)
     return _generic_forward(x, w, b, window, relu)
 
 
@@ -360,8 +358,8 @@ def conv2d_backward(
 
     ``y`` is the result after relu, or None without relu.
     """
-    if compiled(g, x, w, y):
-        return _compiled_backward(native(g), native(x), native(w), y, window, need)
+    if (found := native(g, x, w, y)) is not None:
+        return _compiled_backward(*found, window, need)
     return _generic_backward(g, x, w, y, window, need)
 
 
@@ -458,14 +456,14 @@ def conv2d_relu_max_pool(
     window = _conv_window(xa, wa, ba, strides, padding, dilations)
     size = _pool_pair(pool_size) if pool_size.__class__ is tuple else pair(pool_size, "pool_size")
     fits = size[0] <= window.out_h and size[1] <= window.out_w and size[0] * size[1] < 255
-    if not (fits and compiled(xa, wa, ba)):
+    arrays = native(xa, wa, ba) if fits else None
+    if arrays is None:
         result = conv2d(inputs[0], inputs[1], bias, strides, padding, dilations, "relu")
         return max_pool2d(result, size)
-    xa, wa, ba = native(xa), native(wa), None if ba is None else native(ba)
     plan = _pooled(window, wa.shape[3], size)
-    y, codes = _pooled_forward(xa, wa, ba, plan)
+    y, codes = _pooled_forward(*arrays, plan)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
-        return _pooled_backward(native(g), codes, xa, wa, plan, need)[: len(need)]
+        return _pooled_backward(in_c_order(g), codes, *arrays[:2], plan, need)[: len(need)]
 
     return record(y, inputs, vjp)

@@ -7,7 +7,7 @@ import numpy as np
 from .. import _nn as kernels
 from ..array_backend import Array
 from ..workspace import workspace
-from .window import compiled, native
+from .window import native
 
 
 def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array | None]:
@@ -16,10 +16,11 @@ def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array 
     Logits are NumPy arrays of float32 or float64, labels are integers in ``[0, classes)``. The
     derivative is ``softmax(logits) - onehot(labels)``, else None.
     """
-    if not compiled(logits):
+    found = native(logits)
+    if found is None:
         raise ValueError(f"logits must be NumPy float32 or float64, got dtype {logits.dtype}")
     losses = np.empty(logits.shape[:1], logits.dtype)
     slope = workspace.empty(logits.shape, logits.dtype) if gradient else None
     rows = np.ascontiguousarray(labels, np.int64)
-    kernels.softmax_cross_entropy(native(logits), rows, losses, slope)
+    kernels.softmax_cross_entropy(*found, rows, losses, slope)
     return losses, slope

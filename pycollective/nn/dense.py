@@ -15,7 +15,7 @@ from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .activations import bias_add
 from .activations import relu as relu_of
-from .window import FLOAT32, compiled, native
+from .window import FLOAT32, in_c_order, native
 
 # Larger factors do not stay in caches, and BLAS, which divides products into blocks in both directions,
 # is faster.
@@ -34,19 +34,20 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
     xa, wa = inputs[0].array, inputs[1].array
     ba = None if bias is None else inputs[2].array
     fits = xa.ndim == wa.ndim == 2 and xa.shape[1] == wa.shape[0]
-    if not (fits and compiled(xa, wa, ba) and (ba is None or ba.shape == wa.shape[1:])):
+    fits = fits and (ba is None or ba.shape == wa.shape[1:])
+    arrays = native(xa, wa, ba) if fits else None
+    if arrays is None:
         y = ops.matmul(*inputs[:2])
         if bias is not None:
             y = bias_add(y, inputs[2])
         return relu_of(y) if relu else y
     if xa.dtype == FLOAT32 and max(xa.size, wa.size) <= _LARGEST:
-        return _own(inputs, relu)
-    return _blas(inputs, relu)
+        return _own(inputs, *arrays, relu)
+    return _blas(inputs, *arrays, relu)
 
 
-def _own(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
+def _own(inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, relu: bool) -> Tensor:
     """Compute everything with this package's kernels, in one call in each direction."""
-    x, w, b = _arrays(inputs)
     y = workspace.empty((x.shape[0], w.shape[1]), x.dtype)
     kernels.dense_forward(x, w, b, y, relu)
 
@@ -54,15 +55,14 @@ def _own(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
         dx = workspace.empty(x.shape, x.dtype) if need[0] else None
         dw = workspace.empty(w.shape, w.dtype) if need[1] else None
         db = np.empty(w.shape[1], w.dtype) if need[2:] == (True,) else None
-        kernels.dense_gradient(x, w, native(g), y if relu else None, dx, dw, db)
+        kernels.dense_gradient(x, w, in_c_order(g), y if relu else None, dx, dw, db)
         return (dx, dw, db)[: len(need)]
 
     return record(y, inputs, vjp)
 
 
-def _blas(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
+def _blas(inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, relu: bool) -> Tensor:
     """Compute the products with BLAS."""
-    x, w, b = _arrays(inputs)
     y = workspace.empty((x.shape[0], w.shape[1]), x.dtype)
     np.matmul(x, w, out=y)
     if relu or b is not None:
@@ -70,10 +70,11 @@ def _blas(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
         db = np.zeros(w.shape[1], w.dtype) if need[2:] == (True,) else None
-        dz = native(g)
+        dz = in_c_order(g)
         if relu:
-            dz = workspace.scratch("dense", y.shape, y.dtype)
-            kernels.relu_gradient(native(g), y, dz, db)
+            masked = workspace.scratch("dense", y.shape, y.dtype)
+            kernels.relu_gradient(dz, y, masked, db)
+            dz = masked
         elif db is not None:
             kernels.relu_gradient(dz, None, None, db)
         dx = workspace.matmul(dz, w.T) if need[0] else None
@@ -81,8 +82,3 @@ def _blas(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
         return (dx, dw, db)[: len(need)]
 
     return record(y, inputs, vjp)
-
-
-def _arrays(inputs: tuple[Tensor, ...]) -> tuple[Array, Array, Array | None]:
-    x, w = native(inputs[0].array), native(inputs[1].array)
-    return x, w, native(inputs[2].array) if len(inputs) > 2 else None

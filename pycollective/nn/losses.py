@@ -14,7 +14,7 @@ from ..tensor.tape import record, recording
 from ..tensor.tensor import Tensor, as_tensor
 from . import cross_entropy
 from .activations import _classes, log_softmax_of, softplus_of, stable_sigmoid
-from .window import compiled, native
+from .window import native
 
 __all__ = [
     "l2_loss",
@@ -62,7 +62,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
             "label for each row of logits is needed"
         )
     classes = a.shape[axis]
-    if compiled(a):
+    if native(a) is not None:
         return record(*_by_kernel(label, a, x))
     wrong = (label < 0) | (label >= classes)
     if not on_host(a):
@@ -173,14 +173,15 @@ def sum_of_squares(t: Any, factor: float) -> Tensor:
     x = as_tensor(t)
     a = x.array
     number = a.dtype.type
-    if compiled(a):
-        total = kernels.sum_of_squares(native(a))
+    found = native(a)
+    if found is not None:
+        total = kernels.sum_of_squares(*found)
     else:
         flat = a.reshape(-1)
         total = np.dot(flat, flat)
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
         slope = g * number(2 * factor)
-        return (Multiple(a, float(slope)) if compiled(a) else slope * a,)
+        return (slope * a if found is None else Multiple(a, float(slope)),)
 
     return record(asarray(total * number(factor), a.dtype, like=a), (x,), vjp)

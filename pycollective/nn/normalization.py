@@ -17,7 +17,7 @@ from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from . import normalization_on_gpu
 from .sums import column_sums
-from .window import compiled, native
+from .window import native
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
 
@@ -110,13 +110,14 @@ def _rows(values: Array, channels: int) -> Array:
     """Return ``[..., channels]`` as rows, in the layout of the kernels that can handle them."""
     rows: Array = values.reshape(values.size // max(channels, 1), channels)
     if rows.__class__ is np.ndarray:
-        return native(rows) if compiled(rows) else rows
+        found = native(rows)
+        return rows if found is None else found[0]
     return rows if rows.flags.c_contiguous else array_module(rows).ascontiguousarray(rows)
 
 
 def _statistics(rows: Array) -> tuple[Array, Array]:
     """Return mean and variance of the columns, 0 if there are no rows."""
-    if compiled(rows) and rows.shape[1]:
+    if rows.shape[1] and native(rows) is not None:
         mean, variance = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
         kernels.batch_moments(rows, mean, variance)
         return mean, variance
@@ -134,7 +135,7 @@ def _gradient_sums(
     With ``cut``, a factor and a shift for kernels, the sums include ``g`` only where
     ``(rows - mean) * factor + shift`` is positive.
     """
-    if compiled(g, rows, mean) and rows.shape[1]:
+    if rows.shape[1] and native(g, rows, mean) is not None:
         sums, products = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
         kernels.batch_sums(g, rows, mean, sums, products, *cut)
         return sums, products
@@ -165,7 +166,7 @@ def _scaled(
             return normalization_on_gpu.scale(rows, mean, factor, shift, relu)
         return normalization_on_gpu.combine(more, rows, mean, by_more, factor, shift, cut)
     y = _empty(rows)
-    if compiled(rows, factor) and rows.shape[1]:
+    if rows.shape[1] and native(rows, factor) is not None:
         if shift is None:
             shift = np.zeros_like(factor)
         if more is None or by_more is None:
@@ -263,7 +264,7 @@ def normalize_batch(
         slope = inverse if factor is None else inverse * factor
     relu = activation is not None
     # From their inputs, the kernels compute the mask of relu again.
-    by_kernel = on_gpu or (compiled(rows, slope) and channels > 0)
+    by_kernel = on_gpu or (channels > 0 and native(rows, slope) is not None)
     cut = (slope, np.zeros_like(slope) if shift is None else shift) if relu and by_kernel else ()
     y = _scaled(rows, mean, slope, shift, relu=relu)
     if relu and not by_kernel:

@@ -18,7 +18,6 @@ from .window import (
     Window,
     add_windows,
     checked_window,
-    compiled,
     native,
     padded,
     padded_zeros,
@@ -91,16 +90,16 @@ def _generic_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Wi
 
 def max_pool_forward(x: Array, window: Window) -> tuple[Array, Array]:
     """Return the maxima and the codes that `max_pool_backward` needs."""
-    if compiled(x):
-        return _compiled_forward(native(x), window)
+    if (found := native(x)) is not None:
+        return _compiled_forward(*found, window)
     by_kernel = pooling_on_gpu.fits(x, window)
     return pooling_on_gpu.forward(x, window) if by_kernel else _generic_forward(x, window)
 
 
 def max_pool_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Window) -> Array:
     """Return the gradient of images of the given shape."""
-    if compiled(g) and codes.dtype.kind == "u":
-        return _compiled_backward(native(g), codes, shape, window)
+    if codes.dtype.kind == "u" and (found := native(g)) is not None:
+        return _compiled_backward(*found, codes, shape, window)
     if codes.dtype == np.uint8 and pooling_on_gpu.fits(g, window):
         return pooling_on_gpu.backward(g, codes, shape, window)
     return _generic_backward(g, codes, shape, window)

@@ -6,6 +6,7 @@ updates all arrays of a GPU (`together`). Other arrays use the functions of thei
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from .. import _nn as kernels
 from ..array_backend import Array, array_module, on_host
 from . import together
-from .window import compiled, native
+from .window import in_c_order, native
 
 
 def _check(param: Array, **others: Array | None) -> None:
@@ -30,7 +31,8 @@ def _check(param: Array, **others: Array | None) -> None:
 
 def _in_place(*arrays: Array | None) -> bool:
     """Return True if the compiled kernels can write to these arrays."""
-    return compiled(*arrays) and all(a is None or native(a) is a for a in arrays)
+    found = native(*arrays)
+    return found is not None and all(map(operator.is_, found, arrays))
 
 
 def multiply(arrays: Sequence[Array], factor: float) -> None:
@@ -75,8 +77,8 @@ def adam_update(
         return
     for param, grad, m, v in zip(params, grads, ms, vs, strict=True):
         _check(param, grad=grad, m=m, v=v)
-        if compiled(grad) and _in_place(param, m, v):
-            kernels.adam_update([param], [native(grad)], [m], [v], alpha, beta1, beta2, epsilon)
+        if _in_place(param, m, v):
+            kernels.adam_update([param], [in_c_order(grad)], [m], [v], alpha, beta1, beta2, epsilon)
             continue
         m += (grad - m) * (1 - beta1)
         v += (grad * grad - v) * (1 - beta2)
@@ -107,9 +109,9 @@ def sgd_update(
     speeds = [None] * len(params) if velocities is None else velocities
     for param, grad, velocity in zip(params, grads, speeds, strict=True):
         _check(param, grad=grad, velocity=velocity)
-        if compiled(grad) and _in_place(param, velocity):
+        if _in_place(param, velocity):
             own = None if velocity is None else [velocity]
-            kernels.sgd_update([param], [native(grad)], own, rate, momentum, nesterov)
+            kernels.sgd_update([param], [in_c_order(grad)], own, rate, momentum, nesterov)
             continue
         step = grad * rate
         if velocity is None:
@@ -138,8 +140,10 @@ def rmsprop_update(
     step. With ``speed``: ``momentum speed`` is added to the step, and ``speed = step``.
     """
     _check(param, grad=grad, v=v, mean=mean, speed=speed)
-    if compiled(grad) and _in_place(param, v, mean, speed):
-        kernels.rmsprop_update(param, native(grad), v, mean, speed, rate, rho, momentum, epsilon)
+    if _in_place(param, v, mean, speed):
+        kernels.rmsprop_update(
+            param, in_c_order(grad), v, mean, speed, rate, rho, momentum, epsilon
+        )
         return
     v *= rho
     v += (1 - rho) * grad * grad
@@ -162,8 +166,8 @@ def adagrad_update(param: Array, grad: Array, a: Array, rate: float, epsilon: fl
     ``a += grad²``, ``param -= rate grad / sqrt(a + epsilon)``.
     """
     _check(param, grad=grad, a=a)
-    if compiled(grad) and _in_place(param, a):
-        kernels.adagrad_update(param, native(grad), a, rate, epsilon)
+    if _in_place(param, a):
+        kernels.adagrad_update(param, in_c_order(grad), a, rate, epsilon)
         return
     a += grad * grad
     param -= rate * grad / np.sqrt(a + epsilon)

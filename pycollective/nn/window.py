@@ -56,22 +56,30 @@ def make_window(
     return kernels.Window(height, width, channels, *kernel, *strides, *dilations, same)
 
 
-def compiled(*arrays: Array | None) -> bool:
-    """Return True if the compiled kernels support these arrays."""
-    dtype = None
+def native(*arrays: Array | None) -> tuple[Any, ...] | None:
+    """Return the arrays in C order and aligned, or None if the compiled kernels do not support them.
+
+    The kernels need NumPy arrays that are all float32 or all float64. None stands for an array that
+    an operation leaves out, and stays None.
+    """
+    dtype, fits = None, True
     for array in arrays:
         if array is None:
             continue
         if array.__class__ is not np.ndarray or array.dtype not in _COMPILED:
-            return False
+            return None
         if dtype is not None and array.dtype != dtype:
-            return False
+            return None
         dtype = array.dtype
-    return True
+        flags = array.flags
+        fits = fits and flags.c_contiguous and flags.aligned
+    if fits:
+        return arrays
+    return tuple([None if array is None else in_c_order(array) for array in arrays])
 
 
-def native(array: Array) -> Array:
-    """Return the array in the layout that the compiled kernels need: C order, aligned."""
+def in_c_order(array: Array) -> Array:
+    """Return a NumPy array in C order and aligned."""
     flags = array.flags
     if flags.c_contiguous and flags.aligned:
         return array

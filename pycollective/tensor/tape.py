@@ -9,6 +9,7 @@ reused. A tape therefore keeps no tensor alive. Between the forward and the back
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class _ThreadState(threading.local):
 
 thread_state = _ThreadState()
 new_key = itertools.count(1).__next__
+_key = operator.attrgetter("_key")
 _key_lock = threading.Lock()
 
 
@@ -105,7 +107,7 @@ def record(array: Array, inputs: tuple[Tensor, ...], vjp: Vjp) -> Tensor:
                     if not output._key:
                         output._key = new_key()
                     tracked.add(output._key)
-                    tape._nodes.append((output._key, tuple([t._key for t in inputs]), vjp))
+                    tape._nodes.append((output._key, tuple(map(_key, inputs)), vjp))
                 break
     return output
 
@@ -127,7 +129,7 @@ def record_many(
             tape._tracked.update(
                 key for key, output in zip(keys, outputs, strict=True) if output.dtype.kind in "fV"
             )
-            tape._nodes.append((keys, tuple(t._key for t in inputs), node_vjp))
+            tape._nodes.append((keys, tuple(map(_key, inputs)), node_vjp))
     return outputs
 
 
@@ -301,7 +303,7 @@ class GradientTape:
                 f"unconnected_gradients must be 'none' or 'zero', got {unconnected_gradients!r}"
             )
         resolved = [_resolve(source, "gradient") for source in nest.flatten(sources)]
-        targets = [_target(item) for item in nest.flatten(target)]
+        targets = tuple([as_tensor(item) for item in nest.flatten(target)])
         gradients = self._seed(targets, output_gradients)
         source_keys = [self._keys_of(source) for source in resolved]
 
@@ -311,15 +313,27 @@ class GradientTape:
             self._leave()
             self._used = True
             nodes, self._nodes = self._nodes, []
-        wanted = {key for keys in source_keys for key in keys}
+        wanted = set(itertools.chain.from_iterable(source_keys))
         results: list[Tensor | None] = [None] * len(resolved)
 
         def complete(place: int) -> None:
-            parts = [gradients[key] for key in source_keys[place] if key in gradients]
-            if parts:
-                result = results[place] = _result(parts, tuple(targets))
-                if ready is not None:
-                    ready(place, result)
+            array = None
+            for key in source_keys[place]:
+                part = gradients.get(key)
+                if part is not None:
+                    array = part if array is None else _sum(array, part)
+            if array is None:
+                return
+            if array.__class__ is not np.ndarray:
+                array = _array_of(array)
+            # Copy a broadcast view, whose memory is not that of its shape; pass on any other array.
+            if not (array.flags.c_contiguous and getattr(array.flags, "writeable", True)):
+                array = copy(array)
+            # Outer tapes must not take a gradient for a constant.
+            result = record(array, targets, _no_second_order)
+            results[place] = result
+            if ready is not None:
+                ready(place, result)
 
         last_uses = {} if ready is None else _last_uses(nodes, source_keys)
         _sweep(nodes, gradients, wanted, last_uses, complete, consume=not self._persistent)
@@ -344,7 +358,7 @@ class GradientTape:
         target, sources
             As in `gradient`, which may still be called afterwards.
         """
-        active = {_target(item)._key for item in nest.flatten(target)} & self._tracked
+        active = {as_tensor(item)._key for item in nest.flatten(target)} & self._tracked
         for outputs, inputs, _ in reversed(self._nodes):
             keys = outputs if outputs.__class__ is tuple else (outputs,)
             if not active.isdisjoint(keys):
@@ -358,7 +372,7 @@ class GradientTape:
         entry = self._variables.get(id(source))
         return () if entry is None else tuple(entry[1])
 
-    def _seed(self, targets: list[Tensor], output_gradients: Any) -> dict[int, Array]:
+    def _seed(self, targets: Sequence[Tensor], output_gradients: Any) -> dict[int, Array]:
         """Return the gradients of the targets, with which the backward pass begins."""
         if output_gradients is None:
             weights: list[Any] = [None] * len(targets)
@@ -426,19 +440,24 @@ def _sweep(
     # Sums made here may be changed in place; the results of a vjp may be shared.
     own: set[int] = set()
     number = len(nodes)
-    for outputs, inputs, vjp in _drain(nodes) if consume else reversed(nodes):
+    while number:
         for place in last_uses.get(number, ()):
             complete(place)
         number -= 1
+        outputs, inputs, vjp = nodes.pop() if consume else nodes[number]
         if outputs.__class__ is tuple:
             gradient: Any = [_take(gradients, key, wanted) for key in outputs]
             if all(part is None for part in gradient):
                 continue
         else:
-            gradient = _take(gradients, outputs, wanted)
+            gradient = gradients.get(outputs)
             if gradient is None:
                 continue
-        need = tuple([key in reached for key in inputs])
+            if outputs not in wanted:
+                del gradients[outputs]
+            if gradient.__class__ is not np.ndarray:
+                gradient = _array_of(gradient)
+        need = tuple(map(reached.__contains__, inputs))
         if True not in need:
             continue
         for key, part in zip(inputs, vjp(gradient, need), strict=True):
@@ -479,11 +498,6 @@ def _reached(nodes: list[_Node], sources: set[int]) -> set[int]:
     return reached
 
 
-def _drain(nodes: list[_Node]) -> Iterator[_Node]:
-    while nodes:
-        yield nodes.pop()
-
-
 def _take(gradients: dict[int, Array], key: int, wanted: set[int]) -> Array | None:
     """Return the complete gradient of an operation's result, as an array."""
     gradient = gradients.get(key) if key in wanted else gradients.pop(key, None)
@@ -494,21 +508,6 @@ def _take(gradients: dict[int, Array], key: int, wanted: set[int]) -> Array | No
 
 def _array_of(gradient: Any) -> Array:
     return gradient.computed() if gradient.__class__ is Multiple else asarray(gradient)
-
-
-def _result(parts: list[Array], targets: tuple[Tensor, ...]) -> Tensor:
-    """Return a gradient as a tensor, which outer tapes do not take for a constant."""
-    array = parts[0]
-    if array.__class__ is not np.ndarray:
-        array = _array_of(array)
-    for part in parts[1:]:
-        array = asarray(_sum(array, part))
-    # Copy a broadcast view, whose memory is not that of its shape; pass on any other array.
-    if not (array.flags.c_contiguous and getattr(array.flags, "writeable", True)):
-        array = copy(array)
-    if not thread_state.tapes:
-        return Tensor(array)
-    return record(array, targets, _no_second_order)
 
 
 def _no_second_order(_gradient: Array, _need: tuple[bool, ...]) -> Sequence[Any]:
@@ -533,8 +532,3 @@ def _resolve(source: Any, caller: str) -> Tensor | Watchable:
         f"{caller}() needs tensors and variables, got {type(source).__name__}; make a tensor with "
         "constant() and watch() it before it is used"
     )
-
-
-def _target(item: Any) -> Tensor:
-    """Return a target as a tensor; for a variable the value that the tape recorded."""
-    return item if isinstance(item, Tensor) else as_tensor(item)
