@@ -54,7 +54,7 @@ def is_array(value: Any) -> bool:
 
 def on_host(array: Any) -> bool:
     """Return True if reading a value does not have to wait for a device."""
-    return _cupy_of(array) is None
+    return array.__class__ is np.ndarray or _cupy_of(array) is None
 
 
 def to_numpy(array: Any) -> Array:

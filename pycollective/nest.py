@@ -54,7 +54,7 @@ def _children(value: Any) -> Iterable[Any]:
 
 def flatten(structure: Any) -> list[Any]:
     """Return the leaves of ``structure`` in order."""
-    if not is_nested(structure):
+    if not _is_container(structure.__class__):
         return [structure]
     leaves: list[Any] = []
     for child in _children(structure):
@@ -74,7 +74,7 @@ def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
         The structures differ in kind, length or keys.
     """
     first, *others = structures
-    if not is_nested(first):
+    if not _is_container(first.__class__):
         return function(*structures)
     for other in others:
         if _is_mapping(first.__class__):
@@ -86,7 +86,11 @@ def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
         rows: Iterable[tuple[Any, ...]] = [tuple(s[key] for s in structures) for key in first]
     else:
         rows = zip(*structures, strict=True)
-    return rebuild(first, [map_structure(function, *row) for row in rows])
+    items = [
+        map_structure(function, *row) if _is_container(row[0].__class__) else function(*row)
+        for row in rows
+    ]
+    return rebuild(first, items)
 
 
 def pack_as(structure: Any, leaves: Iterable[Any]) -> Any:
@@ -100,7 +104,7 @@ def pack_as(structure: Any, leaves: Iterable[Any]) -> Any:
 
 def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
     try:
-        if not is_nested(structure):
+        if not _is_container(structure.__class__):
             return next(leaves)
         items = [
             _pack(child, leaves) if _is_container(child.__class__) else next(leaves)

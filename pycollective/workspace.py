@@ -108,13 +108,12 @@ class Workspace(threading.local):
         """Release every idle block, because other sizes are requested now."""
         self._kept = 0
         for size, blocks in list(self._results.items()):
+            references = list(map(sys.getrefcount, blocks))
             busy = [
-                i
-                for i, references in enumerate(map(sys.getrefcount, blocks))
-                if references != _IDLE
+                block for block, count in zip(blocks, references, strict=True) if count != _IDLE
             ]
             if busy:
-                self._results[size] = [blocks[i] for i in busy]
+                self._results[size] = busy
                 self._kept += size * len(busy)
             else:
                 del self._results[size]

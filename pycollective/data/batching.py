@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -296,10 +298,10 @@ class RebatchByBatch(Transformed):
 
     def _iter(self) -> Iterator[Any]:
         for batch in self._source._iter():
-            if any(leaf.ndim == 0 for leaf in nest.flatten(batch)):
+            if 0 in map(operator.attrgetter("ndim"), nest.flatten(batch)):
                 self._raise_unbatched(batch)
             for part in range(self._parts):
-                yield nest.map_structure(lambda a, part=part: self._cut(a, part), batch)
+                yield nest.map_structure(partial(self._cut, part), batch)
 
     def _raise_unbatched(self, batch: Any) -> None:
         names = zip(nest.flatten(component_names(batch)), nest.flatten(batch), strict=True)
@@ -311,7 +313,7 @@ class RebatchByBatch(Transformed):
             f"{self._parts} replicas."
         )
 
-    def _cut(self, array: Any, part: int) -> Any:
+    def _cut(self, part: int, array: Any) -> Any:
         size = -(-len(array) // self._parts)
         return array[part * size : (part + 1) * size]
 

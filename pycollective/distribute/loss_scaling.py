@@ -53,7 +53,7 @@ def compute_average_loss(
         In cross-replica context without a ``global_batch_size``.
     """
     losses = _floating(per_example_loss)
-    if losses.ndim == 0:
+    if losses.array.ndim == 0:
         raise ValueError(
             "Invalid value passed for `per_example_loss`. Expected a tensor with at least rank 1. "
             f"Received per_example_loss={losses.numpy()} with rank 0"
@@ -78,7 +78,7 @@ def compute_average_loss(
 def _floating(values: Any) -> Tensor:
     """Return a tensor, of float64 if it was one of whole numbers, which are divided as such."""
     tensor = as_tensor(values)
-    return tensor_ops.cast(tensor, np.float64) if tensor.dtype.kind in "iu" else tensor
+    return tensor_ops.cast(tensor, np.float64) if tensor.array.dtype.kind in "iu" else tensor
 
 
 def _weighted(losses: Tensor, sample_weight: Any) -> Tensor:
@@ -131,7 +131,7 @@ def scale_regularization_loss(regularization_loss: Any) -> Tensor:
             "expected to be called in replica context."
         )
     total = _floating(regularization_loss)
-    if total.ndim:
+    if total.array.ndim:
         total = tensor_ops.reduce_sum(total)
     replicas = 1 if mode is None else mode.strategy.extended.num_replicas_in_sync
     return total if replicas == 1 else total / float(replicas)

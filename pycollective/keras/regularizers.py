@@ -48,12 +48,11 @@ class L1L2(Regularizer):
         self.l2 = _factor("l2", l2)
 
     def __call__(self, x: Any) -> Tensor:
-        weight = as_tensor(x)
         parts = []
         if self.l1:
-            parts.append(ops.reduce_sum(ops.abs(weight)) * self.l1)
+            parts.append(ops.reduce_sum(ops.abs(x)) * self.l1)
         if self.l2 or not parts:
-            parts.append(sum_of_squares(weight, self.l2))
+            parts.append(sum_of_squares(x, self.l2))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 

@@ -250,11 +250,12 @@ def log_softmax_of(logits: Array, axis: int) -> Array:
 def _classes(name: str, logits: Any, axis: int) -> tuple[Tensor, int]:
     """Return logits as a tensor, and the axis of the classes counted from 0."""
     x = as_tensor(logits)
-    if x.dtype.kind not in "fV":
-        raise TypeError(f"{name} needs floating-point logits, got dtype {x.dtype}; use cast()")
-    (place,) = axes_of(axis, x.ndim, name)
-    if not x.shape[place]:
-        raise ValueError(f"{name}: axis {place} of shape {x.shape} has no classes")
+    a = x.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(f"{name} needs floating-point logits, got dtype {a.dtype}; use cast()")
+    (place,) = axes_of(axis, a.ndim, name)
+    if not a.shape[place]:
+        raise ValueError(f"{name}: axis {place} of shape {a.shape} has no classes")
     return x, place
 
 

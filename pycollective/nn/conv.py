@@ -251,13 +251,9 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
     return y, codes
 
 
-def _sparse(w: Array, plan: _Pooled) -> bool:
-    """Return True if sums over the pixels of the maxima are faster than products of matrices."""
-    return _sparse_kind(plan, w.shape, w.dtype, kernels.vector_bytes())
-
-
 @functools.lru_cache(maxsize=256)
-def _sparse_kind(plan: _Pooled, shape: tuple[int, ...], dtype: Any, vector_bytes: int) -> bool:
+def _sparse(plan: _Pooled, shape: tuple[int, ...], dtype: Any, vector_bytes: int) -> bool:
+    """Return True if sums over the pixels of the maxima are faster than products of matrices."""
     if dtype != np.float32 or not kernels.sparse_fits(plan.window, shape[3]):
         return False
     if shape[2] >= _SPARSE_CHANNELS:
@@ -277,7 +273,7 @@ def _pooled_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     need_x, need_w, need_b = need[0], need[1], any(need[2:])
     db = np.zeros(w.shape[3], w.dtype) if need_b else None
-    if _sparse(w, plan):
+    if _sparse(plan, w.shape, w.dtype, kernels.vector_bytes()):
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.sparse_gradient(x, w, g, codes, dx, dw, db, plan.window, plan.pool)
         return dx, dw, db

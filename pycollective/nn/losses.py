@@ -184,4 +184,6 @@ def sum_of_squares(t: Any, factor: float) -> Tensor:
         slope = g * number(2 * factor)
         return (slope * a if found is None else Multiple(a, float(slope)),)
 
-    return record(asarray(total * number(factor), a.dtype, like=a), (x,), vjp)
+    product = total * number(factor)
+    result = asarray(product, a.dtype, like=a) if found is None else np.asarray(product, a.dtype)
+    return record(result, (x,), vjp)

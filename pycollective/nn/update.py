@@ -14,7 +14,7 @@ import numpy as np
 from .. import _nn as kernels
 from ..array_backend import Array, array_module, on_host
 from . import together
-from .window import in_c_order, native
+from .window import native
 
 
 def _check(param: Array, **others: Array | None) -> None:
@@ -77,8 +77,9 @@ def adam_update(
         return
     for param, grad, m, v in zip(params, grads, ms, vs, strict=True):
         _check(param, grad=grad, m=m, v=v)
-        if _in_place(param, m, v):
-            kernels.adam_update([param], [in_c_order(grad)], [m], [v], alpha, beta1, beta2, epsilon)
+        own = native(grad) if _in_place(param, m, v) else None
+        if own is not None:
+            kernels.adam_update([param], [*own], [m], [v], alpha, beta1, beta2, epsilon)
             continue
         m += (grad - m) * (1 - beta1)
         v += (grad * grad - v) * (1 - beta2)
@@ -109,9 +110,10 @@ def sgd_update(
     speeds = [None] * len(params) if velocities is None else velocities
     for param, grad, velocity in zip(params, grads, speeds, strict=True):
         _check(param, grad=grad, velocity=velocity)
-        if _in_place(param, velocity):
-            own = None if velocity is None else [velocity]
-            kernels.sgd_update([param], [in_c_order(grad)], own, rate, momentum, nesterov)
+        own = native(grad) if _in_place(param, velocity) else None
+        if own is not None:
+            speed = None if velocity is None else [velocity]
+            kernels.sgd_update([param], [*own], speed, rate, momentum, nesterov)
             continue
         step = grad * rate
         if velocity is None:
@@ -140,10 +142,9 @@ def rmsprop_update(
     step. With ``speed``: ``momentum speed`` is added to the step, and ``speed = step``.
     """
     _check(param, grad=grad, v=v, mean=mean, speed=speed)
-    if _in_place(param, v, mean, speed):
-        kernels.rmsprop_update(
-            param, in_c_order(grad), v, mean, speed, rate, rho, momentum, epsilon
-        )
+    own = native(grad) if _in_place(param, v, mean, speed) else None
+    if own is not None:
+        kernels.rmsprop_update(param, *own, v, mean, speed, rate, rho, momentum, epsilon)
         return
     v *= rho
     v += (1 - rho) * grad * grad
@@ -166,8 +167,9 @@ def adagrad_update(param: Array, grad: Array, a: Array, rate: float, epsilon: fl
     ``a += grad²``, ``param -= rate grad / sqrt(a + epsilon)``.
     """
     _check(param, grad=grad, a=a)
-    if _in_place(param, a):
-        kernels.adagrad_update(param, in_c_order(grad), a, rate, epsilon)
+    own = native(grad) if _in_place(param, a) else None
+    if own is not None:
+        kernels.adagrad_update(param, *own, a, rate, epsilon)
         return
     a += grad * grad
     param -= rate * grad / np.sqrt(a + epsilon)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack
+
+    _Arrays = TypeVarTuple("_Arrays")
 
 Window: TypeAlias = kernels.Window
 #: One size for height and width, or two sizes.
@@ -56,14 +61,15 @@ def make_window(
     return kernels.Window(height, width, channels, *kernel, *strides, *dilations, same)
 
 
-def native(*arrays: Array | None) -> tuple[Any, ...] | None:
+def native(*arrays: Unpack[_Arrays]) -> tuple[Unpack[_Arrays]] | None:
     """Return the arrays in C order and aligned, or None if the compiled kernels do not support them.
 
     The kernels need NumPy arrays that are all float32 or all float64. None stands for an array that
     an operation leaves out, and stays None.
     """
+    given: tuple[Any, ...] = arrays
     dtype, fits = None, True
-    for array in arrays:
+    for array in given:
         if array is None:
             continue
         if array.__class__ is not np.ndarray or array.dtype not in _COMPILED:
@@ -75,7 +81,8 @@ def native(*arrays: Array | None) -> tuple[Any, ...] | None:
         fits = fits and flags.c_contiguous and flags.aligned
     if fits:
         return arrays
-    return tuple([None if array is None else in_c_order(array) for array in arrays])
+    copies: Any = tuple([None if array is None else in_c_order(array) for array in given])
+    return copies  # type: ignore[no-any-return]
 
 
 def in_c_order(array: Array) -> Array:

@@ -302,10 +302,10 @@ class GradientTape:
             raise ValueError(
                 f"unconnected_gradients must be 'none' or 'zero', got {unconnected_gradients!r}"
             )
-        resolved = [_resolve(source, "gradient") for source in nest.flatten(sources)]
+        places = nest.flatten(sources)
+        source_keys = [self._keys_of(source, "gradient") for source in places]
         targets = tuple([as_tensor(item) for item in nest.flatten(target)])
         gradients = self._seed(targets, output_gradients)
-        source_keys = [self._keys_of(source) for source in resolved]
 
         if self._persistent:
             nodes = self._nodes
@@ -314,7 +314,7 @@ class GradientTape:
             self._used = True
             nodes, self._nodes = self._nodes, []
         wanted = set(itertools.chain.from_iterable(source_keys))
-        results: list[Tensor | None] = [None] * len(resolved)
+        results: list[Tensor | None] = [None] * len(places)
 
         def complete(place: int) -> None:
             array = None
@@ -338,13 +338,14 @@ class GradientTape:
         last_uses = {} if ready is None else _last_uses(nodes, source_keys)
         _sweep(nodes, gradients, wanted, last_uses, complete, consume=not self._persistent)
         early = {place for places in last_uses.values() for place in places}
-        for place in range(len(resolved)):
+        for place in range(len(places)):
             if place not in early:
                 complete(place)
         if unconnected == "zero":
-            for place, source in enumerate(resolved):
+            for place, source in enumerate(places):
                 if results[place] is None:
-                    array = (source if isinstance(source, Tensor) else source._current()).array
+                    own = _resolve(source, "gradient")
+                    array = (own if isinstance(own, Tensor) else own._current()).array
                     results[place] = Tensor(array_module(array).zeros(array.shape, array.dtype))
         if not self._persistent:
             self._tracked = set()
@@ -363,13 +364,15 @@ class GradientTape:
             keys = outputs if outputs.__class__ is tuple else (outputs,)
             if not active.isdisjoint(keys):
                 active.update(inputs)
-        resolved = [_resolve(source, "connected") for source in nest.flatten(sources)]
-        return [not active.isdisjoint(self._keys_of(source)) for source in resolved]
+        found = [self._keys_of(source, "connected") for source in nest.flatten(sources)]
+        return [not active.isdisjoint(each) for each in found]
 
-    def _keys_of(self, source: Tensor | Watchable) -> tuple[int, ...]:
-        if isinstance(source, Tensor):
-            return (source._key,) if source._key in self._tracked else ()
-        entry = self._variables.get(id(source))
+    def _keys_of(self, source: Any, caller: str) -> tuple[int, ...]:
+        """Return the keys of a tensor, or of the values that were read from a variable."""
+        own = _resolve(source, caller)
+        if isinstance(own, Tensor):
+            return (own._key,) if own._key in self._tracked else ()
+        entry = self._variables.get(id(own))
         return () if entry is None else tuple(entry[1])
 
     def _seed(self, targets: Sequence[Tensor], output_gradients: Any) -> dict[int, Array]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -241,7 +242,8 @@ class Variable(Operators, metaclass=_VariableMeta):
         if tensor is None:
             tensor = self._current()
         for tape in thread_state.tapes:
-            if tensor._key:
+            known = tape._variables.get(id(self))
+            if tensor._key and (known is None or tensor._key not in known[1]):
                 tape._watch_read(self, tensor)
         reads_as = thread_state.reads_as
         if reads_as is not None and self._trainable and tensor.array.dtype.kind in "fV":
@@ -563,7 +565,7 @@ def _take_values(
         variable._tensor = None
         tensors.append(tensor)
     del tensor
-    arrays = [tensor.array for tensor in tensors]
+    arrays = list(map(operator.attrgetter("array"), tensors))
     if not _has_gil():
         return arrays, [False] * len(arrays)
     # A view of a view refers to the lowest array, so an array with a base may have hidden references.
@@ -580,7 +582,7 @@ def _references(tensors: list[Tensor], arrays: list[Array]) -> Iterator[int]:
 
 _SIGNATURE = inspect.signature(Variable.__init__)
 #: Without the GIL, a reference count can change between its reading and a write.
-_has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+_has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", partial(bool, True))
 # The count without other references. Temporary references differ between Python versions, so the same
 # function measures it.
 _alone = [Tensor(np.zeros(()))]

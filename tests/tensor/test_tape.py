@@ -28,6 +28,15 @@ def test_variables_are_watched_when_they_are_read():
     assert tape.watched_variables() == (w, b)
 
 
+def test_variable_whose_value_is_watched_is_watched_too_when_it_is_read():
+    variable = tf.Variable(2.0)
+    value = tf.convert_to_tensor(variable)
+    with tf.GradientTape() as tape:
+        tape.watch(value)
+        result = variable * 3.0
+    assert float(tape.gradient(result, variable)) == 3.0
+
+
 def test_nothing_is_watched_by_itself_when_told_so():
     a, b = tf.Variable(2.0), tf.Variable(3.0)
     with tf.GradientTape(watch_accessed_variables=False) as tape:

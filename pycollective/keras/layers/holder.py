@@ -234,8 +234,7 @@ class Holder(Trackable):
             if _any_added_loss:
                 found += layer._added_losses.__dict__.get("values", ())
             if layer._trainable and layer._regularized:
-                kept = [(penalty, v) for penalty, v in layer._regularized if v.trainable]
-                found += [penalty(variable) for penalty, variable in kept]
+                found += [penalty(v) for penalty, v in layer._regularized if v.trainable]
         return found
 
 

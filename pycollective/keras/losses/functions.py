@@ -66,15 +66,15 @@ def sparse_categorical_crossentropy(
             "sample_weight 0, and any valid label"
         )
     predicted = _classes_last(as_tensor(y_pred), axis)
-    labels = as_tensor(y_true).array
-    if labels.ndim == predicted.ndim and labels.ndim > 0 and labels.shape[-1] == 1:
+    labels, shape = as_tensor(y_true).array, predicted.array.shape
+    if labels.ndim == len(shape) and labels.ndim > 0 and labels.shape[-1] == 1:
         labels = labels[..., 0]
-    if labels.shape != predicted.shape[:-1]:
+    if labels.shape != shape[:-1]:
         raise ValueError(
-            f"labels of shape {labels.shape} do not fit predictions of shape {predicted.shape}: "
+            f"labels of shape {labels.shape} do not fit predictions of shape {shape}: "
             "one label for each row of predictions is needed"
         )
-    classes = predicted.shape[-1] if predicted.ndim else 0
+    classes = shape[-1] if shape else 0
     logits = predicted if from_logits else ops.log(_probabilities(predicted))
     if labels.dtype.kind not in "iu":
         labels = _class_numbers(labels, classes)
@@ -280,7 +280,7 @@ def _unit(value: Tensor, axis: int) -> Tensor:
 
 def _classes_last(values: Tensor, axis: int) -> Tensor:
     """Move an axis to the end."""
-    if axis in (-1, values.ndim - 1):
+    if axis in (-1, values.array.ndim - 1):
         return values
     order = list(range(values.ndim))
     order.append(order.pop(axis))

@@ -140,11 +140,16 @@ def binary(
         dtype = a.dtype
         kept = (None, None, None) if linear else (a, b, result)
 
-        def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
-            return (
-                sum_to_shape(keep_dtype(by_x(g, *kept), dtype), shape_a) if need[0] else None,
-                sum_to_shape(keep_dtype(by_y(g, *kept), dtype), shape_b) if need[1] else None,
-            )
+        def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
+            by = []
+            for needed, derivative, shape in ((need[0], by_x, shape_a), (need[1], by_y, shape_b)):
+                part = derivative(g, *kept) if needed else None
+                if part is not None and part.dtype != dtype:
+                    part = part.astype(dtype)
+                if part is not None and part.shape != shape:
+                    part = sum_to_shape(part, shape)
+                by.append(part)
+            return by
 
         return record(result, (x, y), vjp)
 

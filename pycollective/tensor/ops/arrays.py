@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from math import prod
 from typing import Any
 
@@ -94,7 +95,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, Tensor):
         value = value.array.tolist()
     items = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
-    return tuple(item.__index__() for item in items)
+    return tuple(map(operator.index, items))
 
 
 def _sizes_of(value: Any, name: str) -> tuple[int, ...]:

@@ -217,7 +217,7 @@ def argmin(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
 @differentiable
 def add_n(inputs: Any) -> Tensor:
     """Return the sum of a list of tensors of one shape and dtype."""
-    tensors = [as_tensor(item) for item in inputs]
+    tensors = tuple(map(as_tensor, inputs))
     if not tensors:
         raise ValueError("add_n needs at least one tensor")
     check_dtypes("add_n", *tensors)
@@ -234,7 +234,7 @@ def add_n(inputs: Any) -> Tensor:
     def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
         return [g if needed else None for needed in need]
 
-    return record(total, tuple(tensors), vjp)
+    return record(total, tensors, vjp)
 
 
 @differentiable
