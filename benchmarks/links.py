@@ -1,10 +1,12 @@
 """Measure TCP over a link of a known rate, beside plain sockets: two network namespaces on this machine.
 
-    python benchmarks/links.py [--rates 1,10] [--streams 1,2,4] [--mib 1,16,64] [--json FILE]
+    python benchmarks/links.py [--rates 1,10] [--interfaces 1,2] [--streams 1,2,4] [--mib 1,16,64]
+                               [--json FILE]
 
-Needs Linux, the right to make namespaces, `ip` and `tc`. A pair of virtual interfaces joins the
-namespaces, and a token bucket on each of them limits its rate. Frames have at most 1,500 bytes, so that
-payload can have at most 95.6 % of the rate. For each number of streams two ranks measure, in turns:
+Needs Linux, the right to make namespaces, `ip` and `tc`. Pairs of virtual interfaces join the
+namespaces, and a token bucket on each interface limits its rate. Frames have at most 1,500 bytes, so
+that payload can have at most 95.6 % of the rate. Streams are spread over the interfaces in turns. For
+each number of interfaces and streams two ranks measure, in turns:
 
 * For `all_reduce`, float32 sums in place in the ring of two ranks. Each rank sends and receives the
   array's size, both at once.
@@ -18,7 +20,7 @@ With `--trials`, two ways to send are added that the library does not use:
 * For `zero-copy`, `exchange` is run with MSG_ZEROCOPY, until the kernel has released all memory.
 
 A time is the median of the slower rank. The report has GB/s in each direction, and the share of the
-rate. A rate of 0 means a link without a limit, so that the processor is the limit.
+interfaces' rate together. A rate of 0 means a link without a limit, so that the processor is the limit.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import secrets
@@ -45,7 +48,8 @@ from typing import Any
 import numpy as np
 
 PIECE = 256 * 1024
-ADDRESSES = ("10.214.9.1", "10.214.9.2")
+NETWORKS = ("10.214.9", "10.214.10", "10.214.11", "10.214.12")
+"""The first parts of the addresses of eth0, eth1 and so on; rank 0's end with 1, and rank 1's with 2."""
 PORTS = (29411, 29412)  # for the group, and for the plain sockets
 
 
@@ -57,43 +61,46 @@ def run(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def link(gbit: float) -> Iterator[tuple[str, str]]:
-    """Yield the names of two namespaces, joined by a link with this rate in each direction."""
+def link(gbit: float, interfaces: int) -> Iterator[tuple[str, str]]:
+    """Yield the names of two namespaces, joined by links with this rate in each direction."""
     names = (f"pclink{os.getpid()}a", f"pclink{os.getpid()}b")
     with contextlib.ExitStack() as cleanup:
         for name in names:
             run("ip", "netns", "add", name)
             cleanup.callback(run, "ip", "netns", "del", name)  # with the interface in it
-        run("ip", "link", "add", "eth0", "netns", names[0], "type", "veth",
-            "peer", "name", "eth0", "netns", names[1])  # fmt: skip
-        for name, address in zip(names, ADDRESSES, strict=True):
-            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            run("ip", "-n", name, "link", "set", "eth0", "up")
             run("ip", "-n", name, "link", "set", "lo", "up")
-            if not gbit:
-                continue
-            # The bucket holds the bytes of 1 ms, because timers are late, and its queue those of 20
-            # ms. An array that fits into the bucket is faster than the rate.
-            burst = max(128 * 1024, int(gbit * 1e9 / 8 / 1000))
-            run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                f"{int(gbit * 1000)}mbit", "burst", str(burst), "latency", "20ms")  # fmt: skip
+        for number, network in enumerate(NETWORKS[:interfaces]):
+            device = f"eth{number}"
+            run("ip", "link", "add", device, "netns", names[0], "type", "veth",
+                "peer", "name", device, "netns", names[1])  # fmt: skip
+            for rank, name in enumerate(names):
+                run("ip", "-n", name, "addr", "add", f"{network}.{rank + 1}/24", "dev", device)
+                run("ip", "-n", name, "link", "set", device, "up")
+                if not gbit:
+                    continue
+                # The bucket holds the bytes of 1 ms, because timers are late, and its queue those
+                # of 20 ms. An array that fits into the bucket is faster than the rate.
+                burst = max(128 * 1024, int(gbit * 1e9 / 8 / 1000))
+                run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                    f"{int(gbit * 1000)}mbit", "burst", str(burst), "latency", "20ms")  # fmt: skip
         yield names
 
 
 # One rank -----------------------------------------------------------------------------------------
 
 
-def connect(rank: int, streams: int) -> list[socket.socket]:
-    """Return plain connections between the two ranks."""
+def connect(rank: int, streams: int, interfaces: int) -> list[socket.socket]:
+    """Return plain connections between the two ranks, over the interfaces in turns."""
     socks = []
     if rank == 0:
-        with socket.create_server((ADDRESSES[0], PORTS[1])) as server:
+        with socket.create_server(("", PORTS[1])) as server:
             socks = [server.accept()[0] for _ in range(streams)]
     else:
         deadline = time.monotonic() + 20
         while len(socks) < streams:
             try:
-                socks.append(socket.create_connection((ADDRESSES[0], PORTS[1]), timeout=5))
+                network = NETWORKS[len(socks) % interfaces]
+                socks.append(socket.create_connection((f"{network}.1", PORTS[1]), timeout=5))
             except OSError:
                 if time.monotonic() > deadline:
                     raise
@@ -185,13 +192,14 @@ class ZeroCopy:
         return self._released >= self.sends
 
 
-def measure(rank: int, streams: int, sizes: list[int], seconds: float, trials: bool) -> None:
+def measure(rank: int, sizes: list[int], options: argparse.Namespace) -> None:
     """Measure as one rank; rank 0 prints a line of JSON for each size."""
     import pycollective as pc
 
     comm = pc.init(timeout=60)
-    socks = connect(rank, streams)
-    zero_copy = [ZeroCopy(sock) for sock in connect(rank, streams)] if trials else []
+    streams, interfaces, trials = int(options.streams), int(options.interfaces), options.trials
+    socks = connect(rank, streams, interfaces)
+    zero_copy = [ZeroCopy(s) for s in connect(rank, streams, interfaces)] if trials else []
     done, nothing = np.zeros(1), memoryview(b"")
 
     def send(x: Any) -> None:
@@ -225,7 +233,7 @@ def measure(rank: int, streams: int, sizes: list[int], seconds: float, trials: b
             works["threads"] = lambda s=source, t=target: carry_in_threads(socks, s, t)
             works["zero-copy"] = lambda s=source, t=target: without_copies(s, t)
         times: dict[str, list[float]] = {name: [] for name in works}
-        over = time.perf_counter() + seconds
+        over = time.perf_counter() + options.seconds
         for turn in range(1, 1000):
             for name, work in works.items():
                 comm.barrier()
@@ -253,7 +261,9 @@ def measure(rank: int, streams: int, sizes: list[int], seconds: float, trials: b
 # All of them ---------------------------------------------------------------------------------------
 
 
-def on_link(names: tuple[str, str], streams: int, options: argparse.Namespace) -> list[Any]:
+def on_link(
+    names: tuple[str, str], interfaces: int, streams: int, options: argparse.Namespace
+) -> list[Any]:
     """Run the two ranks, one in each namespace; return the rows of rank 0."""
     secret = secrets.token_hex(16)
     processes = []
@@ -263,14 +273,15 @@ def on_link(names: tuple[str, str], streams: int, options: argparse.Namespace) -
                 **os.environ,
                 "PYCOLLECTIVE_RANK": str(rank),
                 "PYCOLLECTIVE_SIZE": "2",
-                "PYCOLLECTIVE_ADDRESS": f"{ADDRESSES[0]}:{PORTS[0]}",
+                "PYCOLLECTIVE_ADDRESS": f"{NETWORKS[0]}.1:{PORTS[0]}",
                 "PYCOLLECTIVE_SECRET": secret,
                 "PYCOLLECTIVE_TRANSPORT": "tcp",
+                "PYCOLLECTIVE_SOCKET_IFNAME": "eth",
                 "PYCOLLECTIVE_SOCKET_STREAMS": str(streams),
             }
             words = ["ip", "netns", "exec", name, sys.executable, __file__, "--rank", str(rank),
-                     "--streams", str(streams), "--mib", options.mib,
-                     "--seconds", str(options.seconds)]  # fmt: skip
+                     "--interfaces", str(interfaces), "--streams", str(streams),
+                     "--mib", options.mib, "--seconds", str(options.seconds)]  # fmt: skip
             if options.trials:
                 words.append("--trials")
             processes.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
@@ -288,6 +299,7 @@ def main() -> None:
     """Measure all cases, print a table, and write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default="1,10", help="of the links, Gbit/s")
+    parser.add_argument("--interfaces", default="1", help="of each rank, at most 4")
     parser.add_argument("--streams", default="1,2,4", help="connections of the two ranks")
     parser.add_argument("--mib", default="1,16,64", help="of the arrays")
     parser.add_argument("--seconds", type=float, default=3.0, help="for one size")
@@ -297,26 +309,30 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank is not None:
         sizes = [int(float(mib) * (1 << 20)) for mib in options.mib.split(",")]
-        measure(options.rank, int(options.streams), sizes, options.seconds, options.trials)
+        measure(options.rank, sizes, options)
         return
     # SIGTERM must not leave a namespace behind either.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     about = {"benchmark": "links", "date": datetime.date.today().isoformat(), "mtu": 1500}
     rows: list[dict[str, Any]] = []
-    for gbit in map(float, options.rates.split(",")):
-        with link(gbit) as names:
+    cases = itertools.product(options.rates.split(","), options.interfaces.split(","))
+    for gbit, interfaces in ((float(rate), int(count)) for rate, count in cases):
+        with link(gbit, interfaces) as names:
             for streams in map(int, options.streams.split(",")):
-                for row in on_link(names, streams, options):
-                    rate = {w: row["bytes"] / us / 1e3 for w, us in row["us"].items()}
-                    row["gb_s"] = {w: round(g, 3) for w, g in rate.items()}
+                for row in on_link(names, interfaces, streams, options):
+                    speed = {w: row["bytes"] / us / 1e3 for w, us in row["us"].items()}
+                    row["gb_s"] = {w: round(g, 3) for w, g in speed.items()}
+                    shares = {w: g * 8 / gbit / interfaces for w, g in speed.items() if gbit}
                     if gbit:
-                        row["share"] = {w: round(g * 8 / gbit, 3) for w, g in rate.items()}
-                    rows.append({"gbit_s": gbit, "streams": streams, **row})
+                        row["share"] = {w: round(share, 3) for w, share in shares.items()}
+                    case = {"gbit_s": gbit, "interfaces": interfaces, "streams": streams}
+                    rows.append({**case, **row})
                     print(
-                        f"{gbit:4g} Gbit/s  {streams} streams  {row['bytes'] >> 20:3} MiB  "
+                        f"{gbit:4g} Gbit/s  {interfaces} interfaces  {streams} streams  "
+                        f"{row['bytes'] >> 20:3} MiB  "
                         + "  ".join(
-                            f"{w} {g:.3f} GB/s" + (f" ({g * 8 / gbit:.0%})" if gbit else "")
-                            for w, g in rate.items()
+                            f"{w} {g:.3f} GB/s" + (f" ({shares[w]:.0%})" if gbit else "")
+                            for w, g in speed.items()
                         ),
                         flush=True,
                     )

@@ -34,7 +34,7 @@ VARIABLES = {
     "PYCOLLECTIVE_TLS_CERT": "a file with this rank's certificate, in PEM",
     "PYCOLLECTIVE_TLS_KEY": "a file with the key of the certificate, in PEM",
     "PYCOLLECTIVE_TLS_CA": "a file with the certificate of the cluster's authority, in PEM",
-    "PYCOLLECTIVE_SOCKET_IFNAME": "the network interface on which a rank listens for its peers",
+    "PYCOLLECTIVE_SOCKET_IFNAME": "the network interfaces through which a rank connects to its peers",
     "PYCOLLECTIVE_SOCKET_STREAMS": "the connections of every two ranks for collectives, 1 to 8",
     "PYCOLLECTIVE_HOST_ID": "an identifier of this host instead of its boot id",
     "PYCOLLECTIVE_CHECK_ADDRESSES": "1: wrong names and addresses are errors; 0: they are logged",

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces with addresses of their own, on one bridge."""
+"""Several hosts on one machine: network namespaces with addresses of their own, on bridges."""
 
 from __future__ import annotations
 
@@ -21,33 +21,36 @@ def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 @contextlib.contextmanager
-def hosts(count: int) -> Iterator[list[str]]:
-    """Yield the names of namespaces whose addresses are 10.213.7.1 and so on; skip without the right."""
+def hosts(count: int, interfaces: int = 1) -> Iterator[list[str]]:
+    """Yield the names of namespaces whose addresses are 10.213.7.1 and so on; skip without the right.
+
+    The addresses of their second interface, eth1, are 10.213.8.1 and so on.
+    """
     if sys.platform != "linux" or shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("needs network namespaces: Linux, ip, and the right to make them")
     tag = f"pc{os.getpid() % 10000}{next(_numbers)}"  # what is deleted is gone a moment later
-    bridge, names = f"{tag}b", [f"{tag}n{i}" for i in range(count)]
+    names = [f"{tag}n{i}" for i in range(count)]
     made = []
     try:
-        if ip("link", "add", bridge, "type", "bridge", check=False).returncode:
-            pytest.skip("this machine allows no network namespaces")
-        made.append(("link", "del", bridge))
-        ip("link", "set", bridge, "up")
-        for i, name in enumerate(names):
+        for name in names:
             if ip("netns", "add", name, check=False).returncode:
                 pytest.skip("this machine allows no network namespaces")
             made.append(("netns", "del", name))
-            outer, inner = f"{tag}v{i}", "eth0"
-            ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
-            # A namespace may outlive its name, as long as a socket in it has not given up.
-            made.append(("link", "del", outer))
-            ip("link", "set", outer, "master", bridge, "up")
-            for words in (
-                ("addr", "add", f"10.213.7.{i + 1}/24", "dev", inner),
-                ("link", "set", inner, "up"),
-                ("link", "set", "lo", "up"),
-            ):
-                ip("-n", name, *words)
+            ip("-n", name, "link", "set", "lo", "up")
+        for k in range(interfaces):
+            bridge, inner = f"{tag}b{k}", f"eth{k}"
+            if ip("link", "add", bridge, "type", "bridge", check=False).returncode:
+                pytest.skip("this machine allows no network namespaces")
+            made.append(("link", "del", bridge))
+            ip("link", "set", bridge, "up")
+            for i, name in enumerate(names):
+                outer = f"{tag}v{i}e{k}"
+                ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
+                # A namespace may outlive its name, as long as a socket in it has not given up.
+                made.append(("link", "del", outer))
+                ip("link", "set", outer, "master", bridge, "up")
+                ip("-n", name, "addr", "add", f"10.213.{7 + k}.{i + 1}/24", "dev", inner)
+                ip("-n", name, "link", "set", inner, "up")
         yield names
     finally:
         for words in reversed(made):

@@ -53,16 +53,17 @@ def _ipv4_addresses() -> list[tuple[str, str]]:
     return found
 
 
-def choose(pattern: str, interfaces: list[tuple[str, str]]) -> tuple[str, str]:
-    """Return the first interface that NCCL_SOCKET_IFNAME's grammar allows.
+def choose(pattern: str, interfaces: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the interfaces that NCCL_SOCKET_IFNAME's grammar allows, each with its first address.
 
-    ``eth,ib``: names with these beginnings; ``=eth0``: exactly these; ``^docker`` and ``^=eth0``: all
-    others. An exclusion takes the loopback interface only where there is no other.
+    ``eth,ib``: names with these beginnings; ``=eth0,eth1``: exactly these; ``^docker`` and ``^=eth0``:
+    all others. An exclusion takes the loopback interface only where there is no other. All addresses
+    are of the first one's family.
 
     Raises
     ------
     ValueError
-        None is left; the message lists what there is.
+        None is left, or one of those that ``=`` names is missing; the message lists what there is.
     """
     rest = pattern
     exclude = rest.startswith("^")
@@ -76,10 +77,21 @@ def choose(pattern: str, interfaces: list[tuple[str, str]]) -> tuple[str, str]:
     def listed(name: str) -> bool:
         return any(name == n if exact else name.startswith(n) for n in names)
 
-    left = [(n, a) for n, a in interfaces if listed(n) != exclude]
+    left = [(n, ipaddress.ip_address(a)) for n, a in interfaces if listed(n) != exclude]
     if exclude:
-        left.sort(key=lambda pair: ipaddress.ip_address(pair[1]).is_loopback)
+        left = [(n, a) for n, a in left if not a.is_loopback] or left
+    there = ", ".join(f"{n} ({a})" for n, a in interfaces)
     if not left:
-        there = ", ".join(f"{n} ({a})" for n, a in interfaces)
         raise ValueError(f"{pattern!r} matches none of the interfaces {there}")
-    return left[0]
+    version = left[0][1].version
+    found: dict[str, str] = {}
+    for name, address in left:
+        if address.version == version:
+            found.setdefault(name, str(address))
+    missing = [n for n in names if exact and not exclude and n not in found]
+    if missing:
+        raise ValueError(
+            f"{pattern!r} names {' and '.join(missing)}, which has no IPv{version} address: there are "
+            f"{there}"
+        )
+    return list(found.items())

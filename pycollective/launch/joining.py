@@ -81,7 +81,6 @@ class Joining(Reaching):
         self.leader: Leader | None = None  # rank 0's
         self.roll = 0  # the number of the last roll call that this rank has answered
         self.last_name = ""  # of the last table's group
-        self.door: Door | None = None  # for peers
 
     def close(self) -> None:
         """Close all that the group has no use for."""
@@ -110,9 +109,8 @@ class Joining(Reaching):
                     for door in self.doors:
                         door.close()
                     self._leave_store()  # what fails from now on is each rank's own matter
-                    assert self.door is not None
                     group, how = self.peers.group(hosts, shared)
-                    return group, self.peers.name, how, self.door.address[0]
+                    return group, self.peers.name, how, self.places[0][0]
                 except BrokenError as error:
                     if not self.elastic:
                         raise
@@ -241,23 +239,33 @@ class Joining(Reaching):
     # Joining --------------------------------------------------------------------------------
 
     def _listen(self) -> Store:
-        """At rank 0, listen for ranks and peers: at one address, unless another is asked for."""
+        """At rank 0, listen for ranks and peers: at one address, unless others are asked for."""
         sock, self._listener = self._listener or self.sockets.listen_at_own_address(), None
         address = str(sock.getsockname()[0])
         try:
-            own = self.sockets.own_address(address)
+            own = self.sockets.own_addresses(address)
             store = self.store = Store()  # which needs descriptors
         except (RendezvousError, OSError):
             sock.close()
             raise
-        front = self.door = self.listen(sock, own, self._enter)
-        if self.about.own is None and own != address:
-            peers = self.sockets.listen_for_peers(own)
-            self.door = self.listen(peers, own, self.peers.enter)
+        front = self.listen(sock, own[0], self._enter)
+        apart = self.about.own is None and own[0] != address
+        self._listen_for_peers(own, None if apart else front)
         self.leader = Leader(
             self.about, store, self.seconds, self.streams, lambda: front.turned_away
         )
         return store
+
+    def _listen_for_peers(self, addresses: list[str], first: Door | None = None) -> None:
+        """Listen at this rank's addresses; for the first one there may be a door."""
+        if first is None:
+            sock = self.sockets.listen_for_peers(addresses[0])
+            first = self.listen(sock, addresses[0], self.peers.enter)
+        doors = [first]
+        for address in addresses:
+            if address != first.address[0]:
+                doors.append(self.listen(self.sockets.listen(address), address, self.peers.enter))
+        self.places = [door.address for door in doors]
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """At rank 0's address: a rank that joins, or a peer."""
@@ -302,22 +310,21 @@ class Joining(Reaching):
         self.store, self.roll = store, store.get("all/roll") or 0
         if self.about.least:  # rank 0 may begin to be patient only now
             self.begin()
-        if self.door is None:
-            own = self.sockets.own_address(str(store.socket.getsockname()[0]))
-            sock = self.sockets.listen_for_peers(own)
-            self.door = self.listen(sock, own, self.peers.enter)
+        if not self.places:
+            reached = str(store.socket.getsockname()[0])
+            self._listen_for_peers(self.sockets.own_addresses(reached))
         return store
 
     def _enter_store(self) -> None:
-        """Set this rank's join request: its address for peers, and how long it waits."""
+        """Set this rank's join request: its addresses for peers, and how long it waits."""
         rank, begun = self.whole[0], time.monotonic()
         store = self._reach() if rank else self._listen()
         waited = int(1000 * (time.monotonic() - begun))
-        assert self.door is not None
-        host, port = self.door.address
+        host, port = self.places[0]
         request = {
             "host": host,
             "port": port,
+            "more": self.places[1:],
             "claim": self.peers.claim,
             "memory": self.peers.memory.name if self.peers.memory is not None else "",
             "process": f"{os.getpid()} {_token}",

@@ -181,7 +181,7 @@ class Leader:
             # The members of an elastic group are to hear a roll call after the attempt.
             "milliseconds": milliseconds_until(self._deadline if self._least else self._until),
             "streams": self._streams,
-            "places": [[*c.place, c.claim, c.memory] for c in self._chosen.values()],
+            "places": [[*c.place, c.claim, c.memory, c.more] for c in self._chosen.values()],
             "choices": {n: tuning.as_json(rows) for n, rows in self._about.choices.items()},
             "ranks": members,
             "least": self._least,

@@ -218,7 +218,7 @@ class Probe:
         with self._changed:
             if self._about.own is not None or self._door is not None:
                 return
-            own = self._sockets.own_address(str(channel.socket.getsockname()[0]))
+            own = self._sockets.own_addresses(str(channel.socket.getsockname()[0]))[0]
             family = socket.AF_INET6 if ":" in own else socket.AF_INET
             sock = socket.create_server((own, 0), family=family, backlog=self._about.size)
             self._open(sock)

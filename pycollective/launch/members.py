@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pycollective.launch.description import MAX_STREAMS
 from pycollective.launch.handshake import HandshakeError
 
-__all__ = ["Candidate", "Roster", "choose", "int_of", "milliseconds_until", "time_of"]
+__all__ = [
+    "Candidate",
+    "Roster",
+    "choose",
+    "int_of",
+    "milliseconds_until",
+    "places_of",
+    "time_of",
+]
 
 _MOST_MILLISECONDS = 1 << 40
 
@@ -45,6 +54,19 @@ def time_of(message: Mapping[str, Any]) -> float:
     return time.monotonic() + int_of(message, "milliseconds", 0, _MOST_MILLISECONDS) / 1000
 
 
+def places_of(message: Mapping[str, Any], name: str) -> list[tuple[str, int]]:
+    """Return the addresses and ports of a message; raises HandshakeError or ValueError."""
+    pairs = message.get(name, [])
+    if not isinstance(pairs, list) or len(pairs) > MAX_STREAMS:
+        raise HandshakeError(f"{name} is not a list of at most {MAX_STREAMS} addresses")
+    places = []
+    for pair in pairs:
+        host, port = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else ("", 0)
+        address = str(ipaddress.ip_address(str(host)))
+        places.append((address, int_of({"port": port}, "port", 1, 65535)))
+    return places
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A rank that has come."""
@@ -55,6 +77,7 @@ class Candidate:
     process: str  # a random name: a rank that was started again has another one
     deadline: float  # when it gives up, on rank 0's clock
     waited: float = 0.0  # seconds in which it has tried to reach rank 0
+    more: Sequence[tuple[str, int]] = ()  # where it listens at its other interfaces
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Candidate:
@@ -64,7 +87,8 @@ class Candidate:
         names = "claim", "memory", "process"
         claim, shared, process = (str(value.get(name, ""))[:64] for name in names)
         waited = int_of(value, "waited", 0, _MOST_MILLISECONDS) / 1000 if "waited" in value else 0.0
-        return cls((host, port), claim, shared, process, time_of(value), waited)
+        more = places_of(value, "more")
+        return cls((host, port), claim, shared, process, time_of(value), waited, more)
 
 
 @dataclass

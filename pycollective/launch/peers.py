@@ -16,7 +16,7 @@ from pycollective.launch import leader, memory
 from pycollective.launch.description import MAX_STREAMS, Description
 from pycollective.launch.door import SHORTAGES, STRANGER_SECONDS, Door
 from pycollective.launch.handshake import Channel, HandshakeError, Refused, digest
-from pycollective.launch.members import int_of
+from pycollective.launch.members import int_of, places_of
 from pycollective.launch.sockets import Sockets, is_unspecified
 
 __all__ = ["WORD_SECONDS", "BrokenError", "NotNowError", "Peers", "Reaching"]
@@ -55,6 +55,7 @@ class Reaching:
         self.begin()
         self.sockets = Sockets(about)
         self.doors: list[Door] = []
+        self.places: list[tuple[str, int]] = []  # where peers reach this rank, by interface
         self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
 
     def begin(self, pause: float = 0.0) -> None:
@@ -79,10 +80,12 @@ class Reaching:
             door.address = address, door.address[1]
         return door
 
-    def introduce(self, family: Any, address: Any, hello: dict[str, Any], until: float) -> Channel:
-        """Return an authenticated connection to an address."""
+    def introduce(
+        self, family: Any, address: Any, hello: dict[str, Any], until: float, source: str = ""
+    ) -> Channel:
+        """Return an authenticated connection to an address, as `Sockets.connected`."""
         soon = min(until, time.monotonic() + STRANGER_SECONDS)
-        sock = self.sockets.connected(family, address, soon)
+        sock = self.sockets.connected(family, address, soon, source)
         return self.sockets.introduced(sock, hello, soon)
 
     def until_reached(
@@ -150,7 +153,7 @@ class Peers:
         self.name = ""  # of the group; empty until the members are known
         self._channels: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
         self._over = False
-        self._places: list[tuple[str, int]] = []
+        self._places: list[list[tuple[str, int]]] = []  # by rank and interface
         self._near: dict[int, str] = {}  # the sockets of ranks that say that they are on this host
         self.ends = rank.deadline  # of the attempt; for all members the same, as rank 0 says
         self._note = ""
@@ -160,12 +163,13 @@ class Peers:
         self._self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         places, near = [], {}
         for rank, place in enumerate(table["places"]):
-            if not isinstance(place, list) or len(place) != 4:
+            if not isinstance(place, list) or len(place) != 5:
                 raise HandshakeError("a table without addresses")
             host = str(place[0])
             if rank == 0 and is_unspecified(host):  # as rank 0 does not know how it is reached
                 host = first
-            places.append((host, int_of({"port": place[1]}, "port", 1, 65535)))
+            first_place = host, int_of({"port": place[1]}, "port", 1, 65535)
+            places.append([first_place, *places_of({"more": place[4]}, "more")])
             if place[2] == self.claim != "":
                 near[rank] = str(place[3])
         self._places, self._note = places, str(table.get("note", ""))
@@ -210,16 +214,22 @@ class Peers:
     def connect(self) -> None:
         """Connect to the peers of lower rank, and wait for the others."""
         rank, size = self._about.rank, self._about.size
-        for peer, (host, port) in enumerate(self._places[:rank]):
-            self._self.sockets.allow(host)
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        for peer, places in enumerate(self._places[:rank]):
             until = self.ends + (0.0 if peer else WORD_SECONDS)
             hello = {"purpose": "peer", "group": self.name, "from": rank, "to": peer}
+            interfaces = min(len(places), len(self._self.places))
             for stream in range(self._self.streams):
+                # Collectives have the streams between control and messages.
+                collective = 0 < stream < self._self.streams - 1
+                number = (stream - 1) % interfaces if collective else 0
+                host, port = places[number]
+                self._self.sockets.allow(host)
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                source = self._self.places[number][0] if interfaces > 1 else ""
                 about = {**hello, "stream": stream}
-                reach = partial(self._self.introduce, family, (host, port), about, until)
+                reach = partial(self._self.introduce, family, (host, port), about, until, source)
                 left = max(0.0, until - time.monotonic())
-                where = f"{host}:{port}"
+                where = f"{host}:{port}" + f" from {source}" * bool(source)
                 channel = self._self.until_reached(reach, peer, where, left, self._attend)
                 with self._changed:
                     self._channels[peer, stream] = channel

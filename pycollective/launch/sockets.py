@@ -10,7 +10,7 @@ from typing import Any
 
 from pycollective.errors import RendezvousError
 from pycollective.launch import interfaces, secret
-from pycollective.launch.description import Description
+from pycollective.launch.description import MAX_STREAMS, Description
 from pycollective.launch.door import MAX_STRANGERS
 from pycollective.launch.handshake import Channel, introduce, key_of
 
@@ -76,18 +76,23 @@ class Sockets:
         self.allow(str(address[0]))
         return family, address
 
-    def own_address(self, default: str) -> str:
-        """Where this rank listens for its peers."""
+    def own_addresses(self, default: str) -> list[str]:
+        """Return the addresses, one of each interface, at which this rank listens for its peers."""
         if not self.about.interface:
-            return default
+            return [default]
         try:
             family = socket.AF_INET6 if ":" in default else socket.AF_INET  # as rank 0's
             there = interfaces.interface_addresses(family)
-            _, address = interfaces.choose(self.about.interface, there)
+            addresses = [address for _, address in interfaces.choose(self.about.interface, there)]
         except ValueError as error:
             raise RendezvousError(f"PYCOLLECTIVE_SOCKET_IFNAME: {error}") from None
-        self.allow(address)
-        return address
+        for address in addresses:
+            self.allow(address)
+        return addresses[:MAX_STREAMS]
+
+    def listen(self, address: str) -> socket.socket:
+        """Listen at any port of an address."""
+        return self._listen(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, 0))
 
     def _listen(self, family: Any, address: Any) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -107,9 +112,9 @@ class Sockets:
         it listens at all of its addresses. A loopback address that stands there itself means all are
         on this host.
         """
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         if self.about.own is None:
-            return self._listen(family, (address, 0))
+            return self.listen(address)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         host, port = self.about.own
         try:
             found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
@@ -133,10 +138,14 @@ class Sockets:
             return self._listen(family, address)
         return self.listen_for_peers(str(address[0]))
 
-    def connected(self, family: Any, address: Any, deadline: float) -> socket.socket:
-        """Return a connection to an address."""
+    def connected(
+        self, family: Any, address: Any, deadline: float, source: str = ""
+    ) -> socket.socket:
+        """Return a connection to an address, from this host's address `source` unless it is empty."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
+            if source:
+                sock.bind((source, 0))
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():  # TCP can connect a port to itself

@@ -284,6 +284,10 @@ def test_bad_descriptions(tmp_path):
         ({"ADDRESS": "h:99999"}, "is not host:port"),
         ({"SECRET": "short"}, "can be guessed"),
         ({"SOCKET_IFNAME": "=none0"}, "matches none of the interfaces"),
+        (
+            {"SOCKET_IFNAME": "=lo,none0"},
+            "SOCKET_IFNAME: .* names none0, which has no IPv4 address",
+        ),
         ({"SOCKET_STREAMS": "9"}, "SOCKET_STREAMS='9' is not a number from 1 to 8"),
         ({"INSECURE": "maybe"}, "INSECURE='maybe'"),
     ):
@@ -322,14 +326,24 @@ def test_ranks_and_sizes_that_do_not_fit():
 
 @pytest.mark.parametrize(
     ("pattern", "name"),
-    [("eth", "eth0"), ("=eth1", "eth1"), ("^eth", "ib0"), ("^=eth0", "eth1"), ("ib,eth", "eth0"),
-     ("^eth,ib", "lo"), ("=lo", "lo")],
+    [("eth", "eth0 eth1"), ("=eth1", "eth1"), ("^eth", "ib0"), ("^=eth0", "eth1 ib0"),
+     ("ib,eth", "eth0 eth1 ib0"), ("^eth,ib", "lo"), ("=lo", "lo"), ("ib,wl", "ib0")],
 )  # fmt: skip
 def test_interface_grammar(pattern, name):
     there = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("eth1", "10.0.1.1"), ("ib0", "10.1.0.1")]
-    assert interfaces.choose(pattern, there)[0] == name
+    more = [("eth0", "10.0.0.9"), ("eth0", "2001:db8::7"), ("eth2", "2001:db8::8")]
+    found = interfaces.choose(pattern, there + more)
+    assert [n for n, _ in found] == name.split()
+    assert set(found) <= set(there)  # the first address of each, of one family
     with pytest.raises(ValueError, match="matches none"):
         interfaces.choose("=et", there)
+
+
+def test_interface_exact_name_missing_is_named():
+    there = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("eth2", "2001:db8::8")]
+    text = r"'=eth0,eth1,eth2' names eth1 and eth2, which has no IPv4 address: .* eth0 \(10.0.0.1\)"
+    with pytest.raises(ValueError, match=text):
+        interfaces.choose("=eth0,eth1,eth2", there)
 
 
 def test_interfaces_with_ipv6_addresses(tmp_path, monkeypatch):
@@ -345,8 +359,36 @@ def test_interfaces_with_ipv6_addresses(tmp_path, monkeypatch):
     )
     six = interfaces.interface_addresses(socket.AF_INET6)
     assert six[:2] == [("lo", "::1"), ("eth0", "2001:db8::7")]
-    assert interfaces.choose("^docker", six) == ("eth0", "2001:db8::7")
-    assert interfaces.choose("eth", interfaces.interface_addresses()) == ("eth0", "10.0.0.1")
+    assert interfaces.choose("^docker", six) == [("eth0", "2001:db8::7")]
+    assert interfaces.choose("eth", interfaces.interface_addresses()) == [("eth0", "10.0.0.1")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; 127.0.0.2 is loopback on Linux")
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [(("=a,b", "=a,b"), {(1, 1): 4, (2, 2): 1}), (("=a,b", "=a"), {(1, 1): 5}),
+     (("=a,b", ""), {(1, 1): 5}), (("=a", "=a,b"), {(1, 1): 5})],
+)  # fmt: skip
+def test_streams_go_over_the_interfaces_of_both_ranks(on_ranks, monkeypatch, names, pairs):
+    """Control, messages and the streams 0 and 2 over the first, and stream 1 over the second."""
+    there = [("a", "127.0.0.1"), ("b", "127.0.0.2")]
+    monkeypatch.setattr(interfaces, "interface_addresses", lambda family: there)
+    before, port = connections(), free_port()
+    comms = join(
+        [environment(r, 2, port, SOCKET_STREAMS="3", SOCKET_IFNAME=names[r]) for r in (0, 1)]
+    )
+    found = {}
+    for number, sock in connections().items():
+        with sock:
+            if number not in before and sock.family == socket.AF_INET:
+                ends = sock.getsockname()[0], sock.getpeername()[0]
+                key = tuple(int(end[-1]) for end in ends)
+                found[key] = found.get(key, 0) + 1
+    for sock in before.values():
+        sock.close()
+    assert works(comms, on_ranks)
+    assert found == {key: 2 * count for key, count in pairs.items()}  # both ends are here
+    close(comms)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
