@@ -45,7 +45,7 @@ comm.barrier()
 
 
 @pytest.mark.parametrize(
-    ("transport", "ranks", "many"), [("shm", 2, 1000), ("tcp", 2, 1000), ("mixed", 3, 100)]
+    ("transport", "ranks", "many"), [("shm", 2, 1000), ("tcp", 2, 1000), ("mixed", 3, 1000)]
 )
 def test_many_groups(tmp_path, transport, ranks, many):
     before = set(os.listdir("/dev/shm"))
