@@ -14,8 +14,10 @@ import numpy as np
 
 from pycollective import _core, data, distribute, keras, nn, tensor
 from pycollective import train as checkpoints
+from pycollective.algorithms import Algorithm
 from pycollective.benchmark import report
 from pycollective.cli import options
+from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.errors import DataError
 
 __all__ = ["Epoch", "add_parser", "build_cnn", "evaluate", "load_digits", "train_cnn"]
@@ -91,8 +93,9 @@ def add_parser(commands: Any) -> None:
         help="replicas of the mirrored strategy, at most 16 or one for each core (2)")  # fmt: skip
     add("--strategy", choices=["mirrored", "one_device", "default"], default="mirrored",
         help="strategy that replicates the model (mirrored)")  # fmt: skip
-    add("--cross-device-ops", choices=list(_OPS), default="ring",
-        help="algorithm that reduces gradients (ring)")  # fmt: skip
+    add("--cross-device-ops", type=_cross_device_ops, default="ring", metavar="NAME",
+        help=f"algorithm that reduces gradients: {', '.join(_OPS)}, or FILE.py:NAME for one of your "
+        "own (ring)")  # fmt: skip
     add("--data", default="auto", metavar="DATA", help="see below (auto)")
     add("--epochs", type=options.positive, default=3, metavar="N", help="passes over the data (3)")
     add("--batch-size", type=options.positive, default=128, metavar="N",
@@ -110,6 +113,28 @@ def add_parser(commands: Any) -> None:
         help="continue from the folder's last checkpoint; with the other options unchanged, the "
         "result is that of an uninterrupted run")  # fmt: skip
     options.add_json(p, "the epochs")
+
+
+def _cross_device_ops(text: str) -> distribute.CrossDeviceOps:
+    """Return cross-device operations by name, or those that run an algorithm of a user's file."""
+    if text in _OPS:
+        return _OPS[text]()
+    algorithm = options.algorithm(text)
+    if isinstance(algorithm, str):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {', '.join(_OPS)} nor FILE.py:NAME")
+    return _OwnAlgorithm(text, algorithm)
+
+
+class _OwnAlgorithm(ScheduledOps):
+    """Cross-device operations that run an algorithm of a user's file."""
+
+    def __init__(self, name: str, algorithm: Algorithm) -> None:
+        self.called = name
+        self.algorithm = algorithm
+        super().__init__()
+
+    def describe(self) -> str:
+        return self.called
 
 
 def load_digits(name: str) -> tuple[str, Arrays, Arrays]:
@@ -296,7 +321,7 @@ def _strategy(args: argparse.Namespace) -> distribute.Strategy:
     if args.strategy == "mirrored":
         replicas = args.replicas or 2
         return distribute.MirroredStrategy(
-            [f"cpu:{i}" for i in range(replicas)], _OPS[args.cross_device_ops]()
+            [f"cpu:{i}" for i in range(replicas)], args.cross_device_ops
         )
     if args.replicas not in (None, 1):
         raise options.WrongOptionError(f"--strategy {args.strategy} has one replica")
@@ -316,9 +341,10 @@ def run(args: argparse.Namespace) -> int:
     strategy = _strategy(args)
     what, training, test = load_digits(args.data)
     print(f"data: {what}")
+    replicas = strategy.num_replicas_in_sync
     print(
-        f"strategy: {type(strategy).__name__.lstrip('_')}, replicas: {strategy.num_replicas_in_sync}, "
-        f"all-reduce: {args.cross_device_ops if strategy.num_replicas_in_sync > 1 else 'none'}, "
+        f"strategy: {type(strategy).__name__.lstrip('_')}, replicas: {replicas}, "
+        f"all-reduce: {args.cross_device_ops.describe() if replicas > 1 else 'none'}, "
         f"batch size: {args.batch_size}"
     )
     epochs = train_cnn(

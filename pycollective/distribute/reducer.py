@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pycollective import array_backend
+from pycollective.algorithms import Algorithm
 from pycollective.arguments import OpName
 from pycollective.array_backend import Array
 from pycollective.comm import Communicator, Work
@@ -52,7 +53,7 @@ class Rules(Protocol):
     def buckets(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
         """Return the places of the arrays of each bucket, the first of which is whole first."""
 
-    def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str:
+    def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str | Algorithm:
         """Return the algorithm by which the core reduces a bucket on the host, or on GPUs."""
 
     def stays_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
@@ -76,7 +77,7 @@ class Bucket:
         That of the arrays, and that in which they are reduced.
     op : {"sum", "mean"}
         What the core does.
-    algorithm : str
+    algorithm : str or Algorithm
         How it does it.
     parts : int
         In how many calls.
@@ -87,7 +88,7 @@ class Bucket:
     dtype: np.dtype[Any]
     work: np.dtype[Any]
     op: OpName
-    algorithm: str
+    algorithm: str | Algorithm
     parts: int
 
     def joined(self, arrays: Sequence[Array]) -> tuple[Array, Array]:

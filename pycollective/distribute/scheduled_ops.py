@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pycollective import array_backend, nccl
+from pycollective.algorithms import Algorithm
 from pycollective.array_backend import Array
 from pycollective.comm import Communicator, all_reduce_together, local_group, on_device
 from pycollective.comm.packing import packs
@@ -39,7 +40,7 @@ class ScheduledOps(CrossDeviceOps):
     device.
     """
 
-    algorithm: str
+    algorithm: str | Algorithm
     called: str  # in messages
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -66,7 +67,7 @@ class ScheduledOps(CrossDeviceOps):
             return [[i] for i in range(len(likes))]
         return packs(likes, sys.maxsize)
 
-    def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str:
+    def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str | Algorithm:
         """Return the algorithm of the core that runs on the host, or on GPUs."""
         return self.algorithm
 
@@ -186,7 +187,7 @@ class ScheduledOps(CrossDeviceOps):
             for r, found in enumerate(results)
         ]
 
-    def _algorithm_among(self, bucket: Bucket, arrays: Sequence[Array]) -> str:
+    def _algorithm_among(self, bucket: Bucket, arrays: Sequence[Array]) -> str | Algorithm:
         """Return the algorithm by which the replicas' arrays are reduced, all at once."""
         return bucket.algorithm
 

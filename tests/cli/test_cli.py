@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -246,6 +247,19 @@ def test_algorithms_of_a_users_file_are_timed_and_simulated(tmp_path, capsys):
         assert "FileNotFoundError" in refused(capsys, f"{few} -a {tmp_path}/none.py:star")
     assert "rank 0" in refused(capsys, f"bench -n 2 -a {file}:wrong")
     assert "rank 0" in refused(capsys, f"simulate -n 2 -a {file}:wrong --verify")
+
+
+def test_train_with_an_algorithm_of_a_file_reduces_gradients_by_it(tmp_path, capsys):
+    text = (Path(__file__).parents[1] / "core" / "own_algorithms.py").read_text()
+    head = "def ring(rank, size):\n"
+    mine, used = tmp_path / "mine.py", tmp_path / "used"
+    mine.write_text(text.replace(head, f"{head}    open({str(used)!r}, 'w').close()\n"))
+    words = (
+        f"train --data digits --epochs 1 --checkpoint-dir {tmp_path} --cross-device-ops {mine}:ring"
+    )
+    assert main(words.split()) == 0
+    assert f"all-reduce: {mine}:ring" in capsys.readouterr().out
+    assert used.exists()
 
 
 def test_train_writes_its_epochs_as_json(tmp_path, capsys):
