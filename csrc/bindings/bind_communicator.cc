@@ -125,12 +125,8 @@ const Algorithm& algorithm_of(Communicator& self, Collective collective, const N
 void exchange(Communicator& self, Message& message, double timeout) {
   Messages& messages = self.messages();
   messages.collect();
-  // While this thread holds the GIL, peers that are threads cannot enter the call.
-  const bool threads = self.group().transport() == "threads";
-  const bool brief = message.bytes() <= (threads ? kOneShotBytes : kHeldBytes);
   std::optional<bool> done;
-  if (brief) {
-    const int polls = threads ? 1 : self.group().in_crowd() ? kCrowdedSpins : kHeldSpins;
+  if (const int polls = self.held_polls(message.bytes()); polls > 0) {
     done = messages.try_start(message, polls);
     if (done.value_or(false)) return;
   }

@@ -23,7 +23,6 @@
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
-#include "executor/call_shape.h"
 #include "executor/communicator.h"
 #include "support/interpreter_release.h"
 #include "support/tuning.h"
@@ -40,15 +39,15 @@ using P = Parameter;
 
 // out, algorithm and async_op are keyword-only.
 constexpr Kind kKinds[] = {
-    {Collective::all_reduce, {{P::x, P::op, P::out, P::algorithm, P::async_op}, 2}, true},
-    {Collective::reduce, {{P::x, P::op, P::root, P::out, P::algorithm, P::async_op}, 3}, true},
-    {Collective::reduce_scatter, {{P::x, P::op, P::out, P::algorithm, P::async_op}, 2}, true},
-    {Collective::broadcast, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}, true},
-    {Collective::scatter, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}, true},
-    {Collective::gather, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}, true},
-    {Collective::all_gather, {{P::x, P::out, P::algorithm, P::async_op}, 1}, true},
-    {Collective::all_to_all, {{P::x, P::out, P::algorithm, P::async_op}, 1}, false},
-    {Collective::barrier, {{P::async_op}, 0}, false},
+    {Collective::all_reduce, {{P::x, P::op, P::out, P::algorithm, P::async_op}, 2}},
+    {Collective::reduce, {{P::x, P::op, P::root, P::out, P::algorithm, P::async_op}, 3}},
+    {Collective::reduce_scatter, {{P::x, P::op, P::out, P::algorithm, P::async_op}, 2}},
+    {Collective::broadcast, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}},
+    {Collective::scatter, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}},
+    {Collective::gather, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}},
+    {Collective::all_gather, {{P::x, P::out, P::algorithm, P::async_op}, 1}},
+    {Collective::all_to_all, {{P::x, P::out, P::algorithm, P::async_op}, 1}},
+    {Collective::barrier, {{P::async_op}, 0}},
 };
 
 struct Other {
@@ -56,9 +55,10 @@ struct Other {
   FastPath fast_path;
   Signature signature;
 };
-constexpr Other kOthers[] = {{"fast_send", send_message, {{P::x, P::dest, P::tag}, 3}},
-                             {"fast_recv", receive_message, {{P::out, P::source, P::tag}, 3}},
-                             {"fast_reduce_many", reduce_many, {{P::arrays, P::op, P::out}, 2}}};
+constexpr Other kOthers[] = {
+    {"fast_send", send_message, {{P::x, P::dest, P::tag, P::async_op}, 3}},
+    {"fast_recv", receive_message, {{P::out, P::source, P::tag, P::async_op}, 3}},
+    {"fast_reduce_many", reduce_many, {{P::arrays, P::op, P::out}, 2}}};
 
 struct Method {
   PyObject_HEAD vectorcallfunc call;
@@ -96,111 +96,27 @@ struct Request {
       automatic = !is_name(name, name_direct);
       if (automatic && !is_name(name, name_auto)) return false;
     }
-    if (PyObject* value = given[P::async_op]) {
-      if (!PyBool_Check(value)) return false;
-      later = value == Py_True;
-    }
-    return true;
+    return read_async_op(given, later);
   }
 };
 
-bool same_shape(const ArrayStruct& a, const Py_intptr_t* shape, int dims) {
-  return a.nd == dims && std::equal(a.dimensions, a.dimensions + dims, shape);
-}
-
-bool fits(const Known& known, const Kind& kind, const Request& request, const ArrayStruct& x) {
-  return known.kind == &kind && known.descr.ptr() == x.descr && known.op.ptr() == request.op &&
-         known.root == request.root && same_shape(x, known.shape.data(), known.dims);
-}
-
-const Known* find(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
-  if (fits(state.known[state.last], kind, request, x)) return &state.known[state.last];
-  for (std::size_t i = 0; i < state.known.size(); ++i) {
-    if (!fits(state.known[i], kind, request, x)) continue;
-    state.last = i;
-    return &state.known[i];
-  }
-  return nullptr;
+bool same_shape(const ArrayStruct& array, Lengths shape) {
+  return std::ranges::equal(lengths_of(array), shape);
 }
 
 // Returns nullptr if the fast path does not support the call; the general method then executes it
-// or raises. Throws Python's errors. `x` is the input or, on a scatter's ranks other than the root,
-// the output.
-const Known* learn(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
-  constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
-  Communicator& communicator = *state.communicator;
-  const int size = communicator.size();
-  auto dtype = py::reinterpret_borrow<py::dtype>(x.descr);
-  Array array;
+// or raises. Throws Python's errors.
+const RepeatedCall* learn(RepeatedCalls& repeated, const CallKey& key, PyObject* descr,
+                          PyObject* op) {
   try {
-    if (static_cast<std::uint64_t>(dtype.flags()) & kHasObject) return nullptr;
-    std::optional<Reducing> reducing;
-    array.item = static_cast<std::size_t>(dtype.itemsize());
-    if (reduces(kind.collective)) {
-      if (!PyUnicode_CheckExact(request.op)) return nullptr;
-      auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(request.op)));
-      reducing = Reducing{type, which};
-      array.type = to_string(type);
-    } else {
-      array.type = name_of(dtype);
-    }
-    const auto shape = call_shape(kind.collective, {x.dimensions, x.dimensions + x.nd},
-                                  communicator.rank(), size, request.root);
-    if (!shape || array.item == 0) return nullptr;
-    array.shape = shape->agreed;
-    array.count = shape->count;
-    Known& known = state.known[state.oldest];
-    known.kind = nullptr;
-    const std::size_t bytes =
-        array.count * array.item * (in_parts(kind.collective) ? static_cast<std::size_t>(size) : 1);
-    const Algorithm& selected = communicator.select(kind.collective, bytes);
-    const Algorithm& algorithm = state.board ? direct_algorithm(kind.collective) : selected;
-    known.prepared =
-        communicator.prepare(algorithm, array, request.root, reducing ? &*reducing : nullptr);
-    known.direct = state.board;
-    known.automatic = &selected == &algorithm;
-    known.descr = dtype;
-    known.op = py::reinterpret_borrow<py::object>(request.op);
-    known.root = request.root;
-    known.dims = x.nd;
-    std::copy_n(x.dimensions, x.nd, known.shape.begin());
-    known.inputs = shape->inputs;
-    known.outputs = shape->outputs;
-    known.item = array.item;
-    known.output_dims = static_cast<int>(shape->result.size());
-    std::copy(shape->result.begin(), shape->result.end(), known.output_shape.begin());
-    known.kind = &kind;
-    state.last = state.oldest;
-    state.oldest = (state.oldest + 1) % state.known.size();
-    return &known;
+    Reducing reducing;
+    const auto elements = elements_of(descr, reduces(key.collective) ? op : nullptr, reducing);
+    return elements ? repeated.add(key, *elements, kept(descr, op)) : nullptr;
   } catch (const py::error_already_set&) {
     throw;  // e.g. Ctrl-C, because NumPy names a dtype in Python
   } catch (const std::exception&) {
     return nullptr;
   }
-}
-
-// Returns true if input and output overlap, but not as in a call in place. In place, they are the
-// same array, or the smaller one is this rank's part of the larger one.
-bool overlap(const Known& known, int rank, const char* x, const char* out) {
-  std::size_t in = known.inputs * known.item, bytes = known.outputs * known.item;
-  if (x >= out + bytes || out >= x + in) return false;
-  if (!known.kind->is_in_place) return true;
-  const char* larger = in >= bytes ? x : out;
-  const char* smaller = in >= bytes ? out : x;
-  const std::size_t part = in == bytes ? 0 : std::min(in, bytes);
-  return smaller != larger + static_cast<std::size_t>(rank) * part;
-}
-
-// Returns the Work of a call. Without a task, the Work is over.
-PyObject* new_work(const std::shared_ptr<Task>& task, const py::object& result) {
-  auto work = py::reinterpret_steal<py::object>(work_type->tp_alloc(work_type, 0));
-  if (!work || PyObject_SetAttr(work.ptr(), name_result, result.ptr()) != 0) return nullptr;
-  if (task) {
-    const py::object tasks = py::make_tuple(task);
-    if (PyObject_SetAttr(work.ptr(), name_tasks, tasks.ptr()) != 0) return nullptr;
-  }
-  return work.release().ptr();
 }
 
 // Returns the call's result, nullptr with a Python error, or Py_NotImplemented (borrowed) if the
@@ -209,70 +125,63 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
   State& state = *self.state;
   Communicator& communicator = *state.communicator;
-  // The general method waits for running calls.
-  if (communicator.has_calls_under_way()) return Py_NotImplemented;
   const PreparedCall* prepared = &state.barrier;
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t bytes = 0;
-  py::object kept, result = py::none();
+  py::object result = py::none();
+  PyObject* given = nullptr;
   if (kind.collective != Collective::barrier) {
-    // On a scatter's ranks other than the root, the output determines shape and dtype.
-    const bool by_output =
-        kind.collective == Collective::scatter && !request.x && communicator.rank() != request.root;
-    if (kind.collective == Collective::scatter && request.x &&
-        communicator.rank() != request.root) {
-      return Py_NotImplemented;
-    }
-    PyObject* given = by_output ? request.out : request.x;
+    // A broadcast's and a scatter's ranks other than the root have no input: x or the output gives
+    // shape and dtype.
+    const bool scatters = kind.collective == Collective::scatter;
+    const bool is_input = communicator.rank() == request.root ||
+                          !(scatters || kind.collective == Collective::broadcast);
+    given = is_input || request.x ? request.x : request.out;
     const ArrayStruct* x = given ? plain_array(given, kReadable) : nullptr;
     if (!x) return Py_NotImplemented;
-    const Known* known = find(state, kind, request, *x);
-    if (!known) known = learn(state, kind, request, *x);
+    Lengths shape = lengths_of(*x);
+    std::array<Py_intptr_t, CallRecord::kMaxDims> part;
+    if (scatters && !is_input && request.x) {
+      if (shape.empty() || shape[0] % communicator.size() != 0) return Py_NotImplemented;
+      std::ranges::copy(shape, part.begin());
+      part[0] /= communicator.size();
+      shape = {part.data(), shape.size()};
+    }
+    const CallKey key{kind.collective, {x->descr, request.op}, request.root, shape};
+    const RepeatedCall* known = state.repeated.find(key);
+    if (!known) known = learn(state.repeated, key, x->descr, request.op);
     if (!known || !(request.automatic ? known->automatic : known->direct)) {
       return Py_NotImplemented;
     }
     bytes = known->bytes();
     prepared = &known->prepared;
-    if (!by_output) input = x->data;
+    if (is_input) input = x->data;
     if (known->outputs == 0) {
       // Ranks other than the root have no result.
     } else if (request.out) {
       const ArrayStruct* out = plain_array(request.out, kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
-      if (!out || out->descr != x->descr ||
-          !same_shape(*out, known->output_shape.data(), known->output_dims) ||
-          (input && overlap(*known, communicator.rank(), x->data, out->data))) {
+      if (!out || out->descr != x->descr || !same_shape(*out, known->result()) ||
+          (input && known->overlap(communicator.rank(), x->data, out->data))) {
         return Py_NotImplemented;
       }
       result = py::reinterpret_borrow<py::object>(request.out);
     } else {
-      result = new_array(communicator.group().arena(), x->descr, known->output_dims,
-                         known->output_shape.data(), kSharedResultFrom);
+      result = new_array(communicator.group().arena(), x->descr, known->result_dims,
+                         known->result_shape.data(), kSharedResultFrom);
     }
     if (known->outputs) output = py::detail::array_proxy(result.ptr())->data;
-    kept = py::reinterpret_borrow<py::object>(given);
   }
-  bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
-  const double timeout = self.timeout;
-  if (request.later) {
-    if (!brief) return Py_NotImplemented;
-    communicator.start_tasks();  // may throw: the call has not begun, so it can be repeated
-    using Kept = std::pair<py::object, py::object>;
-    auto under_way =
-        communicator.submit_begun(*prepared, input, output, state.spins(), duration_of(timeout),
-                                  [&] { return std::make_shared<Kept>(kept, result); });
-    return new_work(under_way, result);
+  if (!request.later) {
+    const auto input_kept = py::reinterpret_borrow<py::object>(given);
+    run_prepared(self, *prepared, input, output, bytes);
+    return result.release().ptr();
   }
-  if (!brief || !communicator.begin(*prepared, input, output, state.spins())) {
-    std::shared_ptr<Communicator> kept_communicator = state.communicator;
-    PreparedCall copy = *prepared;  // another thread may reuse the cache entry
-    Waiting waiting = waiting_for(timeout);
-    InterpreterRelease release;
-    if (brief || !kept_communicator->begin(copy, input, output, 1)) {
-      kept_communicator->finish(copy, waiting);
-    }
-  }
-  return result.release().ptr();
+  communicator.start_tasks();  // may throw: the call has not begun, so it can be repeated
+  const auto task =
+      communicator.submit_at_once(*prepared, input, output, bytes, duration_of(self.timeout),
+                                  [&] { return kept(given, result.ptr()); });
+  return new_work(task, result.ptr());
 }
 
 PyObject* call_collective(Base& self, const Kind* kind, const Arguments& arguments) {
@@ -378,11 +287,7 @@ PyObject* attach(PyObject* self, PyObject* core) {
   auto* base = reinterpret_cast<Base*>(self);
   try {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
-    auto state = std::make_unique<State>();
-    state->threads = communicator->group().transport() == "threads";
-    state->board = communicator->has_board();
-    state->barrier = communicator->prepare_barrier();
-    state->communicator = std::move(communicator);
+    auto state = std::make_unique<State>(std::move(communicator));
     delete std::exchange(base->state, state.release());
   } catch (...) {
     set_python_error();
@@ -474,9 +379,11 @@ bool read_number(PyObject* value, int most, int& found) {
   return true;
 }
 
-int State::spins() const {
-  if (threads || !board) return 1;
-  return communicator->group().in_crowd() ? kCrowdedSpins : kHeldSpins;
+bool read_async_op(const Arguments& arguments, bool& found) {
+  PyObject* value = arguments[P::async_op];
+  if (value && !PyBool_Check(value)) return false;
+  found = value == Py_True;
+  return true;
 }
 
 PyObject* default_op() { return name_sum; }
@@ -485,6 +392,51 @@ const ArrayStruct* plain_array(PyObject* object, int flags) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type) return nullptr;
   const auto* array = py::detail::array_proxy(object);
   return (array->flags & flags) == flags && array->nd <= CallRecord::kMaxDims ? array : nullptr;
+}
+
+std::optional<Elements> elements_of(PyObject* descr, PyObject* op, Reducing& reducing) {
+  constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
+  auto dtype = py::reinterpret_borrow<py::dtype>(descr);
+  if (static_cast<std::uint64_t>(dtype.flags()) & kHasObject) return {};
+  const auto item = static_cast<std::size_t>(dtype.itemsize());
+  if (!op) return Elements{name_of(dtype), item};
+  if (!PyUnicode_CheckExact(op)) return {};
+  auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(op)));
+  reducing = {type, which};
+  return Elements{std::string(to_string(type)), item, &reducing};
+}
+
+std::shared_ptr<void> kept(PyObject* first, PyObject* second) {
+  using Objects = std::pair<py::object, py::object>;
+  return std::make_shared<Objects>(py::reinterpret_borrow<py::object>(first),
+                                   py::reinterpret_borrow<py::object>(second));
+}
+
+void run_prepared(Base& self, const PreparedCall& prepared, const void* input, void* output,
+                  std::size_t bytes) {
+  Communicator& core = *self.state->communicator;
+  const int polls = core.has_calls_under_way() ? 0 : core.held_polls(bytes);
+  if (polls > 0 && core.begin(prepared, input, output, polls)) return;
+  // While the GIL is released, another thread may close the communicator or replace the cache
+  // entry.
+  const std::shared_ptr<Communicator> communicator = self.state->communicator;
+  const PreparedCall copy = prepared;
+  const double timeout = self.timeout;
+  InterpreterRelease release;
+  if (polls == 0) communicator->settle(check_signals);
+  const Waiting waiting = waiting_for(timeout);
+  if (polls > 0 || !communicator->begin(copy, input, output, 1))
+    communicator->finish(copy, waiting);
+}
+
+PyObject* new_work(const std::shared_ptr<Task>& task, PyObject* result) {
+  auto work = py::reinterpret_steal<py::object>(work_type->tp_alloc(work_type, 0));
+  if (!work || PyObject_SetAttr(work.ptr(), name_result, result) != 0) return nullptr;
+  if (task && !task->succeeded()) {
+    const py::object tasks = py::make_tuple(task);
+    if (PyObject_SetAttr(work.ptr(), name_tasks, tasks.ptr()) != 0) return nullptr;
+  }
+  return work.release().ptr();
 }
 
 void bind_fast_calls(py::module_& m) {

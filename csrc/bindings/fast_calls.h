@@ -7,9 +7,11 @@
 #include <array>
 #include <cstddef>
 #include <memory>
-#include <vector>
+#include <optional>
+#include <utility>
 
 #include "executor/communicator.h"
+#include "executor/repeated_calls.h"
 
 namespace pycollective {
 
@@ -65,52 +67,18 @@ bool read_number(PyObject* value, int most, int& found);
 struct Kind {
   Collective collective;
   Signature signature;
-  bool is_in_place;  // the output may be the input or a part of it
-};
-
-// A cached call.
-struct Known {
-  const Kind* kind = nullptr;  // nullptr: an empty entry
-  pybind11::object descr, op;  // compared by identity; the references keep them alive
-  int root = 0, dims = 0;
-  std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};  // of the input or of a scatter's output
-  // True if the call uses the direct path, and if "auto" selects the same.
-  bool direct = false, automatic = false;
-  // Items of this rank's input and output, and bytes of an item.
-  std::size_t inputs = 0, outputs = 0, item = 1;
-  std::size_t bytes() const { return std::max(inputs, outputs) * item; }
-  int output_dims = 0;
-  std::array<Py_intptr_t, CallRecord::kMaxDims> output_shape{};
-  PreparedCall prepared;
-};
-
-// A cached message: its shape and dtype.
-struct KnownMessage {
-  pybind11::object descr;  // nullptr: an empty entry
-  Envelope envelope;
-};
-
-// A cached all-reduce of several arrays of one dtype, joined to one.
-struct KnownPack {
-  pybind11::object descr, op;        // nullptr: an empty entry
-  std::vector<std::int64_t> shapes;  // kNextArray between the arrays' shapes
-  PreparedCall prepared;
 };
 
 // The state of a Python Communicator for the fast path.
 struct State {
-  std::shared_ptr<Communicator> communicator;
-  bool threads = false, board = false;
-  PreparedCall barrier;
-  // The number of polls of a short call that keeps the GIL. Peers that are threads need the GIL,
-  // and peers on other hosts take longer.
-  int spins() const;
-  std::array<Known, 16> known;
-  std::size_t last = 0, oldest = 0;
-  std::array<KnownMessage, 8> messages;
-  std::size_t oldest_message = 0;
-  std::array<KnownPack, 4> packs;
-  std::size_t oldest_pack = 0;
+  explicit State(std::shared_ptr<Communicator> core)
+      : communicator(std::move(core)),
+        repeated(*communicator),
+        barrier(communicator->prepare_barrier()) {}
+
+  const std::shared_ptr<Communicator> communicator;
+  RepeatedCalls repeated;
+  const PreparedCall barrier;
 };
 
 struct Base {
@@ -129,7 +97,28 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments);
 // The default op: the interned string "sum".
 PyObject* default_op();
 
+// Reads the argument async_op. Returns false if it is no bool. Raises nothing.
+bool read_async_op(const Arguments& arguments, bool& found);
+
 // Returns nullptr if the object is not an array that the core can use as it is.
 const ArrayStruct* plain_array(PyObject* object, int flags);
+
+inline Lengths lengths_of(const ArrayStruct& array) {
+  return {array.dimensions, static_cast<std::size_t>(array.nd)};
+}
+
+// Returns the elements of an array's dtype; nothing if the core cannot have them. `op` is nullptr
+// where data only moves; otherwise `reducing` is set. Throws Python's errors.
+std::optional<Elements> elements_of(PyObject* descr, PyObject* op, Reducing& reducing);
+
+// Keeps objects alive. The owner releases them with the GIL.
+std::shared_ptr<void> kept(PyObject* first, PyObject* second = nullptr);
+
+// Makes a call, after the running ones, and waits for it. A short one keeps the GIL for some polls.
+void run_prepared(Base& self, const PreparedCall& prepared, const void* input, void* output,
+                  std::size_t bytes);
+
+// Returns the Work of a call, which is over if `task` is nullptr or has succeeded.
+PyObject* new_work(const std::shared_ptr<Task>& task, PyObject* result);
 
 }  // namespace pycollective

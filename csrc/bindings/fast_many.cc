@@ -32,37 +32,20 @@ void append_shape(std::vector<std::int64_t>& shapes, const ArrayStruct& array) {
 }
 
 // Returns nullptr if the fast path does not support the call. Throws Python's errors.
-const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
-                               const std::vector<std::int64_t>& shapes, std::size_t items) {
-  for (const KnownPack& known : state.packs) {
-    if (known.descr.ptr() == descr && known.op.ptr() == op && known.shapes == shapes) return &known;
-  }
-  if (!PyUnicode_CheckExact(op)) return nullptr;
-  Communicator& communicator = *state.communicator;
-  KnownPack& known = state.packs[state.oldest_pack];
-  known.descr = py::object();  // the entry stays empty if this fails
+const PreparedCall* find_or_learn(RepeatedCalls& repeated, PyObject* op, PyObject* descr,
+                                  const std::vector<std::int64_t>& shapes, std::size_t bytes) {
+  const Identity identity{descr, op};
+  if (const PreparedCall* known = repeated.find_pack(identity, shapes)) return known;
   try {
-    auto dtype = py::reinterpret_borrow<py::dtype>(descr);
-    auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(op)));
-    Array array;
-    array.item = static_cast<std::size_t>(dtype.itemsize());
-    array.type = to_string(type);
-    array.shape = shapes;
-    array.count = items;
-    if (items == 0 || array.item == 0) return nullptr;
-    const Reducing reducing{type, which};
-    known.prepared = communicator.prepare(
-        communicator.select(Collective::all_reduce, items * array.item), array, 0, &reducing);
-    known.op = py::reinterpret_borrow<py::object>(op);
-    known.shapes = shapes;
-    known.descr = dtype;
+    Reducing reducing;
+    const auto elements = elements_of(descr, op, reducing);
+    if (!elements || bytes == 0) return nullptr;
+    return repeated.add_pack(identity, shapes, bytes / elements->item, *elements, kept(descr, op));
   } catch (const py::error_already_set&) {
     throw;  // e.g. Ctrl-C
   } catch (const std::exception&) {
     return nullptr;
   }
-  state.oldest_pack = (state.oldest_pack + 1) % state.packs.size();
-  return &known;
 }
 
 }  // namespace
@@ -76,8 +59,6 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
   if (out && !(is_list(out) && PySequence_Fast_GET_SIZE(out) == PySequence_Fast_GET_SIZE(given))) {
     return Py_NotImplemented;
   }
-  // The general method waits for running calls.
-  if (state.communicator->has_calls_under_way()) return Py_NotImplemented;
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(given);
   PyObject** arrays = PySequence_Fast_ITEMS(given);
   PyObject** outs = out ? PySequence_Fast_ITEMS(out) : nullptr;
@@ -104,7 +85,7 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
     bytes += items * item;
     if (bytes > kOneShotBytes) return Py_NotImplemented;
   }
-  const KnownPack* known = find_or_learn(state, op, descr, shapes, item ? bytes / item : 0);
+  const PreparedCall* known = find_or_learn(state.repeated, op, descr, shapes, bytes);
   if (!known) return Py_NotImplemented;
 
   const std::unique_ptr<std::byte[]> pack(new std::byte[bytes]);
@@ -131,14 +112,7 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
     lengths.push_back(length);
     place += length;
   }
-  // While the GIL is released, another thread may close the communicator or reuse the cache entry.
-  const std::shared_ptr<Communicator> communicator = state.communicator;
-  const PreparedCall prepared = known->prepared;
-  if (!communicator->begin(prepared, pack.get(), pack.get(), state.spins())) {
-    const Waiting waiting = waiting_for(self.timeout);
-    InterpreterRelease release;
-    communicator->finish(prepared, waiting);
-  }
+  run_prepared(self, *known, pack.get(), pack.get(), bytes);
   place = pack.get();
   for (Py_ssize_t i = 0; i < count; ++i) {
     const std::size_t length = lengths[static_cast<std::size_t>(i)];

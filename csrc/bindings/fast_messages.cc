@@ -1,5 +1,5 @@
-// The fast path of messages between two ranks from Python to the core, for plain NumPy arrays and
-// blocking calls. All other calls go to the general methods in Python.
+// The fast path of messages between two ranks from Python to the core, for plain NumPy arrays. All
+// other calls go to the general methods in Python.
 #include <pybind11/numpy.h>
 
 #include <climits>
@@ -19,25 +19,13 @@ namespace {
 using py::detail::npy_api;
 
 // Returns nullptr if the fast path does not support the array's items. Throws Python's errors.
-const Envelope* envelope_of(State& state, const ArrayStruct& array) {
-  constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
-  for (const KnownMessage& known : state.messages) {
-    if (known.descr.ptr() == array.descr && known.envelope.dims == array.nd &&
-        std::equal(array.dimensions, array.dimensions + array.nd, known.envelope.shape)) {
-      return &known.envelope;
-    }
-  }
-  auto dtype = py::reinterpret_borrow<py::dtype>(array.descr);
-  if (static_cast<std::uint64_t>(dtype.flags()) & kHasObject) return nullptr;
-  const std::vector<std::int64_t> shape(array.dimensions, array.dimensions + array.nd);
-  auto bytes = static_cast<std::uint64_t>(dtype.itemsize());
-  for (std::int64_t length : shape) bytes *= static_cast<std::uint64_t>(length);
-  KnownMessage& known = state.messages[state.oldest_message];
-  known.descr = py::object();  // nothing is known while this fails
-  known.envelope = Envelope(name_of(dtype), shape.data(), array.nd, bytes);
-  known.descr = dtype;
-  state.oldest_message = (state.oldest_message + 1) % state.messages.size();
-  return &known.envelope;
+const Envelope* envelope_of(RepeatedCalls& repeated, const ArrayStruct& array) {
+  const Lengths shape = lengths_of(array);
+  if (const Envelope* known = repeated.find_message(array.descr, shape)) return known;
+  Reducing none;
+  const auto elements = elements_of(array.descr, nullptr, none);
+  if (!elements) return nullptr;
+  return repeated.add_message(array.descr, shape, *elements, kept(array.descr));
 }
 
 PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
@@ -47,23 +35,31 @@ PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
   PyObject* other = arguments[sends ? Parameter::dest : Parameter::source];
   PyObject* label = arguments[Parameter::tag];
   int peer = -1, tag = 0;
-  if (!given || !other || !read_number(other, state.communicator->size() - 1, peer) ||
+  bool later = false;
+  if (!given || !other || !read_async_op(arguments, later) ||
+      !read_number(other, state.communicator->size() - 1, peer) ||
       (label && !read_number(label, INT_MAX, tag))) {
     return Py_NotImplemented;
   }
   const ArrayStruct* array =
       plain_array(given, sends ? kReadable : kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
   if (!array) return Py_NotImplemented;
-  const Envelope* known = envelope_of(state, *array);
+  const Envelope* known = envelope_of(state.repeated, *array);
   if (!known) return Py_NotImplemented;
   Envelope envelope = *known;
   envelope.tag = tag;
+  PyObject* result = sends ? Py_None : given;
+  if (later) {
+    const auto task = state.communicator->messages().post(
+        sends, peer, envelope, array->data, waiting_for(self.timeout, {}), kept(given));
+    return new_work(task, result);
+  }
   // While the GIL is released, another thread may close the communicator.
   const std::shared_ptr<Communicator> communicator = state.communicator;
-  const auto kept = py::reinterpret_borrow<py::object>(given);
+  const auto input_kept = py::reinterpret_borrow<py::object>(given);
   Message message(sends, peer, envelope, array->data);
   exchange(*communicator, message, self.timeout);
-  return Py_NewRef(sends ? Py_None : given);
+  return Py_NewRef(result);
 }
 
 }  // namespace

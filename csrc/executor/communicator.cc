@@ -34,6 +34,12 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   return call;
 }
 
+PreparedCall with_arrays(PreparedCall prepared, const void* input, void* output) {
+  prepared.direct.input = prepared.buffers.input = static_cast<const std::byte*>(input);
+  prepared.direct.output = prepared.buffers.output = static_cast<std::byte*>(output);
+  return prepared;
+}
+
 std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
   std::vector<Part> parts;
   std::size_t first = 0;
@@ -45,7 +51,7 @@ std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
 }
 
 Communicator::Communicator(std::shared_ptr<Group> group, int rank)
-    : group_(std::move(group)), rank_(rank) {
+    : group_(std::move(group)), rank_(rank), among_threads_(group_->transport() == "threads") {
   keep_reserve();
 }
 
@@ -78,6 +84,13 @@ bool Communicator::goes_directly(const Algorithm& algorithm) {
   const Collective collective = algorithm.collective();
   return static_cast<int>(collective) < kDirectCollectives &&
          &algorithm == &direct_algorithm(collective) && has_board();
+}
+
+int Communicator::held_polls(std::size_t bytes) {
+  if (bytes > (among_threads_ ? kOneShotBytes : kHeldBytes)) return 0;
+  // Peers that are threads need the GIL, and peers on other hosts take longer.
+  if (among_threads_ || !has_board()) return 1;
+  return group_->in_crowd() ? kCrowdedSpins : kHeldSpins;
 }
 
 PreparedCall Communicator::record(const Algorithm& algorithm, const Array& array, int root,
@@ -387,13 +400,16 @@ std::shared_ptr<Task> Communicator::submit(PreparedCall prepared, Clock::duratio
   return call;
 }
 
-std::shared_ptr<Task> Communicator::submit_begun(
-    const PreparedCall& prepared, const void* input, void* output, int spins, Clock::duration limit,
-    const std::function<std::shared_ptr<void>()>& keep) {
+std::shared_ptr<Task> Communicator::submit_at_once(
+    const PreparedCall& prepared, const void* input, void* output, std::size_t bytes,
+    Clock::duration limit, const std::function<std::shared_ptr<void>()>& keep) {
+  if (has_calls_under_way()) {
+    return submit(with_arrays(prepared, input, output), limit, keep());
+  }
   const Endpoint::Silence silence(endpoint());
   bool has_begun = false;
   try {
-    if (begin(prepared, input, output, spins)) return nullptr;
+    if (begin(prepared, input, output, held_polls(bytes))) return nullptr;
     has_begun = true;
     tasks_->collect();
     auto call = std::make_shared<AsyncCall>(*this, prepared, limit, has_begun, keep());

@@ -55,6 +55,9 @@ struct PreparedCall {
   std::shared_ptr<const std::vector<Part>> parts;  // that `buffers` refers to
 };
 
+// Gives a call that was prepared without arrays its arrays.
+PreparedCall with_arrays(PreparedCall prepared, const void* input, void* output);
+
 class Communicator {
  public:
   Communicator(std::shared_ptr<Group> group, int rank);
@@ -86,11 +89,12 @@ class Communicator {
   // are made one after the other. Whoever makes a call at once settles these first.
   std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit,
                                std::shared_ptr<void> kept);
-  // The same of a call that was prepared without arrays and begins at once: no other may be under
-  // way. Returns nullptr if it is over. start_tasks() comes before.
-  std::shared_ptr<Task> submit_begun(const PreparedCall& prepared, const void* input, void* output,
-                                     int spins, Clock::duration limit,
-                                     const std::function<std::shared_ptr<void>()>& keep);
+  // The same of a call that was prepared without arrays. It begins at once if no other is under
+  // way: the peers then find what this rank brings. Returns nullptr if it is over. start_tasks()
+  // comes before.
+  std::shared_ptr<Task> submit_at_once(const PreparedCall& prepared, const void* input,
+                                       void* output, std::size_t bytes, Clock::duration limit,
+                                       const std::function<std::shared_ptr<void>()>& keep);
   // The same of a function, which runs on a thread of the communicator's.
   std::shared_ptr<Task> submit(std::function<void()> function, std::shared_ptr<void> kept);
 
@@ -107,6 +111,9 @@ class Communicator {
   bool has_levels() const;
   // Whether a call goes by the direct path: the ranks share a board, and the algorithm is "direct".
   bool goes_directly(const Algorithm& algorithm);
+  // The polls of a call or message of this size for which a thread keeps Python's GIL, because
+  // getting it back takes as long as the call. 0: the thread releases the GIL first.
+  int held_polls(std::size_t bytes);
   // From now on, a call that has waited so long, or for half of its time, says once who is missing.
   void warn_after(Warning warning);
   const Warning& warning() const { return warning_; }
@@ -125,7 +132,7 @@ class Communicator {
   void settle(const Interrupt& interrupt) {
     if (tasks_) settle_tasks(interrupt);
   }
-  bool has_calls_under_way() { return tasks_ && !tasks_->is_empty(); }
+  bool has_calls_under_way() const { return tasks_ && !tasks_->is_empty(); }
   // Messages between two ranks, which go beside the other calls.
   Messages& messages();
   // Waits for them, too.
@@ -176,6 +183,7 @@ class Communicator {
   const Origin origin_;
   std::shared_ptr<Group> group_;
   int rank_;
+  const bool among_threads_;                                  // of one interpreter
   Endpoint* endpoint_ = nullptr;                              // once it was asked for
   mutable std::shared_ptr<const Hierarchical> hierarchical_;  // once it was asked for
   std::variant<std::monostate, DirectExecution, Execution> begun_;

@@ -22,6 +22,7 @@ class Task {
   Task& operator=(const Task&) = delete;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
+  bool succeeded() const { return done() && !error_; }
   // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
   // and std::logic_error in a forked child, where nobody goes on with it.
   virtual bool wait(Clock::time_point deadline, const Interrupt& interrupt) = 0;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +14,10 @@ from pycollective import array_backend
 from pycollective.arguments import whole
 
 Array: TypeAlias = NDArray[Any]
+
+
+NewResult: TypeAlias = Callable[[tuple[int, ...], Array], Array]
+"""``new(shape, like)`` makes an array for a result, with the dtype and on the device of another one."""
 
 
 class Place(NamedTuple):
@@ -124,11 +128,11 @@ def _place_of(array: Array) -> str:
     return f"GPU {array_backend.device_of(array)[1]}"
 
 
-def target_in(view: Array, given: Any) -> tuple[Array, Place | None]:
+def target_in(new: NewResult, view: Array, given: Any) -> tuple[Array, Place | None]:
     """Array for the core to write, and where the result must be."""
     if is_fit(view):
         return view, None if view is given else Place(view, given)
-    return array_backend.empty(view.shape, view.dtype, view), Place(view, given)
+    return new(view.shape, view), Place(view, given)
 
 
 def num_rows(x: Array) -> int:
@@ -147,6 +151,7 @@ def part_shape(name: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def output_for(
+    new: NewResult,
     out: Any,
     like: Array | None,
     shape: tuple[int, ...] | None,
@@ -158,7 +163,7 @@ def output_for(
     """
     if out is None:
         assert shape is not None and like is not None
-        return array_backend.empty(shape, like.dtype, like), None
+        return new(shape, like), None
     view = as_output(out)
     if like is not None and shape is not None:
         if view.dtype != like.dtype or view.shape not in (shape, other):
@@ -166,7 +171,7 @@ def output_for(
                 f"out must be {like.dtype}{list(shape)}, and is {view.dtype}{list(view.shape)}"
             )
         _check_place(view, like)
-    return target_in(view, out)
+    return target_in(new, view, out)
 
 
 def apart(source: Array, target: Array, place: Array | None) -> Array:
@@ -193,12 +198,12 @@ def check_counts(name: str, counts: Sequence[int], size: int) -> list[int]:
     return found
 
 
-def input_and_output(x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None]:
+def input_and_output(new: NewResult, x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None]:
     """Arrays for the core to read and to write, and where the result must be."""
     source = as_input(x)
     if out is None:
-        return source, array_backend.empty(source.shape, source.dtype, source), None
-    target, place = target_in(check_out(out, source), out)
+        return source, new(source.shape, source), None
+    target, place = target_in(new, check_out(out, source), out)
     if out is not x and np.may_share_memory(source, target):
         same = array_backend.address(source) == array_backend.address(target)
         source = source if same else _copied(source)

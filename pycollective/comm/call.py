@@ -170,8 +170,8 @@ class HostEngine(Engine, Protocol):
     def select(self, collective: _core.Collective, bytes: int) -> str:
         """Return the algorithm that "auto" means."""
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """Make an array that the ranks of the host reach, if that saves a copy."""
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], result: bool = False) -> Array:
+        """Make an array that the ranks of the host reach; a ``result`` only if that saves a copy."""
 
     def run_later(self, call: Callable[[], object]) -> Task:
         """Call a function of Python's in a thread of the engine's, after the calls under way."""

@@ -295,6 +295,12 @@ class Member(_core.CommunicatorBase):
             return work.then(functools.partial(deliver, call.target, place))
         return call.target if place is None else deliver(call.target, place)
 
+    def _result(self, shape: tuple[int, ...], like: Array) -> Array:
+        """Make an array for a result: a large one where the other ranks of the host reach it."""
+        if array_backend.on_host(like):
+            return self._core.empty(shape, like.dtype, True)
+        return array_backend.empty(shape, like.dtype, like)
+
     def _gathered(self, row: Array, seconds: float, label: str = "", async_op: bool = False) -> Any:
         """Tell all ranks rows; return the rows of all, by rank, or the work that will have them."""
         table = np.empty((self.size * len(row), *row.shape[1:]), row.dtype)

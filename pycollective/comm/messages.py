@@ -157,8 +157,8 @@ class Messages(Member):
         if (out is None) == (shape is None or dtype is None):
             raise TypeError("recv needs out, or shape and dtype of what is sent")
         if out is None:
-            out = np.empty(() if shape is None else sizes(shape), dtype)
-        target, place = output_for(out, None, None)
+            out = self._core.empty(() if shape is None else sizes(shape), np.dtype(dtype), True)
+        target, place = output_for(self._result, out, None, None)
         call = Call("recv", None, target, self._seconds(timeout), later, peer=source, tag=tag)
         return self._run(call, place)
 
@@ -225,7 +225,7 @@ class Messages(Member):
             if x is None:
                 raise TypeError("sendrecv needs out, or x, which says shape and dtype")
             x = as_input(x)
-            out = array_backend.empty(x.shape, x.dtype, x)
+            out = self._result(x.shape, x)
         if dest is not None and x is None:
             raise TypeError(f"sendrecv needs x, the array to send to rank {dest}")
         sent = received = None

@@ -113,7 +113,7 @@ class Moves(Member):
                     "dtype"
                 )
             given = out
-        source, target, result = input_and_output(given, out)
+        source, target, result = input_and_output(self._result, given, out)
         call = Call(
             "broadcast", source, target, self._seconds(timeout), later,
             root=root, algorithm=self._how(algorithm), count=source.size,
@@ -186,7 +186,9 @@ class Moves(Member):
         how = self._how(algorithm, ragged)
         if not ragged:
             whole = (self.size * num_rows(source), *row)
-            target, result = output_for(out, source, whole, (self.size, *source.shape))
+            target, result = output_for(
+                self._result, out, source, whole, (self.size, *source.shape)
+            )
             call = Call(
                 "all_gather", apart(source, target, self._place(target, source.size)), target,
                 seconds, async_op, algorithm=how, count=source.size, shape=source.shape,
@@ -265,7 +267,9 @@ class Moves(Member):
         agreed = source.shape
         if self.rank == root:
             whole = (self.size * num_rows(source), *source.shape[1:])
-            target, result = output_for(out, source, whole, (self.size, *source.shape))
+            target, result = output_for(
+                self._result, out, source, whole, (self.size, *source.shape)
+            )
             source = apart(source, target, self._place(target, source.size))
         call = Call(
             "gather", source, target, seconds, async_op,
@@ -357,14 +361,16 @@ class Moves(Member):
         if x is not None:
             source = as_input(x)
             part = part_shape("x", source.shape, self.size)
-            target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
+            target, result = output_for(
+                self._result, out, source, part, part[1:] if part[0] == 1 else None
+            )
             agreed = part
         elif out is None or self.rank == root:
             raise TypeError(
                 "scatter needs x on the root, and on the other ranks x or out to say shape and dtype"
             )
         else:
-            target, result = output_for(out, None, None)
+            target, result = output_for(self._result, out, None, None)
             agreed = target.shape
         while agreed[:1] == (1,):  # of one row, out may be without the first axis
             agreed = agreed[1:]
@@ -450,7 +456,7 @@ class Moves(Member):
             if out_counts is not None:
                 raise TypeError("all_to_all takes out_counts with counts only")
             part = part_shape("x", source.shape, self.size)
-            target, result = output_for(out, source, source.shape)
+            target, result = output_for(self._result, out, source, source.shape)
             call = Call(
                 "all_to_all", apart(source, target, None), target, seconds, async_op,
                 algorithm=how, count=math.prod(part), shape=source.shape,
@@ -482,7 +488,7 @@ class Moves(Member):
                 f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
             )
         row = source.shape[1:]
-        target, result = output_for(out, source, (sum(received), *row))
+        target, result = output_for(self._result, out, source, (sum(received), *row))
         items = math.prod(row)
         call = Call(
             "all_to_all", apart(source, target, None), target, seconds, async_op,
@@ -515,7 +521,7 @@ class Moves(Member):
             with self._between(f"a ragged {collective}"):
                 given, target, result = source, None, None
                 if root in (None, self.rank):
-                    target, result = output_for(out, source, (sum(rows), *row))
+                    target, result = output_for(self._result, out, source, (sum(rows), *row))
                     given = apart(source, target, self._ragged_place(target, rows))
                 self._move_ragged(collective, given, target, rows, row, root or 0, how, seconds)
             return deliver(target, result)
@@ -553,7 +559,7 @@ class Moves(Member):
         told = np.array(counts or [0] * self.size, np.int64)
         rows = [int(n) for n in self.broadcast(told, root, timeout=seconds)]
         with self._between("a ragged scatter"):
-            target, result = output_for(out, source, (rows[self.rank], *row))
+            target, result = output_for(self._result, out, source, (rows[self.rank], *row))
             given = None
             if self.rank == root:
                 given = apart(source, target, self._ragged_place(source, rows))

@@ -87,7 +87,7 @@ class MPICore:
         """Return the words for traces of a call."""
         return About("MPI")
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], result: bool = False) -> Array:
         """Make an ordinary array."""
         return np.empty(shape, dtype)
 

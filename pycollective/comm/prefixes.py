@@ -150,7 +150,7 @@ class Prefixes(Member):
         async_op: bool,
         timeout: float | None,
     ) -> object:
-        source, target, place = input_and_output(x, out)
+        source, target, place = input_and_output(self._result, x, out)
         name, function = operation(op, source.dtype)
         contributions = self.rank + (not exclusive)
         is_whole = function is not None or (contributions and name != "mean")

@@ -138,7 +138,7 @@ class Reductions(Member):
             Another rank failed or aborted the group.
         """
         reproducible, later = switch("reproducible", reproducible), switch("async_op", async_op)
-        source, target, result = input_and_output(x, out)
+        source, target, result = input_and_output(self._result, x, out)
         name, function = operation(op, source.dtype)
         call = Call(
             "all_reduce", source, target, self._seconds(timeout), later, op=name, function=function,
@@ -226,7 +226,7 @@ class Reductions(Member):
         target: Array | None = None
         result: Place | None = None
         if self.rank == root:
-            source, target, result = input_and_output(x, out)
+            source, target, result = input_and_output(self._result, x, out)
         else:
             source = as_input(x)
         name, function = operation(op, source.dtype)
@@ -300,7 +300,9 @@ class Reductions(Member):
         later = switch("async_op", async_op)
         source = as_input(x)
         part = part_shape("x", source.shape, self.size)
-        target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
+        target, result = output_for(
+            self._result, out, source, part, part[1:] if part[0] == 1 else None
+        )
         name, function = operation(op, source.dtype)
         call = Call(
             "reduce_scatter", apart(source, target, self._place(source, target.size)), target,
