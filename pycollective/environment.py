@@ -26,30 +26,41 @@ VARIABLES = {
     "PYCOLLECTIVE_LISTEN_FD": "set by `pycollective run`: the descriptor of rank 0's listening socket",
     "PYCOLLECTIVE_ENDED_FD": "set by `pycollective run`: the descriptor of the list of ended ranks",
     "PYCOLLECTIVE_CHOICES": "set by `pycollective run`: the table of algorithms for all ranks",
-    "PYCOLLECTIVE_ARENA": "bytes of address space for each rank's shared arrays; 0: none",
-    "PYCOLLECTIVE_TRANSPORT": "force a transport: shm, tcp or thread",
-    "PYCOLLECTIVE_SECRET": "the secret of the group, at least 16 bytes",
-    "PYCOLLECTIVE_SECRET_FILE": "a file that holds the secret",
+    "PYCOLLECTIVE_ARENA": "bytes of address space for each rank's shared arrays; 64 GiB unless set, "
+    "0: none",
+    "PYCOLLECTIVE_TRANSPORT": "force a transport: `tcp`, also between ranks of one host; `shm`, an "
+    "error if a rank is on another host; `thread`, an error with several processes",
+    "PYCOLLECTIVE_SECRET": "the secret of the group, at least 16 bytes, the same on every rank; "
+    "without it only processes of the same user on the same machine join",
+    "PYCOLLECTIVE_SECRET_FILE": "a file that holds the secret; only you may read it if it is yours",
     "PYCOLLECTIVE_INSECURE": "1: accept addresses beyond loopback without a secret",
-    "PYCOLLECTIVE_TLS_CERT": "a file with this rank's certificate, in PEM",
-    "PYCOLLECTIVE_TLS_KEY": "a file with the key of the certificate, in PEM",
-    "PYCOLLECTIVE_TLS_CA": "a file with the certificate of the cluster's authority, in PEM",
-    "PYCOLLECTIVE_SOCKET_IFNAME": "the network interfaces through which a rank connects to its peers",
-    "PYCOLLECTIVE_SOCKET_STREAMS": "the connections of every two ranks for collectives, 1 to 8",
+    "PYCOLLECTIVE_TLS_CERT": "a file with this rank's certificate, in PEM; it must serve as client and "
+    "server",
+    "PYCOLLECTIVE_TLS_KEY": "a file with the key of the certificate, in PEM, of mode 0600",
+    "PYCOLLECTIVE_TLS_CA": "a file with the certificate of the cluster's own authority, in PEM",
+    "PYCOLLECTIVE_SOCKET_IFNAME": "the network interfaces through which a rank and its peers connect, "
+    "in NCCL's grammar: `eth,ib` beginnings of names, `=eth0,eth1` exact names that must exist, `^` all "
+    "others. Streams use the interfaces in turn; control and messages use the first one",
+    "PYCOLLECTIVE_SOCKET_STREAMS": "the connections of every two ranks for collectives, 1 to 8; "
+    "rank 0's value counts",
     "PYCOLLECTIVE_HOST_ID": "an identifier of this host instead of its boot id",
-    "PYCOLLECTIVE_CHECK_ADDRESSES": "1: wrong names and addresses are errors; 0: they are logged",
-    "PYCOLLECTIVE_JOBS": "the jobs of a JobSet of Kubernetes",
+    "PYCOLLECTIVE_CHECK_ADDRESSES": "1: wrong names and addresses are errors; 0: they are logged. "
+    "Unless set, 0 in a container, else 1",
+    "PYCOLLECTIVE_JOBS": "the jobs of a JobSet of Kubernetes, as `leader:1x1,workers:2x4`: name, number "
+    "of jobs, pods of each job",
     "PYCOLLECTIVE_LOCAL_RANK": "the number of this process in its pod, from 0",
     "PYCOLLECTIVE_LOCAL_SIZE": "the number of processes in each pod",
-    "PYCOLLECTIVE_HEARTBEAT": "seconds after which a silent worker is lost",
-    "PYCOLLECTIVE_NCCL_LIBRARY": "the libnccl to use",
-    "PYCOLLECTIVE_TUNING": "the file with the table of algorithms of this machine, or none",
+    "PYCOLLECTIVE_HEARTBEAT": "seconds after which a silent worker is lost, 8 unless set; `inf`: never",
+    "PYCOLLECTIVE_NCCL_LIBRARY": "the libnccl to use, unless the process has loaded one",
+    "PYCOLLECTIVE_TUNING": "the file with the table of algorithms of this machine, instead of the one "
+    "in the user's cache; `none`: the built-in table only",
     "PYCOLLECTIVE_DATA": "the folder of the data sets",
-    "PYCOLLECTIVE_DEBUG": "INFO or TRACE: log groups, or also calls",
-    "PYCOLLECTIVE_WARN_AFTER": "seconds after which a waiting call names the missing ranks",
+    "PYCOLLECTIVE_DEBUG": "`INFO` or `TRACE`: log groups, or also calls",
+    "PYCOLLECTIVE_WARN_AFTER": "seconds after which a waiting call names the missing ranks, 10 unless "
+    "set; `inf`: never",
     "PYCOLLECTIVE_TIMELINE": "the file or folder of the timeline",
 }
-"""`docs/architecture.md` describes the same variables in more detail."""
+"""The site's page of environment variables is made from this table (`docs/generated.py`)."""
 _OF_OUR_TESTS = ("PYCOLLECTIVE_TEST_", "PYCOLLECTIVE_SANITIZED", "PYCOLLECTIVE_QUICK")
 _LIKE = 0.75
 """Similarity, as `difflib` measures it, from which on a name counts as a misspelt one."""

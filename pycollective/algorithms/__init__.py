@@ -1,7 +1,7 @@
 """Algorithms as schedules: list them, show them, prove them, time them, write them.
 
 An algorithm is data: the steps of every rank, in terms of chunks of a buffer. The same data is shown,
-proved and run; see ``docs/architecture.md``, and ``docs/algorithms.md`` for how to write one.
+proved and run; ``docs/tutorials/write_an_algorithm.md`` writes one.
 """
 
 from __future__ import annotations

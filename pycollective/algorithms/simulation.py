@@ -129,9 +129,9 @@ def simulate(
 ) -> Simulation:
     """Time a schedule on a cluster, without running it.
 
-    The model is LogGP's with several classes of links. ``docs/algorithms.md`` describes the model and
-    its limits, ``csrc/schedule/simulate.h`` the rules. Memory grows with the ranks and with the messages
-    under way only, so that 10,000 ranks and more can be timed.
+    The model is LogGP's with several classes of links. ``docs/explanation/simulator.md`` describes
+    the model and its limits, ``csrc/schedule/simulate.h`` the rules. Memory grows only with the ranks
+    and with the messages under way, so that 10,000 ranks and more can be timed.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ Simulate the time of algorithms on a described cluster, for growing arrays and n
 
 Nothing is run: each rank's clock advances with the steps of its schedule. A message costs an overhead at
 both ends, a latency, and its bytes over the bandwidth of the ports that it passes; the ranks of a host
-share the host's port. docs/algorithms.md describes the model and its limits.
+share the host's port. docs/explanation/simulator.md describes the model and its limits.
 """
 
 _EPILOG = """\

@@ -67,7 +67,7 @@ class RankedClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The number of this process."""
+        """This process's number."""
         return self._number(self.needs[0], 0)
 
     @task_id.setter

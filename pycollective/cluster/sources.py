@@ -140,7 +140,7 @@ SOURCES = (
         ("PYCOLLECTIVE_JOBS",),
     ),
 )
-"""The sources in order of precedence; `docs/multi_worker.md` has the same table."""
+"""The sources in order of precedence; `docs/reference/launchers.md` has the same table."""
 
 _OTHER_SIZES = {
     "FLUX_JOB_SIZE": "Flux",

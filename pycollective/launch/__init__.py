@@ -104,9 +104,9 @@ def init(
     The launcher is found by its environment variables: ``pycollective run``, ``TF_CONFIG``, torchrun,
     Kubeflow, ``mpirun`` of Open MPI, MPICH and Intel MPI, ``srun``, SageMaker, an indexed job of
     Kubernetes, or ``PYCOLLECTIVE_RANK``, ``PYCOLLECTIVE_SIZE`` and ``PYCOLLECTIVE_ADDRESS``. The table
-    in ``docs/multi_worker.md`` has their order; `pycollective.distribute.MultiWorkerMirroredStrategy`
-    and ``pycollective doctor`` use the same one. Without any of them the group has one rank, so that
-    the same script runs alone.
+    in ``docs/reference/launchers.md`` has their order. ``pycollective doctor`` and
+    `pycollective.distribute.MultiWorkerMirroredStrategy` use the same one. Without any of them the
+    group has one rank, so that the same script runs alone.
 
     The ranks may start in any order. Ranks that prove to be on one host talk through shared memory,
     the others over TCP. ``PYCOLLECTIVE_TRANSPORT=tcp`` and ``shm`` leave one of the two.

@@ -123,7 +123,7 @@ class Operation(DeviceTask):
 
 
 class NcclCommunicator:
-    """One rank of a communicator of NCCL, on one device.
+    """This rank's end of a communicator of NCCL on one device.
 
     All ranks have ``unique_id`` from the first. ``min_ctas`` and ``max_ctas`` bound the number of thread
     blocks of NCCL's kernels.

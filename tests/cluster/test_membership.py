@@ -122,8 +122,8 @@ def test_the_order_of_precedence(environ):
 
 
 def test_the_documented_order_is_the_one():
-    """The table in docs/multi_worker.md has the same variables in the same order."""
-    text = (Path(__file__).parents[2] / "docs/multi_worker.md").read_text(encoding="utf-8")
+    """The table in docs/reference/launchers.md has the same variables in the same order."""
+    text = (Path(__file__).parents[2] / "docs/reference/launchers.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
     assert [int(number) for number, _, _ in rows] == list(range(1, len(SOURCES) + 1))
     for source, (_, variables, _) in zip(SOURCES, rows, strict=True):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
-import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +19,6 @@ from pycollective.algorithms import (
     recv_reduce,
     send,
 )
-
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 
 
 @pytest.mark.parametrize("mine", [ring, through_scratch], ids=lambda a: a.name)
@@ -150,21 +145,6 @@ def test_show_and_rounds():
     assert ring.show(3).startswith("ring all_reduce: 3 ranks, 3 chunks\nrank 0:\n")
     assert algorithms.rounds(ring, 4) == algorithms.rounds("ring", 4)
     assert repr(ring) == "<Algorithm ring>"
-
-
-def test_the_documents_example(capsys, monkeypatch):
-    blocks = re.findall(r"```(\w*)\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    failed = []
-    monkeypatch.setattr(threading, "excepthook", failed.append)
-    space: dict[str, object] = {}
-    for language, text in blocks:
-        if language == "python":
-            exec(text, space)
-    assert failed == []
-    shown = [text for language, text in blocks if language == ""]
-    assert capsys.readouterr().out == shown[0]
-    (simulated,) = [text for language, text in blocks if language == "text"]
-    assert space["text"] == simulated.rstrip("\n")
 
 
 def test_other_collectives_take_ones_own(on_ranks):

@@ -1,0 +1,146 @@
+"""The code of README and of the documentation runs, and links lead to files that exist.
+
+A block with a title is a file. The other Python blocks of a page are one program, in their order. The
+block titled "Output" is what the block before it prints. After the comment ``<!-- not run: reason -->``
+a block is not run. The comment ``<!-- slow: reason -->`` makes the page a slow test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pycollective import cli
+
+TOP = Path(__file__).resolve().parents[2]
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
+BLOCK = re.compile(
+    r"(?P<mark><!-- not run: [^>]+ -->\n[ ]*)?```(?P<kind>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"(?P<text>.*?)\n[ ]*```(?=\n|$)",
+    re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    """A block of code: the language, the title, the text, its first line, and True if it runs."""
+
+    kind: str
+    title: str | None
+    text: str
+    line: int
+    runs: bool
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            found["kind"], found["title"], found["text"],
+            text.count("\n", 0, found.start("text")) + 1, not found["mark"],
+        )
+        for found in BLOCK.finditer(text)
+    ]  # fmt: skip
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(TOP).as_posix()
+
+
+def parameters() -> list:
+    found = []
+    for page in PAGES:
+        if any(block.runs and block.kind in ("python", "bash") for block in blocks_of(page)):
+            slow = [pytest.mark.slow] if "<!-- slow: " in page.read_text(encoding="utf-8") else []
+            found.append(pytest.param(page, id=name_of(page), marks=slow))
+    return found
+
+
+def run(command: list[str], folder: Path, variables: dict[str, str] | None = None) -> str:
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120,
+        env=environment | (variables or {}),
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def check_command(words: list[str], folder: Path) -> str:
+    """Run a command that starts a file of the page; parse any other command of pycollective."""
+    variables = {}
+    while re.match(r"[A-Z_]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    if words[0] == "python" and (folder / words[1]).exists():
+        return run([sys.executable, *words[1:]], folder, variables)
+    if words[0] == "pycollective":
+        if words[1] == "run" and any((folder / word).exists() for word in words[2:]):
+            return run([sys.executable, "-m", *words], folder, variables)
+        cli.parser([words[1]] if words[1] in cli._COMMANDS else cli._COMMANDS).parse_args(words[1:])
+        return ""
+    assert words[:2] == ["pip", "install"], f"{words}: mark the block as not run, with the reason"
+    return ""
+
+
+@pytest.mark.parametrize("page", parameters())
+def test_page_code_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the parser finds the files of the page
+    program, printed, output = "", [], ""
+    for block in blocks_of(page):
+        if block.title == "Output":
+            printed.append((block.line, block.text, output))
+        elif not block.runs:
+            continue
+        elif block.kind == "python" and block.title:
+            (tmp_path / block.title).write_text(block.text + "\n", encoding="utf-8")
+        elif block.kind == "python":
+            program += "\n" * (block.line - 1 - program.count("\n")) + block.text + "\n"
+            output = "program"
+        elif block.kind == "bash":
+            output = "".join([check_command(words, tmp_path) for words in commands_of(block)])
+    if program:
+        (tmp_path / "page.py").write_text(program, encoding="utf-8")
+        program = run([sys.executable, "page.py"], tmp_path)
+    for line, text, output in printed:
+        output = program if output == "program" else output
+        assert text in output, f"{name_of(page)}:{line}: the code prints\n{output}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_links_lead_to_files(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    generated = {"commands.md", "environment.md", "coverage.md"}
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" not in target and Path(target).name not in generated:
+            assert (page.parent / target).exists(), target
+
+
+def test_explanations_have_at_most_1200_words():
+    long = {
+        page.name: words
+        for page in (TOP / "docs" / "explanation").glob("*.md")
+        if (words := len(page.read_text(encoding="utf-8").split())) > 1200
+    }
+    assert not long
+
+
+def test_readme_has_at_most_120_lines_and_the_numbers_of_the_newest_results():
+    text = (TOP / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    script = TOP / "benchmarks" / "readme_numbers.py"
+    code = "import pathlib, readme_numbers as r; print(r.replaced(r.README.read_text('utf-8')), end='')"
+    made = run([sys.executable, "-c", code], script.parent)
+    assert made == text, "run python benchmarks/readme_numbers.py"
