@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from pycollective.comm.packing import PackedReduction
+from pycollective.comm.packing import joined
 from pycollective.tensor.multiple import compute
 from pycollective.workspace import Workspace
 
@@ -93,11 +93,9 @@ def test_large_products_come_in_memory_used_before() -> None:
     assert address(space.matmul(a, b)) == place
 
 
-def test_packs_come_in_memory_used_before() -> None:
-    def totals() -> list[int]:
-        reduction = PackedReduction([[0, 1], [2]], lambda source, target, _last: [])
-        for place in range(3):
-            reduction.add(place, np.ones(50_000))
-        return [address(total) for _, total in reduction.totals()]
+def test_buckets_reuse_memory() -> None:
+    def addresses() -> list[int]:
+        buckets = [joined([np.ones(50_000)] * n)[1] for n in (2, 1)]
+        return [address(bucket) for bucket in buckets]
 
-    assert totals() == totals()
+    assert addresses() == addresses()
