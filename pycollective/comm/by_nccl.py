@@ -154,36 +154,19 @@ class Nccl:
 
     def _calls_of(self, call: Call) -> _Calls:
         """Return a function that gives NCCL a collective."""
-        source, target, root = call.source, call.target, call.root
-        name = call.collective
-        if name == "all_gather" and not call.is_ragged:
-            send, recv = _span(present(source)), _span(present(target))
-            return lambda comm, stream: comm.all_gather(
-                send.address, recv.address, send.nbytes, BYTES, stream
-            )
-        if name == "broadcast":
-            send, recv = _span(present(source)), _span(present(target))
-            return lambda comm, stream: comm.broadcast(
-                send.address, recv.address, send.nbytes, BYTES, root, stream
-            )
-        if not call.op:
+        source, target, name = call.source, call.target, call.collective
+        if not call.op and (name != "broadcast" and (name != "all_gather" or call.is_ragged)):
             sent = call.counts or [call.count] * self.size
-            return self._messages(name, source, target, sent, call.out_counts or sent, root)
+            return self._messages(name, source, target, sent, call.out_counts or sent, call.root)
         source = present(source)
         send, recv = _span(source), _span(source if target is None else target)
-        count, kind = count_and_type(self._library, call.count, source.dtype)
-        number = reduction_of(call.op, source.dtype)
-        if name == "reduce":
-            return lambda comm, stream: comm.reduce(
-                send.address, recv.address, count, kind, number, root, stream
-            )
-        if name == "reduce_scatter":
-            return lambda comm, stream: comm.reduce_scatter(
-                send.address, recv.address, count, kind, number, stream
-            )
-        return lambda comm, stream: comm.all_reduce(
-            send.address, recv.address, count, kind, number, stream
-        )
+        what = [send.nbytes, BYTES]
+        if call.op:
+            what = [*count_and_type(self._library, call.count, source.dtype)]
+            what.append(reduction_of(call.op, source.dtype))
+        if call.has_root:
+            what.append(call.root)
+        return lambda comm, stream: getattr(comm, name)(send.address, recv.address, *what, stream)
 
     def _messages(
         self, name: str, source: Array | None, target: Array | None, sent: Sequence[int],

@@ -163,8 +163,6 @@ class MPICore:
             self._agree(str(call), call.timeout)
             if call.op:
                 self._reduce(call)
-            elif call.is_ragged:
-                self._move_ragged(call)
             elif call.array is not None:
                 self._move(call)
 
@@ -223,65 +221,37 @@ class MPICore:
             target[...] = total.astype(dtype, copy=False)
 
     def _reduce_by(self, call: Call, given: Array, total: Array, op: Any) -> None:
-        comm = self._group.comm
-        match call.collective:
-            case "all_reduce":
-                request = comm.Iallreduce(given, total, op)
-            case "reduce":
-                there = total if self.rank == call.root else None
-                request = comm.Ireduce(given, there, op, call.root)
-            case "reduce_scatter":
-                request = comm.Ireduce_scatter_block(given, total, op)
-            case "scan":
-                request = comm.Iscan(given, total, op)
-            case _:
-                request = comm.Iexscan(given, total, op)
-        self._wait(request, call.timeout)
+        """Run one reduction of MPI."""
+        arguments: list[Any] = [given, total, op]
+        if call.collective == "reduce":
+            arguments = [given, total if self.rank == call.root else None, op, call.root]
+        suffix = "_block" if call.collective == "reduce_scatter" else ""
+        self._start(f"{call.collective}{suffix}", arguments, call.timeout)
 
     def _move(self, call: Call) -> None:
-        """Move whole arrays, or equal parts."""
-        comm, source, target = self._group.comm, call.source, call.target
+        """Move whole arrays, equal parts, or parts of different lengths."""
+        source, target, counts = call.source, call.target, call.counts
+        root = [call.root] if call.has_root else []
         if call.collective == "broadcast":
             target = present(target)
             if self.rank == call.root:
                 target[...] = present(source)
-            self._wait(comm.Ibcast(self._bytes(target), call.root), call.timeout)
-            return
-        given = None if source is None else self._bytes(_apart(source, target))
+            return self._start("bcast", [self._bytes(target), *root], call.timeout)
+        given = None if source is None else self._bytes(_disjoint(source, target))
         taken = None if target is None else self._bytes(target)
-        match call.collective:
-            case "all_gather":
-                request = comm.Iallgather(given, taken)
-            case "gather":
-                request = comm.Igather(given, taken, call.root)
-            case "scatter":
-                request = comm.Iscatter(given, taken, call.root)
-            case _:
-                request = comm.Ialltoall(given, taken)
-        self._wait(request, call.timeout)
+        if counts is not None:
+            size = present(call.array).dtype.itemsize
+            if given is not None and call.collective in ("scatter", "all_to_all"):
+                given[1:1] = [n * size for n in counts], None
+            if taken is not None and call.collective != "scatter":
+                taken[1:1] = [n * size for n in call.out_counts or counts], None
+        name = call.collective.replace("_", "") + "v" * (counts is not None)
+        return self._start(name, [given, taken, *root], call.timeout)
 
-    def _move_ragged(self, call: Call) -> None:
-        """Move parts of several lengths."""
-        comm, source, target = self._group.comm, call.source, call.target
-        size = present(call.array).dtype.itemsize
-        lengths = [n * size for n in call.counts or ()]
-        given = None if source is None else self._bytes(_apart(source, target))
-        taken = None if target is None else self._bytes(target)
-
-        def parts(whole: list[Any] | None, lengths: list[int]) -> list[Any] | None:
-            return None if whole is None else [whole[0], lengths, None, whole[1]]
-
-        match call.collective:
-            case "all_gather":
-                request = comm.Iallgatherv(given, parts(taken, lengths))
-            case "gather":
-                request = comm.Igatherv(given, parts(taken, lengths), call.root)
-            case "scatter":
-                request = comm.Iscatterv(parts(given, lengths), taken, call.root)
-            case _:
-                received = [n * size for n in call.out_counts or ()]
-                request = comm.Ialltoallv(parts(given, lengths), parts(taken, received))
-        self._wait(request, call.timeout)
+    def _start(self, name: str, arguments: Sequence[Any], seconds: float) -> None:
+        """Run a collective of MPI by the name of its method, such as ``Iallreduce``."""
+        start = getattr(self._group.comm, f"I{name.replace('all_', 'all')}")
+        self._wait(start(*arguments), seconds)
 
     # Messages -----------------------------------------------------------------------------------
 
@@ -347,7 +317,7 @@ def _kind(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _apart(source: Array, target: Array | None) -> Array:
+def _disjoint(source: Array, target: Array | None) -> Array:
     """Return the input where MPI may read it while it writes the output."""
     return source.copy() if target is not None and np.shares_memory(source, target) else source
 
