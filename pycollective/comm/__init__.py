@@ -14,7 +14,6 @@ from pycollective.comm.arrays import Array
 from pycollective.comm.call import Call, Engine
 from pycollective.comm.cart import Cart
 from pycollective.comm.extremes import Extremes, Located
-from pycollective.comm.member import GpuEngines
 from pycollective.comm.mpi_group import MPIGroup, join
 from pycollective.comm.objects import Objects
 from pycollective.comm.persistent import Persistent
@@ -23,7 +22,7 @@ from pycollective.comm.reductions import DEFAULT_ALGORITHM, all_reduce_together
 from pycollective.comm.shared_arrays import shared_arrays
 from pycollective.comm.split import Threads, split_groups
 from pycollective.comm.staged import Staged
-from pycollective.comm.tracing import Traced, timeline
+from pycollective.comm.tracing import Traced, group_made, timeline
 from pycollective.comm.ufuncs import ByFunction
 from pycollective.comm.work import Work
 
@@ -192,7 +191,7 @@ class Communicator(Extremes, Prefixes, Objects):
         if group.transport in ("threads", "shared memory"):  # of which all read one table
             part._prefer(tuning.rows(group.transport, part.size))
         who = f"rank {rank} of {part.size} (rank {self.rank} before), {group.transport}"
-        observe.group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
+        group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
 
     def _engine_for(self, call: Call) -> Engine:
@@ -209,7 +208,7 @@ class Communicator(Extremes, Prefixes, Objects):
             engine = self._on_gpus(array).choose(call)
         return engine if tracer is None else Traced(engine, tracer)
 
-    def _on_gpus(self, like: Array) -> GpuEngines:
+    def _on_gpus(self, like: Array) -> gpu.Engines:
         if self._gpu is None:
             self._gpu = gpu.engines_for(self, like, self._copy)
         return self._gpu
@@ -224,7 +223,7 @@ class Communicator(Extremes, Prefixes, Objects):
 def _on_mpi(group: MPIGroup, timeout: float, lane: int | None = None) -> Communicator:
     communicator = Communicator(group, group.rank, timeout, None, lane)
     who = f"rank {group.rank} of {group.size}, through MPI"
-    observe.group_made(communicator, who, "MPI", "")
+    group_made(communicator, who, "MPI", "")
     return communicator
 
 
@@ -263,5 +262,5 @@ def threads(size: int, timeout: float, source: str) -> list[Communicator]:
     for communicator in communicators:
         communicator._prefer(choices)
     ranks = "rank 0 of 1, alone" if size == 1 else f"ranks 0 to {size - 1}, threads of this process"
-    observe.group_made(communicators[0], ranks, source, str(tuning.path()))
+    group_made(communicators[0], ranks, source, str(tuning.path()))
     return communicators

@@ -155,7 +155,8 @@ class Nccl:
     def _calls_of(self, call: Call) -> _Calls:
         """Return a function that gives NCCL a collective."""
         source, target, name = call.source, call.target, call.collective
-        if not call.op and (name != "broadcast" and (name != "all_gather" or call.is_ragged)):
+        is_one_operation = name == "broadcast" or (name == "all_gather" and call.counts is None)
+        if not call.op and not is_one_operation:
             sent = call.counts or [call.count] * self.size
             return self._messages(name, source, target, sent, call.out_counts or sent, call.root)
         source = present(source)

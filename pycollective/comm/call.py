@@ -88,11 +88,6 @@ class Call:
         return self.peer >= 0
 
     @property
-    def is_ragged(self) -> bool:
-        """True if the parts of the ranks may differ in length."""
-        return self.counts is not None
-
-    @property
     def has_root(self) -> bool:
         """True if one rank has another part in it than the others."""
         return self.collective in ("reduce", "broadcast", "gather", "scatter")

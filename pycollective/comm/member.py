@@ -10,7 +10,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,7 +20,7 @@ from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.comm import tracing
 from pycollective.comm.arrays import Array, Place, deliver
-from pycollective.comm.call import Call, Engine, GpuEngine, HostEngine, How
+from pycollective.comm.call import Call, Engine, HostEngine, How
 from pycollective.comm.host import HostCore
 from pycollective.comm.mpi import MPICore
 from pycollective.comm.mpi_group import MPIGroup
@@ -32,28 +32,12 @@ from pycollective.errors import CollectiveError, MismatchError
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from pycollective.comm.gpu import Engines
+
 R = TypeVar("R")
 
 live: weakref.WeakSet[Member] = weakref.WeakSet()
 """All ranks of this process: its end concerns them, and a fork."""
-
-
-class GpuEngines(Protocol):
-    """The engines for arrays of GPUs that the ranks of a group have found they can use."""
-
-    @property
-    def to_close(self) -> Sequence[GpuEngine]:
-        """The engines that have to be closed, in this order."""
-
-    @property
-    def by_streams(self) -> bool:
-        """True if calls are made in streams, so that no host waits for them."""
-
-    def choose(self, call: Call) -> Engine:
-        """Return the one for a call."""
-
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
-        """Make an array in registered memory; None where there is none."""
 
 
 class Member(_core.CommunicatorBase):
@@ -73,7 +57,7 @@ class Member(_core.CommunicatorBase):
             MPICore(group) if isinstance(group, MPIGroup) else HostCore(group, rank)
         )
         self._closed = ""  # why there is no such engine any more
-        self._gpu: GpuEngines | None = None  # since the first call on GPU arrays
+        self._gpu: Engines | None = None  # since the first call on GPU arrays
         self._tracer: tracing.Tracer | None = None
         self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
         self.rank = rank
@@ -273,7 +257,7 @@ class Member(_core.CommunicatorBase):
             raise CollectiveError(self._closed)
         return self._host
 
-    def _on_gpus(self, like: Array) -> GpuEngines:
+    def _on_gpus(self, like: Array) -> Engines:
         """Return the engines for arrays of GPUs; all ranks come here at their first such call."""
         raise NotImplementedError
 

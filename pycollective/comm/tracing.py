@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import os
+import platform
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from pycollective.comm.call import About, Call, Engine, HostEngine
+from pycollective.comm.call import About, Call, Engine
 from pycollective.comm.work import Task, Work
 from pycollective.errors import CollectiveError, RendezvousError
 from pycollective.nccl.device_task import DeviceTask
-from pycollective.observe.log import LOG, TIMELINE, TRACE, Member, settings
+from pycollective.observe.log import LOG, TIMELINE, TRACE, settings
 from pycollective.observe.trace_events import Record, Timeline
+
+if TYPE_CHECKING:
+    from pycollective.comm.member import Member
 
 REMEMBERED = 32
 """Calls of a rank that are told of when one of them fails."""
@@ -32,29 +37,15 @@ _PAUSE = 1e-4
 _GPU_ROWS = 1 << 22
 
 _lock = threading.Lock()  # guards what follows
-_members: weakref.WeakSet[Traceable] = weakref.WeakSet()
+_members: weakref.WeakSet[Member] = weakref.WeakSet()
 _timelines: list[Timeline] = []
 _asked_for: dict[str, Timeline] = {}  # by the environment
-
-
-class Traceable(Member, Protocol):
-    """A communicator whose calls may be traced."""
-
-    _lane: int
-    _tracer: Tracer | None
-
-    @property
-    def _core(self) -> HostEngine:
-        """Its engine for arrays in the host's memory."""
-
-    def _trace(self, tracer: Tracer | None) -> None:
-        """Record calls by a tracer; None: record none, and let plain arrays take the compiled path."""
 
 
 class Tracer:
     """Records the calls of a rank: for timelines, for the log, and for the report of an error."""
 
-    def __init__(self, member: Traceable) -> None:
+    def __init__(self, member: Member) -> None:
         self._rank, self._size, self._lane = member.rank, member.size, member._lane
         self._group = member._group
         self._under_way: dict[int, tuple[Record, Task]] = {}
@@ -180,7 +171,7 @@ class Traced:
 
 
 @contextlib.contextmanager
-def together(members: Sequence[Traceable], call_of: Callable[[int], Call]) -> Iterator[None]:
+def together(members: Sequence[Member], call_of: Callable[[int], Call]) -> Iterator[None]:
     """Record the calls of all ranks that one thread makes for them in the block."""
     records = []
     for rank, member in enumerate(members):
@@ -205,7 +196,7 @@ def _warn(text: str) -> None:
     LOG.warning("%s", text)
 
 
-def join(member: Traceable) -> None:
+def join(member: Member) -> None:
     """Take in a new communicator, whose core is there: it warns of long waits, and may be traced.
 
     Raises
@@ -234,21 +225,62 @@ def join(member: Traceable) -> None:
         _adjust(member)
 
 
-def _adjust(member: Traceable) -> None:
+def group_made(member: Member, ranks: str, source: str, table: str) -> None:
+    """Log a line about a new group.
+
+    Parameters
+    ----------
+    member : Member
+        A rank of the group.
+    ranks : str
+        The ranks of this process.
+    source : str
+        The description of the group, such as a variable.
+    table : str
+        The file of the rows for ``algorithm="auto"``, if there are rows.
+    """
+    if not LOG.isEnabledFor(logging.INFO):
+        return
+    rows = len(member._core.choices)
+    algorithms = f"{rows} rows of {table}, then the built-in table" if rows else "built-in table"
+    LOG.info(
+        "%s; described by %s; %s; algorithms: %s",
+        ranks, source, _hosts(member), algorithms, extra={"rank": member.rank},
+    )  # fmt: skip
+
+
+def _hosts(member: Member) -> str:
+    numbers, group = member.hosts, member._group
+    away = [r for r in range(member.size) if group.address(r)]
+    addresses = ", ".join(f"rank {r} at {group.address(r)}" for r in away[:8])
+    more = f" and {len(away) - 8} more" if len(away) > 8 else ""
+    if group.transport == "TCP" and member.size > 1:
+        text = "hosts not shared as far as is known"
+    else:
+        hosts = [
+            [r for r in range(member.size) if numbers[r] == h] for h in range(max(numbers) + 1)
+        ]
+        text = f"{len(hosts)} host" + "s" * (len(hosts) > 1)
+        if len(hosts) > 1:
+            text += " of ranks " + " | ".join(",".join(map(str, ranks)) for ranks in hosts)
+    return f"{text}, this one is {platform.node()}" + (f" ({addresses}{more})" if away else "")
+
+
+def _adjust(member: Member) -> None:
     """Trace a communicator, or do not, as is wanted now."""
     wanted = bool(_timelines) or settings().debug == "TRACE"
     if wanted != (member._tracer is not None):
         member._trace(Tracer(member) if wanted else None)
 
 
-def ignore(member: Traceable) -> None:
+def ignore(member: Member) -> None:
     """Do not trace a communicator of our own, whose calls no program has made."""
     with _lock:
         _members.discard(member)
         member._trace(None)
 
 
-def leave(member: Traceable) -> None:
+def leave(member: Member) -> None:
     """Let go of a communicator that is being closed."""
     with _lock:
         _members.discard(member)

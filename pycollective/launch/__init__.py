@@ -20,6 +20,7 @@ from pycollective.cluster.membership import membership_of_environment
 from pycollective.comm import DEFAULT_TIMEOUT, Communicator, threads
 from pycollective.comm.member import live
 from pycollective.comm.split import SharedMemory
+from pycollective.comm.tracing import group_made
 from pycollective.environment import check, is_number, number
 from pycollective.errors import RendezvousError
 from pycollective.launch.ended import Ended
@@ -186,7 +187,7 @@ def _launched_in_memory(
     communicator = Communicator(group, rank, timeout, SharedMemory(group))
     communicator._prefer(choices)
     who = f"rank {rank} of {size}, through shared memory"
-    observe.group_made(communicator, who, "pycollective run", "pycollective run's table")
+    group_made(communicator, who, "pycollective run", "pycollective run's table")
     _launched.add(communicator)
     return communicator
 
@@ -278,7 +279,7 @@ def meet(
     trust = "authenticated" if about.secret else "without a secret"
     trust += ", control in TLS" if about.tls and about.size > 1 else ""
     who = f"group {name}: rank {about.rank} of {about.size}, {how}, {trust}"
-    observe.group_made(communicator, who, source, "rank 0's table")
+    group_made(communicator, who, source, "rank 0's table")
     return communicator
 
 

@@ -1,11 +1,11 @@
-"""Log lines, traces of calls, and timelines; see ``docs/how-to/find_a_slow_rank.md``.
+"""Log lines, traces of calls and timelines of a program's communicators; see ``docs/debugging.md``.
 
-All of it is off unless somebody asks. Then `communicator.tracing` wraps the engines of a communicator,
-and the short way of `all_reduce` is left. What is off costs nothing.
+All of it is off by default, and then costs nothing. When it is on, `pycollective.comm.tracing` wraps the
+engines of every communicator, and calls do not take the compiled fast path.
 """
 
 from __future__ import annotations
 
-from pycollective.observe.log import group_made, settings
+from pycollective.observe.log import settings
 
-__all__ = ["group_made", "settings"]
+__all__ = ["settings"]

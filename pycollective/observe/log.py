@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import sys
-from collections.abc import Sized
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pycollective.errors import RendezvousError
 
@@ -84,77 +82,3 @@ def _speak(level: int) -> None:
         LOG.addHandler(_Stderr())
         LOG.propagate = False  # or each line would come twice
     LOG.setLevel(level)
-
-
-class Group(Protocol):
-    """A group, as far as lines and traces show it."""
-
-    @property
-    def transport(self) -> str:
-        """The transport."""
-
-    def address(self, rank: int) -> str:
-        """Return the address of a rank that is not on this host."""
-
-    def calls(self, rank: int) -> int:
-        """Return the number of collective calls that a rank has begun."""
-
-
-class Engine(Protocol):
-    """The engine for arrays in the host's memory, as far as the line shows it."""
-
-    @property
-    def choices(self) -> Sized:
-        """The rows that were measured."""
-
-
-class Member(Protocol):
-    """A rank of a group."""
-
-    rank: int
-    size: int
-
-    @property
-    def hosts(self) -> list[int]:
-        """Each rank's host."""
-
-    @property
-    def _group(self) -> Group:
-        """Its group."""
-
-    @property
-    def _core(self) -> Engine:
-        """Its engine."""
-
-
-def group_made(member: Member, who: str, source: str, table: str) -> None:
-    """Log a line about a new group.
-
-    It says who a rank of it is, the source of the group's description, and the table of its rows for
-    algorithm="auto", if it has rows.
-    """
-    if not LOG.isEnabledFor(logging.INFO):
-        return
-    rows = len(member._core.choices)
-    algorithms = f"{rows} rows of {table}, then the built-in table" if rows else "built-in table"
-    LOG.info(
-        "%s; described by %s; %s; algorithms: %s",
-        who, source, _hosts(member), algorithms, extra={"rank": member.rank},
-    )  # fmt: skip
-
-
-def _hosts(member: Member) -> str:
-    numbers, group = member.hosts, member._group
-    away = [r for r in range(member.size) if group.address(r)]
-    addresses = ", ".join(f"rank {r} at {group.address(r)}" for r in away[:8])
-    more = f" and {len(away) - 8} more" if len(away) > 8 else ""
-    if group.transport == "TCP" and member.size > 1:
-        text = "hosts not shared as far as is known"
-    else:
-        hosts = [
-            [r for r in range(member.size) if numbers[r] == h] for h in range(max(numbers) + 1)
-        ]
-        text = f"{len(hosts)} host" + "s" * (len(hosts) > 1)
-        if len(hosts) > 1:
-            text += " of ranks " + " | ".join(",".join(map(str, ranks)) for ranks in hosts)
-    return f"{text}, this one is {platform.node()}" + (f" ({addresses}{more})" if away else "")
