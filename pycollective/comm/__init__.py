@@ -1,9 +1,9 @@
-"""Communicators: the collectives of one rank, on NumPy arrays."""
+"""Communicators: groups of ranks, and the collectives of one rank on NumPy and CuPy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -20,11 +20,15 @@ from pycollective.comm.persistent import Persistent
 from pycollective.comm.prefixes import Prefixes
 from pycollective.comm.reductions import DEFAULT_ALGORITHM, all_reduce_together
 from pycollective.comm.shared_arrays import shared_arrays
+from pycollective.comm.signatures import Later, Now, Options
 from pycollective.comm.split import Threads, split_groups
 from pycollective.comm.staged import Staged
 from pycollective.comm.tracing import Traced, group_made, timeline
 from pycollective.comm.ufuncs import ByFunction
 from pycollective.comm.work import Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "DEFAULT_ALGORITHM",
@@ -45,54 +49,52 @@ DEFAULT_TIMEOUT = 600.0
 
 
 class Communicator(Extremes, Prefixes, Objects):
-    """One rank of a group.
+    """One rank of a group, with the collectives of that rank.
 
-    Every rank of the group makes the same calls in the same order, each from its own thread; a call
-    returns when this rank's part is done. All ranks get bit-identical results. A call that fails
-    leaves the whole group dead: every other rank's call fails too, with the same reason. Make a new
-    group to go on.
+    Every rank of the group makes the same calls in the same order, each from its own thread. A call
+    returns when this rank's part is done. All ranks get bit-identical results. After a failed call the
+    group cannot be used: all calls of all ranks fail with the same reason. Make a new group instead.
 
-    Communicators come from `local_group`.
+    Communicators are made by `pycollective.init`, `pycollective.spawn`, `local_group` and `split`.
 
     Attributes
     ----------
     rank, size : int
-        This rank, 0 to size - 1, and the number of ranks.
+        This rank, from 0 to size - 1, and the number of ranks.
     timeout : float
-        Seconds a call waits for the other ranks, unless the call says otherwise.
+        Seconds that a call waits for the other ranks, unless the call has its own ``timeout``.
     """
 
     @classmethod
     def from_mpi(cls, comm: object, *, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
-        """Make a communicator whose collectives run on the MPI library, through mpi4py.
+        """Make a communicator whose calls run on the MPI library, through mpi4py.
 
-        For clusters whose network only MPI knows; every rank of ``comm`` calls it. It takes no
-        algorithms and no ``reproducible``: the library chooses, and the bits of a sum are its own.
+        For networks that only MPI supports. Every rank of ``comm`` makes this call. MPI chooses the
+        algorithms, so that calls take no ``algorithm`` and no ``reproducible``.
 
         Parameters
         ----------
         comm : mpi4py.MPI.Intracomm
-            For example ``MPI.COMM_WORLD``. Its own messages are not touched.
+            For example ``MPI.COMM_WORLD``. The communicator works on duplicates of it.
         timeout : float
             Seconds that a call waits for the other ranks.
 
         Raises
         ------
         ImportError
-            Without mpi4py (``pip install 'pycollective[mpi]'``).
+            mpi4py is not installed (``pip install 'pycollective[mpi]'``).
         TypeError
-            If ``comm`` is no intracommunicator of mpi4py.
+            ``comm`` is not an intracommunicator of mpi4py.
         """
         return _on_mpi(join(comm), seconds("timeout", timeout))
 
     def cart(self, dims: Sequence[int], periods: bool | Sequence[bool] = False) -> Cart:
-        """Arrange the ranks of this group in a grid. No rank communicates, and none gets a new number.
+        """Arrange the ranks of this group in a grid; they keep their numbers. No rank communicates.
 
         Parameters
         ----------
         dims : sequence of int
-            The number of ranks along each axis; 0 leaves the choice to the library. Their product is the
-            number of ranks.
+            The number of ranks along each axis; 0: choose it. The product must be the number of ranks.
         periods : bool or sequence of bool
             True for an axis whose ends are neighbours; one value is for all axes.
 
@@ -113,26 +115,14 @@ class Communicator(Extremes, Prefixes, Objects):
         """
         return Cart(self, dims, periods)
 
+    # fmt: off
     @overload
-    def split(
-        self,
-        color: int | None,
-        key: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
-    ) -> Communicator | None: ...
-
+    def split(self, color: int | None, key: int = 0, *, async_op: Now = False,
+              **options: Unpack[Options]) -> Communicator | None: ...
     @overload
-    def split(
-        self,
-        color: int | None,
-        key: int = 0,
-        *,
-        async_op: Literal[True],
-        timeout: float | None = None,
-    ) -> Work[Communicator | None]: ...
-
+    def split(self, color: int | None, key: int = 0, *, async_op: Later,
+              **options: Unpack[Options]) -> Work[Communicator | None]: ...
+    # fmt: on
     def split(
         self,
         color: int | None,
@@ -141,36 +131,32 @@ class Communicator(Extremes, Prefixes, Objects):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Communicator | Work[Communicator | None] | None:
-        """Make new groups of this group's ranks: one of all ranks that give the same color.
+        """Make a new group of all ranks that give the same color, for each color.
 
-        Every rank of this group calls it. The new groups are independent: their calls have numbers of
-        their own and may go on at the same time as this group's (from another thread, or with
-        ``async_op``), and one that fails leaves this one as it is. A process that dies is lost to
-        both. They use the transport of this group.
+        Every rank of this group makes the call. The new groups have the transport of this group. They
+        are independent: calls of several groups may run concurrently (from several threads, or with
+        ``async_op``), and a failure of one group leaves the others as they are. A process that ends is
+        lost to all its groups.
 
         Parameters
         ----------
         color : int or None
-            Ranks of one color are in one new group; None or a negative number: in none.
+            The number of the new group; None or a negative number: none.
         key : int
-            The new ranks are in the order of the keys, and of the ranks here where those are equal.
-        async_op : bool
-            Return a `Work` at once, whose ``wait()`` gives the communicator. Calls of this group that
-            come after it begin when it is done.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+            The new ranks are in the order of the keys, and of the ranks here if keys are equal.
+        async_op, timeout
+            As in `all_reduce`; so are the other errors.
 
         Returns
         -------
         Communicator, None or Work
-            This rank's, with this one's timeout; None where it has no color. To be closed by itself.
+            This rank in its new group, with the timeout of this communicator; None without a color. The
+            program closes it.
 
         Raises
         ------
         CollectiveError
-            The new group cannot be made; the message says why. This group goes on.
-        MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
-            As `all_reduce`.
+            The new group cannot be made; the message gives the reason. This group still works.
         """
         color = None if color is None else whole("color", color, -(2**63), 2**63 - 1)
         key, limit = whole("key", key, -(2**63), 2**63 - 1), self._seconds(timeout)
@@ -188,21 +174,21 @@ class Communicator(Extremes, Prefixes, Objects):
             return None
         group, rank, family = made
         part = Communicator(group, rank, self.timeout, family, self._lane)
-        if group.transport in ("threads", "shared memory"):  # of which all read one table
+        if group.transport in ("threads", "shared memory"):  # all ranks read the same file
             part._prefer(tuning.rows(group.transport, part.size))
         who = f"rank {rank} of {part.size} (rank {self.rank} before), {group.transport}"
         group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
 
     def _engine_for(self, call: Call) -> Engine:
-        """Choose the engine that carries a call out."""
+        """Choose the engine for a call."""
         array, host, tracer = call.array, self._core, self._tracer
         engine: Engine
         if call.function is not None:
-            return ByFunction(self)  # by calls that are traced themselves
+            return ByFunction(self)  # makes calls that are traced themselves
         if array is None or type(array) is np.ndarray:
             engine = host
-        elif call.collective in ("scan", "exscan"):  # of an array on a GPU, as all that follow
+        elif call.collective in ("scan", "exscan"):  # of a GPU array, as in the rest
             engine = Staged(host)
         else:
             engine = self._on_gpus(array).choose(call)
@@ -228,19 +214,10 @@ def _on_mpi(group: MPIGroup, timeout: float, lane: int | None = None) -> Communi
 
 
 def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communicator]:
-    """Make a group of ``size`` ranks that are threads of this process.
+    """Return the communicators of a group of ``size`` ranks that are threads of this process.
 
-    Parameters
-    ----------
-    size : int
-        Number of ranks, at least 1.
-    timeout : float
-        Seconds that a call waits for the other ranks.
-
-    Returns
-    -------
-    list of Communicator
-        One for each rank; each is used by one thread at a time.
+    Only one thread at a time may use each. ``timeout`` is the seconds that a call waits for the other
+    ranks.
 
     Examples
     --------
@@ -253,7 +230,7 @@ def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communic
 
 
 def threads(size: int, timeout: float, source: str) -> list[Communicator]:
-    """Make a group of threads, because ``source`` says so."""
+    """Make a group of threads; ``source`` describes the group in the log."""
     observe.settings()
     group = _core.ThreadGroup(size)
     family = Threads()

@@ -13,49 +13,46 @@ from pycollective.comm.arrays import Array
 from pycollective.comm.work import Task, Work
 
 How: TypeAlias = "str | _core.Algorithm"
-"""An algorithm: its name, or a schedule of the program's own."""
+"""An algorithm: its name, or a schedule that the program wrote."""
 
 Rows: TypeAlias = Sequence[tuple[_core.Collective, int, str]]
-"""The meaning of ``algorithm="auto"``: collective, most bytes, algorithm; the first that fits."""
+"""Rows for ``algorithm="auto"``: collective, most bytes, algorithm. The first row that fits counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a rank. Its arguments are checked, and its arrays are such as an engine can take.
+    """One call of a rank, with valid arguments and arrays that an engine can use.
 
     Attributes
     ----------
     collective : str
         The name of the method; "send" or "recv" for a message.
     source, target : array or None
-        The arrays to read and to write, as far as this rank has them.
+        The arrays to read and to write, if this rank has them.
     timeout : float
         Seconds to wait for the other ranks.
     async_op : bool
-        Return a work that is under way.
-    op : str
-        The operation, for those that reduce.
-    function : ufunc, optional
-        A function of NumPy's instead of an operation.
+        Return before the call is done.
+    op, function : str, ufunc or None
+        The name of the operation, or a NumPy function without such a name.
     root : int
-        The root, for those that have one.
+        The root, if the collective has one.
     algorithm : str or Algorithm
         The algorithm.
     reproducible : bool
-        Combine the contributions in the order of the ranks.
+        Combine the contributions in rank order.
     count : int
-        Elements of the array; in a call that moves parts, of a part, or of the longest one.
+        The number of elements: of the array, or of a part, or of the longest part.
     shape : sequence of int, optional
-        What the ranks must agree on, if that is not the shape of the array.
+        The shape on which the ranks must agree, if it is not the shape of the array.
     counts, out_counts : sequence of int, optional
-        Elements of each rank's part, where parts differ; in an all_to_all, those that this rank sends
-        and receives.
+        Elements of each rank's part if parts differ; in an all_to_all those to send and to receive.
     peer, tag : int
         The other rank of a message, and the message's tag.
     label : str
-        The element type that errors name, if that is not the array's.
+        The element type for error messages, if it is not the array's.
     timed : bool
-        Let the device note when it begins and ends the call.
+        Let the device record when it begins and ends the call.
     """
 
     collective: str
@@ -79,21 +76,21 @@ class Call:
 
     @property
     def array(self) -> Array | None:
-        """The array that has the dtype, and the device, of the call."""
+        """The array that has the dtype and the device of the call."""
         return self.target if self.source is None else self.source
 
     @property
     def is_message(self) -> bool:
-        """True if two ranks alone take part."""
+        """True if only two ranks take part."""
         return self.peer >= 0
 
     @property
     def has_root(self) -> bool:
-        """True if one rank has another part in it than the others."""
+        """True if the collective has a root."""
         return self.collective in ("reduce", "broadcast", "gather", "scatter")
 
     def __str__(self) -> str:
-        """Return the call in words: the same on all ranks if their calls belong together."""
+        """Return the call as text, the same on all ranks that make the same call."""
         array = self.array
         if array is None:
             return f"{self.collective}()"
@@ -114,81 +111,87 @@ class Call:
 
 
 def present(array: Array | None) -> Array:
-    """Return an array that a call of this kind always has."""
+    """Return an array that is never None in this kind of call."""
     assert array is not None
     return array
 
 
 class About(NamedTuple):
-    """The words for traces of how an engine carries a call out."""
+    """The entries of an engine in the trace of a call.
+
+    Attributes
+    ----------
+    by, algorithm : str
+        The transport, and the algorithm.
+    why : str
+        The reason for the algorithm, if the program has not named it.
+    gpu : int or None
+        The GPU whose clock gives the times; None for the host.
+    """
 
     by: str
-    """The transport."""
     algorithm: str = ""
     why: str = ""
-    """The reason for the algorithm, where the program has not named it."""
     gpu: int | None = None
-    """The device whose clock the times are of; None: the host's."""
 
 
 class Engine(Protocol):
-    """Something that carries calls out."""
+    """An object that executes calls."""
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out.
+        """Execute a call.
 
-        Without ``async_op`` it is done when this returns: its result can be used, for a device in the
-        order of this thread's stream.
+        Without ``async_op``, the result can be used afterwards, on a GPU in this thread's stream.
         """
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
 
 
 class HostEngine(Engine, Protocol):
-    """An engine for arrays in the host's memory, which every communicator has."""
+    """The engine for host arrays, which every communicator has."""
 
     @property
     def choices(self) -> Rows:
-        """The rows that were measured."""
+        """The measured rows for ``algorithm="auto"``."""
 
     @property
     def outstanding(self) -> int:
-        """The number of calls under way."""
+        """The number of unfinished calls."""
 
     def prefer(self, rows: Rows) -> None:
-        """Take rows for ``algorithm="auto"``."""
+        """Use rows for ``algorithm="auto"``, the same on all ranks, before the first call."""
 
     def warn_after(self, seconds: float, warn: Callable[[str], object]) -> None:
-        """Let calls that have waited so long say who is missing."""
+        """Call ``warn`` with a text about the missing ranks when a call has waited for this time."""
 
     def select(self, collective: _core.Collective, bytes: int) -> str:
-        """Return the algorithm that "auto" means."""
+        """Return the algorithm that "auto" chooses."""
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], result: bool = False) -> Array:
-        """Make an array that the ranks of the host reach; a ``result`` only if that saves a copy."""
+        """Make an array in shared memory; a ``result`` only if that saves a copy."""
 
     def run_later(self, call: Callable[[], object]) -> Task:
-        """Call a function of Python's in a thread of the engine's, after the calls under way."""
+        """Run a Python function in the engine's thread, after all calls so far."""
 
     def settle(self) -> None:
-        """Wait until all calls that are under way are done."""
+        """Wait until all calls are done."""
 
     def collect(self) -> None:
-        """Let go of what calls that are done have kept."""
+        """Release the objects of finished calls."""
 
     def note_told(self) -> None:
-        """Take note that the program gets the error of a call of its own."""
+        """Record that the program gets the error of a call, so that closing does not raise it again."""
 
 
 class GpuEngine(Engine, Protocol):
-    """An engine for arrays of GPUs."""
+    """An engine for GPU arrays."""
 
     def close(self) -> None:
-        """Wait for what is under way, and leave."""
+        """Wait for unfinished calls, and release the engine."""
 
     def finish(self) -> None:
-        """Leave when the process ends, without waiting for anybody."""
+        """Release the engine at the end of the process, without waiting."""
 
     def abandon(self) -> None:
-        """Let go of it in a forked child."""
+        """Release the engine in a forked child."""

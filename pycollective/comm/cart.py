@@ -1,4 +1,4 @@
-"""Cartesian grids: ranks by their coordinates, neighbours, and exchange with them."""
+"""Cartesian grids: coordinates of ranks, neighbours, and exchange with neighbours."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class Cart:
-    """The ranks of a group in a grid; the last coordinate counts fastest, as in MPI and NumPy.
+    """The ranks of a group in a grid; the last coordinate varies fastest, as in MPI and NumPy.
 
-    Grids come from `Communicator.cart`. The ranks keep their numbers, and no rank communicates to make
-    a grid.
+    Grids are made by `Communicator.cart`.
 
     Attributes
     ----------
@@ -32,8 +31,8 @@ class Cart:
     periods : tuple of bool
         True for an axis whose ends are neighbours.
     neighbors : tuple of int or None
-        The ranks on both sides of this one along each axis: before it and after it along axis 0, then
-        along axis 1, and so on. None beyond an open border.
+        The neighbours of this rank before and after it along axis 0, then along axis 1, and so on. None
+        beyond an open border.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class Cart:
         return tuple(int(c) for c in np.unravel_index(number, self.dims))
 
     def rank(self, coords: Sequence[int]) -> int | None:
-        """Return the rank at some coordinates; None beyond an open border.
+        """Return the rank at these coordinates, which wrap around along periodic axes.
 
-        Along a periodic axis, coordinates may be any whole numbers.
+        The result is None beyond an open border.
         """
         given = [whole("a coordinate", c) for c in coords]
         if len(given) != len(self.dims):
@@ -79,7 +78,7 @@ class Cart:
         axis : int
             0 to ``len(dims) - 1``.
         displacement : int
-            The distance to the destination; the source is as far in the other direction.
+            The distance to the destination; the source has the same distance on the other side.
 
         Returns
         -------
@@ -101,48 +100,37 @@ class Cart:
 
         return at(-displacement), at(displacement)
 
-    # Blocks may be arrays of any library, in an array or a sequence: so ``out`` and results are Any.
+    # Blocks may be arrays of any library, in an array or a sequence: ``out`` and results are Any.
 
     def neighbor_all_to_all(
-        self,
-        x: ArrayLike | Sequence[ArrayLike],
-        *,
-        out: Any = None,
-        tag: int = 0,
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> Any:
-        """Give each neighbour a block, and get one from each; other ranks take no part.
+        self, x: ArrayLike | Sequence[ArrayLike], *, out: Any = None, tag: int = 0,
+        async_op: bool = False, timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Exchange blocks with all neighbours; other ranks take no part.
 
         Parameters
         ----------
         x : array_like, or sequence of array_like
             A block for each of `neighbors`, in that order. The blocks of a sequence may differ in shape.
         out : array, or sequence of arrays, optional
-            A place for the block of each of `neighbors`. Where there is no neighbour, it stays as it is.
-            By default new arrays like ``x``, with zeros where there is no neighbour.
-        tag : int
-            The tag of the messages, which go beside other calls as those of `send` do.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for each neighbour.
+            An array for the block of each of `neighbors`; unchanged beyond an open border. By default
+            new arrays like ``x``, with zeros beyond an open border.
+        tag, async_op, timeout
+            As in `Communicator.send`; so are the other errors. The timeout applies to each neighbour.
 
         Returns
         -------
         ndarray, sequence of ndarray or Work
-            The neighbours' blocks: ``out`` when that was given.
+            The neighbours' blocks: ``out`` if that was given.
 
         Raises
         ------
         ValueError
-            ``x`` or ``out`` has another number of blocks than there are neighbours.
-        MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
-            As `Communicator.send`.
+            The number of blocks in ``x`` or ``out`` is not the number of neighbours.
 
         Examples
         --------
-        The halo of a two-dimensional field, in which each rank has a border of one row or column:
+        The halo of a two-dimensional field, with borders of one row or column:
 
         >>> inner, border = [u[1], u[-2], u[:, 1], u[:, -2]], [u[0], u[-1], u[:, 0], u[:, -1]]
         >>> grid.neighbor_all_to_all(inner, out=border)
@@ -155,51 +143,34 @@ class Cart:
         places = self._sides("out", out)
         works = []
         for i, dest in enumerate(self.neighbors):
-            # A block comes from the side opposite to that to which it is sent.
+            # Receive from the opposite side, so that all ranks send in one direction at a time.
             opposite = i ^ 1
             work = self.comm.sendrecv(  # type: ignore[call-overload]  # async_op is no literal
                 blocks[i], dest, places[opposite], self.neighbors[opposite], tag,
                 async_op=async_op, timeout=timeout,
             )  # fmt: skip
             works.append(work)
-        if not async_op:
-            return out
-
-        return Work.joined(works, lambda: out)
+        return Work.joined(works, lambda: out) if async_op else out
 
     def _sides(self, name: str, given: Any) -> list[Any]:
-        """Return the block of each neighbour."""
+        """Return a list of the blocks for all neighbours."""
         if not isinstance(given, (list, tuple)):
             given = [given[i, ...] for i in range(len(given) if np.ndim(given) else 0)]
         if len(given) != len(self.neighbors):
             raise ValueError(
-                f"{name} must have a block for each of the {len(self.neighbors)} neighbours, and has "
-                f"{len(given)}"
+                f"{name} must have a block for each of the {len(self.neighbors)} neighbours, not "
+                f"{len(given)} blocks"
             )
         return list(given)
 
     def neighbor_all_gather(
-        self,
-        x: ArrayLike,
-        *,
-        out: Any = None,
-        tag: int = 0,
-        async_op: bool = False,
+        self, x: ArrayLike, *, out: Any = None, tag: int = 0, async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
-        """Give each neighbour the same array, and get one from each.
+    ) -> Any:  # fmt: skip
+        """Send each neighbour the array ``x``, and return the neighbours' arrays.
 
-        Parameters
-        ----------
-        x : array_like
-            This rank's array.
-        out, tag, async_op, timeout
-            As of `neighbor_all_to_all`.
-
-        Returns
-        -------
-        ndarray or Work
-            The neighbours' arrays, of shape ``(len(neighbors), *x.shape)``: ``out`` when that was given.
+        The result has the shape ``(len(neighbors), *x.shape)``. Parameters and errors are those of
+        `neighbor_all_to_all`.
         """
         block: Array = as_input(x)
         same = np.broadcast_to(block, (len(self.neighbors), *block.shape))
@@ -207,10 +178,11 @@ class Cart:
 
 
 def dims_create(size: int, dims: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths of a grid of ``size`` ranks, where 0 leaves one open.
+    """Return the lengths of a grid of ``size`` ranks, in which 0 stands for a length to choose.
 
-    Open lengths become as equal as the divisors of ``size`` allow, the greater ones first, as
-    ``MPI_Dims_create`` does.
+    Chosen lengths are as equal as the divisors of ``size`` allow, in descending order.
+
+    Source: ``MPI_Dims_create``.
 
     Raises
     ------
@@ -219,14 +191,14 @@ def dims_create(size: int, dims: Sequence[int]) -> tuple[int, ...]:
     """
     found = sizes(dims)
     if not found:
-        raise ValueError("dims must have a length for each axis, and there is none")
+        raise ValueError("dims must have a length for each axis, not none at all")
     left, remainder = divmod(size, math.prod(d for d in found if d))
     open_axes = [axis for axis, length in enumerate(found) if length == 0]
     if remainder or (left != 1 and not open_axes):
         raise ValueError(f"no grid of the lengths {found} has {size} ranks")
     chosen = []
     for n in range(len(open_axes), 0, -1):
-        # The least divisor whose n-th power is not less than what is left.
+        # The least divisor d of the remaining ranks with d**n >= left.
         chosen.append(next(d for d in range(1, left + 1) if left % d == 0 and d**n >= left))
         left //= chosen[-1]
     for axis, length in zip(open_axes, sorted(chosen, reverse=True), strict=True):

@@ -1,8 +1,8 @@
 """Messages of GPU arrays between two ranks that are threads of one process.
 
-What goes through the core is a number, with the tag, deadline and errors of every message. Behind it is
-a copy of the array on the sender's GPU, which the receiver's stream reads when the sender's has made it:
-no byte goes over the host, and neither rank waits for a device.
+The core sends a number, with the tag, the deadline and the errors of a message of host arrays. The
+number identifies a copy of the array on the sender's GPU, which the receiver's stream reads. The data
+do not pass through host memory, and no rank waits for a device.
 """
 
 from __future__ import annotations
@@ -26,78 +26,78 @@ from pycollective.comm.work import DONE, Work
 from pycollective.errors import MismatchError
 from pycollective.nccl import device
 
-#: Tells a rank with a host array what this one has.
+#: The element type in the errors of a rank that gives a host array.
 _LABEL = "a GPU array"
 
 
-class _Parcel(NamedTuple):
-    """What is on its way: a copy of the sender's array, and when it is there."""
+class _Buffer(NamedTuple):
+    """A copy of the sender's array, and the event after which it is complete."""
 
     array: Array
     ready: _core.device.Event
 
 
-class Parcels:
-    """Arrays that are on their way among all ranks of a group."""
+class DeviceBuffers:
+    """The device buffers of the messages under way among all ranks of a group, by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._parcels: dict[int, _Parcel] = {}
+        self._buffers: dict[int, _Buffer] = {}
 
-    def post(self, parcel: _Parcel) -> int:
-        """Keep a parcel; return its number."""
+    def add(self, buffer: _Buffer) -> int:
+        """Store a buffer, and return its number."""
         number = next(self._numbers)
-        self._parcels[number] = parcel
+        self._buffers[number] = buffer
         return number
 
-    def take(self, number: int) -> _Parcel:
-        """Return a parcel, which is then the caller's."""
-        return self._parcels.pop(number)
+    def pop(self, number: int) -> _Buffer:
+        """Remove a buffer, and return it."""
+        return self._buffers.pop(number)
 
 
-#: Arrays that a device may still work on, and what says whether that is over.
+#: Arrays that a device may still use, with functions that return True when it does not.
 Kept = deque[tuple[Callable[[], bool], Any]]
 
 
 class DeviceMessages:
-    """A rank's messages of GPU arrays; ``kept`` gets the arrays that devices may still copy."""
+    """The engine for one rank's messages; ``kept`` gets the arrays that devices may still copy."""
 
     def __init__(
-        self, member: Member, runtime: _core.device.Runtime, parcels: Parcels, kept: Kept
+        self, member: Member, runtime: _core.device.Runtime, buffers: DeviceBuffers, kept: Kept
     ) -> None:
         self._member = weakref.ref(member)
         self._rank = member.rank
         self._host = member._core
         self._runtime = runtime
-        self._parcels = parcels
+        self._buffers = buffers
         self._kept = kept
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a message out."""
+        """Execute a message."""
         return self._send(call) if call.collective == "send" else self._recv(call)
 
     def _send(self, call: Call) -> Work[None]:
-        """Send an array, which can be used again, in the order of this thread's stream, at once."""
+        """Copy and announce an array; this thread's stream can change it after the copy."""
         source = present(call.source)
-        with self._telling("send"):
+        with self._aborting("send"):
             here, stream = _place_of(source)
             held = array_backend.empty(source.shape, source.dtype, source)
             self._copy(held, here, source, here, stream)
-            number = self._parcels.post(_Parcel(held, self._keep(here, stream, (source, held))))
+            number = self._buffers.add(_Buffer(held, self._keep(here, stream, (source, held))))
         try:
             return self._host.submit(
                 replace(call, source=np.array([number], np.uint64), label=_LABEL)
             )
         except BaseException:
-            self._parcels.take(number)
+            self._buffers.pop(number)
             raise
 
     def _recv(self, call: Call) -> Work[None]:
-        """Receive an array, whose elements this thread's stream then finds."""
+        """Receive an array, in the order of this thread's stream."""
         number = np.empty(1, np.uint64)
 
         def deliver() -> None:
-            with self._telling("recv"):
+            with self._aborting("recv"):
                 self._deliver(present(call.target), int(number[0]), call.peer, call.tag)
 
         work = self._host.submit(replace(call, target=number, label=_LABEL))
@@ -107,13 +107,13 @@ class DeviceMessages:
         return DONE
 
     def _deliver(self, target: Array, number: int, source: int, tag: int) -> None:
-        """Copy what has come to where it belongs."""
-        array, ready = self._parcels.take(number)
+        """Copy a buffer to the receiver's array."""
+        array, ready = self._buffers.pop(number)
         if (array.shape, array.dtype) != (target.shape, target.dtype):
             error = MismatchError(
                 f"rank {self._rank} receives {target.dtype}{list(target.shape)} from rank {source} "
-                f"with tag {tag}, and rank {source} sent {array.dtype}{list(array.shape)}: sender and "
-                "receiver must agree on shape and dtype",
+                f"with tag {tag}, but rank {source} sent {array.dtype}{list(array.shape)}: use the same "
+                "shape and dtype on both ranks",
                 calls={
                     self._rank: f"recv ({target.dtype}{list(target.shape)}, tag {tag})",
                     source: f"send ({array.dtype}{list(array.shape)}, tag {tag})",
@@ -128,20 +128,20 @@ class DeviceMessages:
         self._copy(target, here, array, there, stream)
         self._keep(here, stream, (array, target))
 
-    def _telling(self, what: str) -> AbstractContextManager[None]:
-        """Tell the other ranks of an error of the device, for which one of them would wait."""
+    def _aborting(self, what: str) -> AbstractContextManager[None]:
+        """Abort the group after an error of the device, since the other rank waits for this one."""
         member = self._member()
         return nullcontext() if member is None else member._between(f"{what} of a GPU array")
 
     def _copy(self, target: Array, here: int, source: Array, there: int, stream: int) -> None:
-        self._runtime.reaches(here, there)  # asked before, a copy goes straight from GPU to GPU
+        self._runtime.reaches(here, there)  # enables a direct copy from GPU to GPU
         self._runtime.copy(
             array_backend.address(target), here, array_backend.address(source), there,
             source.nbytes, stream,
         )  # fmt: skip
 
     def _keep(self, here: int, stream: int, arrays: Any) -> _core.device.Event:
-        """Keep arrays until a stream has done what it has been given; return when that is."""
+        """Keep arrays until a stream has executed all its work so far; return that event."""
         event = self._runtime.mark(here, stream)
         self._kept.append((partial(self._runtime.over, event), arrays))
         return event

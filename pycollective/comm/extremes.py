@@ -1,4 +1,4 @@
-"""Extremes and where they are: `minloc`, `maxloc`."""
+"""Extremes and their indices: `minloc`, `maxloc`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _BEYOND = np.iinfo(np.int64).max
 
 
 class Located(NamedTuple):
-    """Values and their places.
+    """Extremes and their indices.
 
     Attributes
     ----------
     values : ndarray
         The extremes, in the dtype of the arrays.
     indices : ndarray of int64
-        The ranks that have them, or the indices that were given with them.
+        The ranks that have them, or the indices given with them.
     """
 
     values: Array
@@ -36,7 +36,7 @@ class Located(NamedTuple):
 
 
 class Extremes(Reductions):
-    """The calls of a `Communicator` that give extremes with their places."""
+    """The calls of a `Communicator` that return extremes and their indices."""
 
     # fmt: off
     @overload
@@ -56,20 +56,18 @@ class Extremes(Reductions):
     ) -> Located | Work[Located]:
         """Give every rank the least elements of the ranks' arrays, and the ranks that have them.
 
-        Where several ranks have the least value, the lowest index wins. A NaN is the extreme, as in
-        NumPy's ``argmin``: where there is one, the value is NaN, and the index the lowest of a NaN.
+        If several ranks have the least value, the lowest index wins. As in NumPy's ``argmin``, a NaN is
+        the extreme: the value is NaN, and the index is the lowest index of a NaN.
 
         Parameters
         ----------
         x : array_like
-            This rank's values, in the host's memory: bools, ints or floats of any size.
+            This rank's values, on the host: bools, ints or floats.
         index : array_like of int, optional
-            The index of each value, from -2**63 to 2**63 - 2; of a shape that broadcasts to that of
+            The index of each value, from -2**63 to 2**63 - 2, of a shape that broadcasts to that of
             ``x``. By default this rank's number.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks, in each of the two all-reduces.
+        async_op, timeout
+            As in `all_reduce`; so are the other errors. The timeout applies to each of two all-reduces.
 
         Returns
         -------
@@ -79,9 +77,7 @@ class Extremes(Reductions):
         Raises
         ------
         TypeError
-            ``x`` has no order, or lies on a GPU; ``index`` holds other things than whole numbers.
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            ``x`` has no order or is on a GPU, or ``index`` has other elements than whole numbers.
         """
         return self._located(x, "min", index, async_op, timeout)
 
@@ -118,7 +114,7 @@ class Extremes(Reductions):
         """Make an all-reduce of the values, and one of the candidates' indices."""
         source = as_input(x)
         if not array_backend.on_host(source):
-            raise TypeError(f"{op}loc takes arrays in the host's memory: copy x to the host first")
+            raise TypeError(f"{op}loc takes host arrays: copy x to the host first")
         own = np.asarray(self.rank if index is None else index)
         if own.dtype.kind not in "iu":
             raise TypeError(f"index must be whole numbers, not {own.dtype}")

@@ -1,7 +1,7 @@
-"""Calls on arrays that lie on GPUs: by NCCL, by the project's own executor, or over the host.
+"""The choice of the engine for GPU arrays: NCCL, the device executor, or copies in host memory.
 
-At the first such call the ranks tell each other, through the engine for host arrays, which GPUs they
-are on and whether they have NCCL; all of them then have the same engines.
+At the first call on a GPU array, the ranks exchange their GPUs and their versions of NCCL through the
+engine for host arrays. All ranks then use the same engines.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _log = logging.getLogger("pycollective")
 
 @dataclass
 class Engines:
-    """The engines that a rank makes its calls on GPU arrays with: the same ones on all ranks.
+    """The engines for a rank's calls on GPU arrays, the same on all ranks.
 
     Attributes
     ----------
     nccl : Nccl or None
-        NCCL, if the ranks can use it together.
+        NCCL, if all ranks can use it.
     own : DeviceExecutor or Staged
-        The engine for calls that NCCL does not make.
+        The engine for calls that NCCL does not support.
     warning : str
-        Said once, when a call goes over the host that NCCL does not make.
+        The warning to log when a call first goes through host memory instead of NCCL.
     """
 
     nccl: Nccl | None
@@ -52,16 +52,16 @@ class Engines:
 
     @property
     def to_close(self) -> Sequence[GpuEngine]:
-        """The engines that have to be closed, in this order."""
+        """The engines to close, in this order."""
         return [one for one in (self.own, self.nccl) if isinstance(one, DeviceExecutor | Nccl)]
 
     @property
     def by_streams(self) -> bool:
-        """True if calls are made in streams, so that no host waits for them."""
+        """True if calls run in streams, so that the host does not wait for them."""
         return self.nccl is not None or isinstance(self.own, DeviceExecutor)
 
     def choose(self, call: Call) -> Engine:
-        """Choose NCCL, which has algorithms of its own, unless a call names another algorithm."""
+        """Choose NCCL, which has its own algorithms, unless a call names an algorithm."""
         if self.nccl is None:
             return self.own
         how = call.algorithm
@@ -69,7 +69,7 @@ class Engines:
             return self.nccl
         if self.warning:
             _log.warning(
-                "algorithm %r of GPU arrays goes over the host's memory, which is slow: %s",
+                "algorithm %r of GPU arrays copies them through host memory, which is slow: %s",
                 how if isinstance(how, str) else how.name,
                 self.warning,
             )
@@ -77,11 +77,11 @@ class Engines:
         return self.own
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
-        """Make an array in memory that NCCL has registered; None where there is none."""
+        """Make an array in memory registered with NCCL; return None without such memory."""
         return None if self.nccl is None else self.nccl.empty(shape, dtype, seconds)
 
 
-#: The algorithms that a call has if none is named, where that is not "auto".
+#: The default algorithms of collectives, if not "auto".
 _DEFAULTS = {
     "reduce": "tree", "gather": "direct", "scatter": "direct", "all_gather": "direct",
     "all_to_all": "direct",
@@ -89,37 +89,36 @@ _DEFAULTS = {
 
 
 def engines_for(member: Member, array: Array, make_group: Callable[[], Member]) -> Engines:
-    """Return the engines for this rank's calls on GPU arrays; every rank comes here at its first one.
+    """Choose the engines for this rank's calls on GPU arrays; all ranks do so in their first call.
 
-    That is NCCL, and where it cannot be used, or an algorithm is asked for by name, the device executor
-    for ranks that are threads of one process; else the host. ``make_group`` makes a second group of the
-    same ranks.
+    NCCL comes first. If it cannot be used, and for algorithms by name, the device executor serves ranks
+    that are threads of one process. Otherwise arrays are copied through host memory. ``make_group``
+    makes a second group of the same ranks.
 
     Raises
     ------
     MismatchError
-        Another rank has called something with a host array.
+        Another rank has given a host array to its call.
     NcclError
-        The ranks have several versions of NCCL, or NCCL or CUDA refuses to work on one of them.
+        The ranks have different versions of NCCL, or NCCL or CUDA fails on a rank.
     """
     here = array_backend.device_of(array)[1]
-    told = _told_by_all(member, lambda: _says(here), "make the first call on a GPU")
-    why = _why_not(*zip(*(text.split("\n", 3) for text in told), strict=True))
+    texts = _exchanged(member, lambda: _description(here), "make the first call on a GPU")
+    why = _why_not(*zip(*(text.split("\n", 3) for text in texts), strict=True))
     is_possible = on_device.is_possible(member)
     own = DeviceExecutor(member) if is_possible else Staged(member._core)
     if why:
         if member.rank == 0 and is_possible:
-            _log.info("GPU arrays are reduced by pycollective's own device executor: %s", why)
+            _log.info("pycollective's device executor handles GPU arrays, not NCCL: %s", why)
         elif member.rank == 0:
             _log.warning(
-                "GPU arrays go over the host's memory, which is slow, because NCCL cannot be used: "
-                "%s; %s",
+                "GPU arrays are copied through host memory, which is slow. NCCL cannot be used: %s; %s",
                 why,
                 on_device.why_not(member),
             )
         return Engines(None, own)
     library = nccl.library()
-    ids = _told_by_all(
+    ids = _exchanged(
         member,
         lambda: "" if member.rank else library.unique_id().hex(),
         "make the identifier of NCCL's communicator",
@@ -128,8 +127,8 @@ def engines_for(member: Member, array: Array, make_group: Callable[[], Member]) 
     return Engines(by_nccl, own, "" if is_possible or member.rank else on_device.why_not(member))
 
 
-def _says(here: int) -> str:
-    """Return what a rank tells of its NCCL and its GPU."""
+def _description(here: int) -> str:
+    """Return a text about this rank's NCCL and GPU, for `_why_not`."""
     problem, version, gpu, process = "", 0, "", 0
     try:
         library = nccl.library()
@@ -144,17 +143,17 @@ def _says(here: int) -> str:
 def _why_not(
     versions: Sequence[str], gpus: Sequence[str], processes: Sequence[str], problems: Sequence[str]
 ) -> str:
-    """Return why the ranks cannot use NCCL together, or nothing.
+    """Return the reason why the ranks cannot use NCCL together, or "".
 
-    Processes may share a GPU where NCCL is set so; each tells its number, or 0. Threads may not: the
-    calls of two ranks would wait for each other in one stream.
+    ``processes`` has the number of each rank's process if NCCL lets processes share a GPU, else 0.
+    Threads cannot share a GPU: calls of two ranks would wait for each other in one stream.
     """
     for rank, problem in enumerate(problems):
         if problem:
             return f"rank {rank}: {problem}"
     if len(set(versions)) > 1:
         raise NcclError(
-            "the ranks have several versions of NCCL, which do not talk to each other: "
+            "the ranks have different versions of NCCL; install the same version on all: "
             + ", ".join(f"rank {r} has {v}" for r, v in enumerate(versions))
         )
     for rank, gpu in enumerate(gpus):
@@ -162,19 +161,19 @@ def _why_not(
             both = {processes[other], processes[rank]}
             if gpus[other] != gpu or (len(both) == 2 and "0" not in both):
                 continue
-            return f"ranks {other} and {rank} are on one GPU ({gpu}), which NCCL refuses"
+            return f"ranks {other} and {rank} share a GPU ({gpu}), which NCCL does not support"
     return ""
 
 
-def _told_by_all(member: Member, say: Callable[[], str], what: str) -> list[str]:
-    """Return what every rank has to say; where one fails at it, all raise why, and none waits for it."""
+def _exchanged(member: Member, describe: Callable[[], str], what: str) -> list[str]:
+    """Return the texts of all ranks; if ``describe`` fails on one rank, raise its error on all."""
     failure = None
     try:
-        text = f"={say()}"
+        text = f"={describe()}"
     except Exception as error:
         failure, text = error, f"!{type(error).__name__}: {error}"
-    told = exchange(member, text, what)
-    for rank, said in enumerate(told):
-        if said.startswith("!"):
-            raise NcclError(f"rank {rank} cannot {what}: {said[1:]}") from failure
-    return [said[1:] for said in told]
+    texts = exchange(member, text, what)
+    for rank, other in enumerate(texts):
+        if other.startswith("!"):
+            raise NcclError(f"rank {rank} cannot {what}: {other[1:]}") from failure
+    return [other[1:] for other in texts]

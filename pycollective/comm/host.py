@@ -10,7 +10,7 @@ from pycollective.comm.work import DONE, Work
 
 
 class HostCore(_core.Communicator):
-    """One rank's end of the compiled core. Plain arrays reach the core without a call in Python."""
+    """One rank of the compiled core. Plain arrays take the fast path, without a call of this class."""
 
     def __init__(self, group: _core.Group, rank: int) -> None:
         super().__init__(group, rank)
@@ -18,13 +18,13 @@ class HostCore(_core.Communicator):
         self.choices: Rows = []
 
     def prefer(self, rows: Rows) -> None:
-        """Take rows for ``algorithm="auto"``, the same on all ranks, before the first call."""
+        """Use rows for ``algorithm="auto"``, the same on all ranks, before the first call."""
         super().prefer(rows)
         self.choices = rows
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out."""
-        # Any, because a call has the arrays that it needs, which no type says; the core refuses None.
+        """Execute a call."""
+        # Any: each kind of call has the arrays that it needs, and the core refuses None.
         source: Any = call.source
         target: Any = call.target
         how, seconds, later, op = call.algorithm, call.timeout, call.async_op, call.op
@@ -53,7 +53,7 @@ class HostCore(_core.Communicator):
         return DONE if task is None else Work([task])
 
     def _move(self, c: Call) -> _core.Task | None:
-        """Move parts of one length, or of several."""
+        """Move parts of equal or of different lengths."""
         which, shape = _core.Collective.__members__[c.collective], c.shape or ()
         if c.counts is None:
             return self.move_parts(
@@ -71,16 +71,16 @@ class HostCore(_core.Communicator):
         )  # fmt: skip
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
         return About(self._group.transport, *self._algorithm_of(call))
 
     def _algorithm_of(self, call: Call) -> tuple[str, str]:
-        """Return the algorithm's name, and why it was chosen where the program did not say."""
+        """Return the algorithm's name, and the reason for it unless the program named it."""
         array, how = call.array, call.algorithm
         if array is None or call.is_message:
             return "", ""
         if not isinstance(how, str):
-            return how.name, "one's own"
+            return how.name, "the program's own"
         if call.reproducible:
             return "direct", "for reproducible=True"
         if call.out_counts is not None:

@@ -1,4 +1,4 @@
-"""One rank of a group: what all of its calls need."""
+"""One rank of a group: the parts that all of its calls share."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 live: weakref.WeakSet[Member] = weakref.WeakSet()
-"""All ranks of this process: its end concerns them, and a fork."""
+"""All ranks of this process, for the end of the process and for forks."""
 
 
 class Member(_core.CommunicatorBase):
-    """A rank's place in its group: how every call of it is made."""
+    """A rank of a group: its engines, and the way from a call to an engine."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class Member(_core.CommunicatorBase):
         self._host: HostEngine | None = (
             MPICore(group) if isinstance(group, MPIGroup) else HostCore(group, rank)
         )
-        self._closed = ""  # why there is no such engine any more
-        self._gpu: Engines | None = None  # since the first call on GPU arrays
+        self._closed = ""  # the reason why the engine is gone
+        self._gpu: Engines | None = None  # made by the first call on GPU arrays
         self._tracer: tracing.Tracer | None = None
-        self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
+        self._lane = rank if lane is None else lane  # in timelines: the rank in the first group
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
@@ -89,54 +89,56 @@ class Member(_core.CommunicatorBase):
         device: Literal["cpu", "gpu"] = "cpu",
         timeout: float | None = None,
     ) -> Array:
-        """Make an array that the ranks of this host reach, so that calls need not copy it.
+        """Make an uninitialized array that calls can use without a copy.
 
-        A call reads the array of another rank where it is; an all-reduce also writes its result there.
-        Each array of a call counts on its own: those of other ranks may be ordinary. In groups of
-        several hosts, messages of 128 KiB or more within a host are read in place, too. Over TCP
-        alone, and among threads, this is an ordinary array. What it holds is whatever was there.
+        The ranks of this host can read and write the memory of the array. A call reads it in place, and
+        an all-reduce also writes its result there. Other arrays of the same call, also those of other
+        ranks, may be ordinary. In groups of several hosts, messages of 128 KiB or more within a host
+        are read in place, too. Over TCP alone, and among threads, the array is an ordinary one.
 
-        The memory lies in this rank's arena, a range of addresses that all ranks of the host have
-        mapped. Making an array concerns this rank alone. When the arena (``PYCOLLECTIVE_ARENA`` bytes)
-        is full, this is an ordinary array.
+        The memory is part of this rank's arena, a range of addresses that all ranks of the host have
+        mapped. No rank communicates. When the arena (``PYCOLLECTIVE_ARENA`` bytes) is full, the array is
+        an ordinary one.
 
-        On a GPU its memory is NCCL's (``ncclMemAlloc``) and registered with its communicator, which may
-        then move it without a copy. All ranks must give such arrays to a collective call, at the same
-        offset, or none; messages do not take them. Without NCCL 2.19 it is an ordinary array of CuPy's.
+        On a GPU, NCCL allocates the memory (``ncclMemAlloc``) and registers it, so that it may move data
+        without a copy. Then all ranks make the call. In a collective, all ranks must give such arrays at
+        the same offset, or none; messages refuse them. Without NCCL 2.19 the array is CuPy's.
 
         Parameters
         ----------
         shape : int or sequence of int
-            On a GPU, the same on every rank.
+            The shape; on a GPU the same on every rank.
         dtype : dtype
-            On a GPU, the same on every rank; without Python objects.
+            A dtype without Python objects; on a GPU the same on every rank.
         device : {"cpu", "gpu"}
-            Where: in the host's memory, or on this thread's present CuPy device.
+            Host memory, or this thread's current CuPy device.
         timeout : float, optional
-            Seconds to wait for the other ranks, on a GPU.
+            On a GPU, seconds to wait for the other ranks.
 
         Returns
         -------
         ndarray
-            On a cache line at least.
+            The array, aligned to cache lines.
 
         Raises
         ------
         MemoryError
-            There is no memory.
+            There is not enough memory.
         ImportError
-            A GPU is asked for without CuPy.
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            ``device`` is "gpu", and CuPy is not installed.
+        MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
+            On a GPU, as in `all_reduce`.
         """
         if device not in ("cpu", "gpu"):
-            raise ValueError(f"device is 'cpu' or 'gpu', not {device!r}")
+            raise ValueError(f"device must be 'cpu' or 'gpu', not {device!r}")
         lengths = arguments.sizes(shape)
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
         if math.prod(lengths) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
-            raise MemoryError(f"no memory has room for {lengths} of {kind} from each rank")
+            raise MemoryError(
+                f"an array of shape {lengths} and dtype {kind} is too large for the group"
+            )
         if device == "gpu":
             return self._empty_on_gpu(lengths, kind, self._seconds(timeout))
         return self._core.empty(lengths, kind)
@@ -154,7 +156,10 @@ class Member(_core.CommunicatorBase):
     # fmt: on
     @_core.fast_call(_core.Collective.barrier)
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work[None] | None:
-        """Return when every rank has called it; with ``async_op``, a `Work` at once."""
+        """Wait until every rank has called this method; with ``async_op`` return a `Work` at once.
+
+        ``timeout`` and the errors are those of `all_reduce`.
+        """
         later = switch("async_op", async_op)
         work: Work[None] | None = self._run(
             Call("barrier", None, None, self._seconds(timeout), later)
@@ -162,38 +167,38 @@ class Member(_core.CommunicatorBase):
         return work
 
     def abort(self, reason: str) -> None:
-        """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
+        """Fail the group: every rank's current or next call raises ``AbortedError(reason)``."""
         self._group.abort(str(reason), ranks=[self.rank])
 
     @property
     def hosts(self) -> list[int]:
-        """Each rank's host, by number from 0: ranks of one number share memory.
+        """The number of each rank's host, from 0; ranks with the same number share memory.
 
-        Where TCP is forced, or nothing proved that two ranks are on one host, each has its own number.
+        Ranks have different numbers if TCP is forced, or if they cannot prove that they share a host.
         """
         return self._group.hosts
 
     @property
     def has_gpu_streams(self) -> bool:
-        """True if calls on GPU arrays are known to be made in streams: no host waits for them."""
+        """True if calls on GPU arrays run in streams; False before the first such call."""
         return self._gpu is not None and self._gpu.by_streams
 
     def describe(self) -> str:
-        """Say what each rank is doing, in one line."""
+        """Return the state of each rank, as one line of text."""
         return self._group.describe()
 
     def close(self) -> None:
-        """Leave the group in good order; peers that still wait for this rank get PeerLostError.
+        """Finish the calls under way, each until its deadline, and leave the group.
 
-        Calls that are under way are waited for first, each until its own deadline. A communicator is a
-        context manager that closes itself at the end of the block. An error in the block aborts the
-        group first: the other ranks' calls raise `AbortedError`, which names the error.
+        Peers that still wait for this rank get PeerLostError. As a context manager, a communicator
+        closes at the end of the block. An error in the block first aborts the group: other ranks' calls
+        raise an `AbortedError` with its text.
 
         Raises
         ------
         MismatchError
-            Two ranks' calls differ, and no call of this rank has raised that. Where nobody had to
-            receive anything in these calls, the rank that closes last finds it.
+            Two ranks' calls differ, and no call of this rank has raised it. If no rank had to receive
+            data in these calls, the rank that closes last raises it.
         """
         if self._host is not None:
             self._host.settle()
@@ -220,22 +225,22 @@ class Member(_core.CommunicatorBase):
             self.close()
             return
         self.abort(f"rank {self.rank} raised {type(error).__name__}: {error}")
-        with contextlib.suppress(CollectiveError):  # the error of the block is the one to raise
+        with contextlib.suppress(CollectiveError):  # Python raises the error of the block
             self.close()
 
     def _close_at_exit(self) -> None:
-        """Leave when the process ends: nobody will wait for the calls that are under way."""
+        """Leave at the end of the process, without waiting for the calls under way."""
         for engine in self._gpu.to_close if self._gpu is not None else ():
             engine.finish()
         if self._host is not None and self._host.outstanding:
-            self.abort(f"rank {self.rank} ended while calls of it were under way")
+            self.abort(f"rank {self.rank} ended while its calls were under way")
         try:
             self.close()
         except MismatchError as error:
-            _end_in_vain(error)
+            _exit_with(error)
 
     def _disown(self) -> None:
-        """After a fork, in the child: the rank is the parent's."""
+        """Release everything in a forked child: the rank belongs to the parent."""
         for engine in self._gpu.to_close if self._gpu is not None else ():
             engine.abandon()
         self._detach()
@@ -245,7 +250,7 @@ class Member(_core.CommunicatorBase):
         )
 
     def _prefer(self, choices: tuning.Rows) -> None:
-        """Take rows for algorithm="auto", the same on all ranks, before the first call."""
+        """Use rows for algorithm="auto", the same on all ranks, before the first call."""
         self._core.prefer(choices)
 
     # Every call ---------------------------------------------------------------------------------
@@ -258,7 +263,7 @@ class Member(_core.CommunicatorBase):
         return self._host
 
     def _on_gpus(self, like: Array) -> Engines:
-        """Return the engines for arrays of GPUs; all ranks come here at their first such call."""
+        """Return the engines for GPU arrays; at the first call, all ranks choose them together."""
         raise NotImplementedError
 
     def _engine_for(self, call: Call) -> Engine:
@@ -266,14 +271,11 @@ class Member(_core.CommunicatorBase):
         raise NotImplementedError
 
     def _submit(self, call: Call) -> Work[None]:
-        """Let an engine carry a call out."""
+        """Choose an engine for a call, and submit the call to it."""
         return self._engine_for(call).submit(call)
 
     def _run(self, call: Call, place: Place | None = None) -> Any:
-        """Make a call; return its target, copied to where it must be, or the work that will have it.
-
-        That is Any: the overloads of the public methods say the type.
-        """
+        """Make a call; return its result or its work. The public methods' overloads have the types."""
         work = self._engine_for(call).submit(call)
         if call.async_op:
             return work.then(functools.partial(deliver, call.target, place))
@@ -286,7 +288,7 @@ class Member(_core.CommunicatorBase):
         return array_backend.empty(shape, like.dtype, like)
 
     def _gathered(self, row: Array, seconds: float, label: str = "", async_op: bool = False) -> Any:
-        """Tell all ranks rows; return the rows of all, by rank, or the work that will have them."""
+        """All-gather rows; return the table of all ranks' rows, or its work."""
         table = np.empty((self.size * len(row), *row.shape[1:]), row.dtype)
         call = Call(
             "all_gather", row, table, seconds, async_op,
@@ -295,19 +297,17 @@ class Member(_core.CommunicatorBase):
         return self._run(call)
 
     def _run_later(self, call: Callable[[], R], array: Array | None = None) -> Work[R]:
-        """Make a call that consists of several, with what Python does between them, as a work.
+        """Run a function that makes several calls in the engine's thread, and return its work.
 
-        On an array of a GPU it is made at once, on this thread's stream, which another thread does not
-        have.
+        For an array of a GPU the function runs at once: only this thread has its current stream.
         """
         if array is not None and array_backend.is_on_gpu(array):
             result = call()
             return Work((), lambda: result)
         _need_python.add(self)
         answer: _Answer[R] = _Answer()
-        # The core keeps this until the next call, and Python's collector cannot see that reference. It
-        # must not refer to the communicator or to the result then, or nobody could free the
-        # communicator.
+        # The core keeps this function until the next call, invisibly to Python's garbage collector. A
+        # reference to the communicator or to the result would keep the communicator alive.
         begin = functools.partial(_make, [call], weakref.ref(answer), self._group, self.rank)
         core = self._core
 
@@ -320,7 +320,7 @@ class Member(_core.CommunicatorBase):
         return Work([core.run_later(begin)], finish, core.collect)
 
     def _trace(self, tracer: tracing.Tracer | None) -> None:
-        """Record calls by a tracer; None: record none, and let plain arrays take the compiled path."""
+        """Record calls with a tracer; None: record none, and let plain arrays take the fast path."""
         self._tracer = tracer
         if tracer is None and isinstance(self._host, HostCore):
             self._attach(self._host)
@@ -332,28 +332,26 @@ class Member(_core.CommunicatorBase):
             return algorithm
         if not isinstance(algorithm, Algorithm):
             raise TypeError(
-                "algorithm must be a name, of which pycollective.algorithms.names() lists those of a "
-                "collective, or what pycollective.algorithms.algorithm makes of a function, not "
-                f"{algorithm!r}"
+                "algorithm must be one of pycollective.algorithms.names(collective), or be made with "
+                f"pycollective.algorithms.algorithm, not {algorithm!r}"
             )
         if ragged and algorithm.num_scratch(self.size):
             raise ValueError(
-                f"{algorithm.name} has scratch, of which no step says how long a part in it is: parts "
-                "of different lengths need an algorithm without"
+                f"{algorithm.name} uses scratch, whose parts have one length: parts of different "
+                "lengths need an algorithm without scratch"
             )
         return algorithm.for_ranks(self.size)
 
     @contextlib.contextmanager
     def _between(self, what: str) -> Iterator[None]:
-        """Tell the others, who are in the next part of a call, of an error between its parts."""
+        """Abort the group after an error between parts of a call: other ranks wait in the next part."""
         try:
             yield
-        except CollectiveError:  # they know, or the group goes on
+        except CollectiveError:  # the other ranks have the error, or the group still works
             raise
         except BaseException as error:
             self.abort(
-                f"rank {self.rank} left {what} because of an error of its own: "
-                f"{type(error).__name__}"
+                f"rank {self.rank} left {what} because of an error of its own: {type(error).__name__}"
             )
             raise
 
@@ -366,7 +364,7 @@ class Member(_core.CommunicatorBase):
 
 
 class _Answer(Generic[R]):
-    """The result or the error of a call that Python made."""
+    """The result or the error of a function that ran in the engine's thread."""
 
     result: R
     error: BaseException | None = None
@@ -378,14 +376,14 @@ def _make(
     group: _core.Group | MPIGroup,
     rank: int,
 ) -> None:
-    """Make the call, which is taken out of ``calls``, and leave its result or its error."""
+    """Run the function in ``calls``, remove it, and store its result or its error."""
     problem = None
     result: Any = None
     try:
         result = calls.pop()()
     except BaseException as error:
         problem = error
-        if not isinstance(error, CollectiveError):  # later calls of the others would differ
+        if not isinstance(error, CollectiveError):  # the other ranks' next calls would differ
             group.abort(
                 f"rank {rank} left an asynchronous call because of an error of its own: "
                 f"{type(error).__name__}"
@@ -399,19 +397,19 @@ _need_python: weakref.WeakSet[Member] = weakref.WeakSet()
 
 @atexit.register
 def _end_calls() -> None:
-    """No thread may ask for the interpreter when it is gone."""
+    """Close communicators whose threads run Python, before the interpreter ends."""
     for member in list(_need_python):
         member._close_at_exit()
 
 
-def _end_in_vain(error: MismatchError) -> None:
-    """Report at the end of the process that its results are wrong, and let it end with status 1."""
+def _exit_with(error: MismatchError) -> None:
+    """Print an error at the end of the process: its results are wrong, so the exit status is 1."""
     print(f"MismatchError at the end of the process: {error}", file=sys.stderr, flush=True)
     _core.exit_in_failure()
 
 
 def _forget_after_fork() -> None:
-    """In a forked child: the ranks are the parent's."""
+    """Release all ranks in a forked child: they belong to the parent."""
     for communicator in list(live):
         communicator._disown()
     live.clear()

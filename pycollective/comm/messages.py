@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pycollective import _core, array_backend
 from pycollective.arguments import rank_number, sizes, switch, whole
-from pycollective.comm.arrays import Array, apart, as_input, as_output, output_for
+from pycollective.comm.arrays import Array, as_input, as_output, disjoint, output_for
 from pycollective.comm.call import Call
 from pycollective.comm.member import Member
 from pycollective.comm.signatures import DTypeOf, Later, Now, O, Options, S
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Messages(Member):
-    """The calls of a `Communicator` in which two ranks alone take part."""
+    """The calls of a `Communicator` between two ranks."""
 
     # fmt: off
     @overload
@@ -42,29 +42,26 @@ class Messages(Member):
     ) -> object:
         """Send an array to another rank, which calls `recv`.
 
-        Messages go beside the collectives: other ranks take no part, and the order of collective calls
-        and messages among each other does not matter. Messages to one rank with one tag arrive in the
-        order in which they were sent.
+        Messages are independent of collectives: other ranks take no part, and the order of messages and
+        collective calls does not matter. Messages to one rank with one tag arrive in order.
 
         The call returns when ``x`` can be used again. Through shared memory, up to 2 MiB to one rank
-        (less in large groups) are under way without it; beyond that, and for longer arrays of
-        `empty` or `shared_arrays`, the other rank must be in `recv` or in `send`. Two ranks may both
-        send first, whatever the length: a rank that waits in `send` or `recv` receives what comes for
-        it, and keeps it until it is asked for.
+        (less in large groups) are buffered. Beyond that, and for longer arrays of `empty` or
+        `shared_arrays`, the other rank must be in `recv` or in `send`. Two ranks may both send first,
+        whatever the length: a rank that waits receives and keeps the messages for it.
 
         Parameters
         ----------
         x : array_like
-            What is sent: any layout, any dtype without Python objects.
+            The array to send, of any layout and any dtype without Python objects.
         dest : int
-            The rank that gets it; may be this one.
+            The rank that gets the array; may be this one.
         tag : int
-            Must be that of the `recv`, 0 or more.
+            The tag of the `recv`, 0 or more.
         async_op : bool
-            Return a `Work` at once. Works of `send` and `recv` go on at the same time, whichever was
-            called first.
+            Return a `Work` at once. Sends and receives are independent of each other.
         timeout : float, optional
-            Seconds to wait for the other rank.
+            Seconds to wait for the other rank, by default those of the communicator.
 
         Returns
         -------
@@ -73,12 +70,11 @@ class Messages(Member):
         Raises
         ------
         ValueError
-            There is no such rank or tag.
+            The rank or the tag is not valid.
         MismatchError
-            The other rank asked for another shape or dtype. It is found out there, and heard of here in
-            this call or in the next one.
+            The other rank asked for another shape or dtype. This call or the next one raises it.
         CollectiveTimeoutError, PeerLostError, AbortedError
-            As `all_reduce`.
+            As in `all_reduce`.
         """
         dest, tag = rank_number("dest", dest, self.size), whole("tag", tag, 0)
         later = switch("async_op", async_op)
@@ -122,40 +118,38 @@ class Messages(Member):
         Parameters
         ----------
         out : array, optional
-            Where it goes, of the shape and dtype that are sent.
+            The array for the message, of its shape and dtype.
         source : int
-            The rank that sends it.
+            The rank that sends.
         tag : int
-            As of `send`.
+            The tag of the `send`.
         shape, dtype : int or tuple of int, dtype
-            Instead of ``out``: what is sent.
-        async_op : bool
-            Return a `Work` at once, as of `send`.
-        timeout : float, optional
-            Seconds to wait for the other rank.
+            Shape and dtype of the message, instead of ``out``.
+        async_op, timeout
+            As in `send`.
 
         Returns
         -------
         ndarray or Work
-            What was sent: ``out`` when that was given.
+            The message: ``out`` if that was given.
 
         Raises
         ------
         TypeError
-            Neither ``out`` nor ``shape`` and ``dtype`` are given, or no ``source``.
+            ``source`` is missing, or neither or both of ``out`` and ``shape`` with ``dtype`` are given.
         ValueError
-            There is no such rank or tag.
+            The rank or the tag is not valid.
         MismatchError
-            What was sent has another shape or dtype; the group has failed.
+            The message has another shape or dtype; the group has failed.
         CollectiveTimeoutError, PeerLostError, AbortedError
-            As `all_reduce`.
+            As in `all_reduce`.
         """
         if source is None:
             raise TypeError("recv needs source=, the rank that sends")
         source, tag = rank_number("source", source, self.size), whole("tag", tag, 0)
         later = switch("async_op", async_op)
         if (out is None) == (shape is None or dtype is None):
-            raise TypeError("recv needs out, or shape and dtype of what is sent")
+            raise TypeError("recv needs out, or shape and dtype of the message")
         if out is None:
             out = self._core.empty(() if shape is None else sizes(shape), np.dtype(dtype), True)
         target, place = output_for(self._result, out, None, None)
@@ -186,57 +180,50 @@ class Messages(Member):
     ) -> object:
         """Send an array to one rank and receive one from another, without a deadlock.
 
-        A rank that is None is no neighbour, as ``MPI.PROC_NULL``: nothing is sent to it, and nothing is
-        received from it.
+        A rank of None means no neighbour, as ``MPI.PROC_NULL``: no message is sent or received.
 
         Parameters
         ----------
         x : array_like or None
-            The array to send, as of `send`. Ignored if ``dest`` is None.
-        dest : int or None
-            The rank that gets it.
+            The array to send, as in `send`. Ignored if ``dest`` is None.
+        dest, source : int or None
+            The rank that gets ``x``, and the rank that sends. Without a source, ``out`` is unchanged.
         out : array or None
-            The array for what is received; ``out=x`` works in place. None: a new array like ``x``.
-        source : int or None
-            The rank that sends it. None: ``out`` stays as it is.
-        tag : int
-            Of what is sent, and of what is received unless ``recvtag`` is given.
-        recvtag : int, optional
-            The tag of the message to receive.
-        async_op : bool
-            Return a `Work` at once, as of `send`.
-        timeout : float, optional
-            Seconds to wait for the other ranks, in each direction.
+            The array for the message; ``out=x`` works in place. None: a new array like ``x``.
+        tag, recvtag : int
+            The tags of the message to send and of the message to receive; by default the same.
+        async_op, timeout
+            As in `send`; the timeout applies in each direction.
 
         Returns
         -------
         ndarray, None or Work
-            What was received: ``out`` when that was given. Without a source, ``out`` as it was given.
+            The message: ``out`` if that was given.
 
         Raises
         ------
         TypeError
-            There is a source, and neither ``out`` nor ``x``.
+            There is a source, but neither ``out`` nor ``x``.
         ValueError, MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
-            As `send` and `recv`.
+            As in `send` and `recv`.
         """
         later, recvtag = switch("async_op", async_op), tag if recvtag is None else recvtag
         if source is not None and out is None:
             if x is None:
-                raise TypeError("sendrecv needs out, or x, which says shape and dtype")
+                raise TypeError("sendrecv needs out, or x, which has the shape and the dtype")
             x = as_input(x)
             out = self._result(x.shape, x)
         if dest is not None and x is None:
             raise TypeError(f"sendrecv needs x, the array to send to rank {dest}")
         sent = received = None
-        # A blocking send waits for no receive of the other rank; with NCCL it may.
+        # A blocking send of a host array does not wait for the other rank's receive; NCCL's may.
         together = later or not array_backend.on_host(x)
         if dest is not None and x is not None:
-            if source is not None:  # before anything is sent, what is wrong with the receive
+            if source is not None:  # raise errors of the receive before anything is sent
                 rank_number("source", source, self.size)
                 target = as_output(out)
-                x = apart(as_input(x), target, None) if together else x
-            # Overloads take literals, and async_op is none here.
+                x = disjoint(as_input(x), target, None) if together else x
+            # The overloads need a literal async_op.
             sent = self.send(x, dest, tag, async_op=together, timeout=timeout)  # type: ignore[call-overload]
         if source is not None:
             received = self.recv(out, source, recvtag, async_op=later, timeout=timeout)  # type: ignore[call-overload]

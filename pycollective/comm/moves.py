@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -14,11 +15,10 @@ from pycollective.algorithms import Algorithm
 from pycollective.arguments import rank_number, switch
 from pycollective.comm.arrays import (
     Array,
-    Place,
-    apart,
     as_input,
     check_counts,
     deliver,
+    disjoint,
     input_and_output,
     num_rows,
     output_for,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Moves(Member):
-    """The calls of a `Communicator` that give arrays from rank to rank as they are."""
+    """The calls of a `Communicator` that move arrays without combining them."""
 
     # fmt: off
     @overload
@@ -81,37 +81,27 @@ class Moves(Member):
         Parameters
         ----------
         x : array_like or None
-            The root's array is what everyone gets; the other ranks' only says the shape and dtype,
-            which must be the root's, and may be None when ``out`` is given. Any dtype without Python
-            objects.
+            On the root, the array to send, of any dtype without Python objects. On other ranks, an array
+            of the same shape and dtype; or None if ``out`` is given.
         root : int
-            The rank whose array it is.
+            The rank whose array is sent.
         out : array, optional
-            Where the result goes; ``out=x`` works in place.
+            The array for the result; ``out=x`` works in place.
         algorithm : {"auto", "tree", "chain"} or Algorithm
-            See `pycollective.algorithms`; the chain is for large arrays. One's own must be for
-            broadcast.
+            See `pycollective.algorithms`; "chain" is for large arrays.
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`; so are the errors.
 
         Returns
         -------
         ndarray or Work
-            The root's array: ``out`` when that was given.
-
-        Raises
-        ------
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            The root's array: ``out`` if that was given.
         """
         root, later = rank_number("root", root, self.size), switch("async_op", async_op)
         given: Any = x
         if x is None:
             if out is None or self.rank == root:
-                raise TypeError(
-                    "broadcast needs x on the root, and on the other ranks x or out to say shape and "
-                    "dtype"
-                )
+                raise TypeError("broadcast needs x on the root, and x or out on other ranks")
             given = out
         source, target, result = input_and_output(self._result, given, out)
         call = Call(
@@ -151,50 +141,30 @@ class Moves(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """Give every rank all ranks' arrays, one after the other along the first axis.
+        """Give every rank all ranks' arrays, joined along the first axis.
 
         Parameters
         ----------
         x : array_like
-            This rank's part, of any dtype without Python objects; a scalar counts as one row. Shape
-            and dtype are the same on every rank, except for the number of rows when ``ragged``.
+            This rank's part, of any dtype without Python objects; a scalar counts as one row. Shape and
+            dtype are the same on every rank, except the number of rows if ``ragged``.
         out : array, optional
-            Where the result goes; also, unless ``ragged``, in the shape ``(size, *x.shape)`` that
-            mpi4py's users write. ``x`` may be this rank's own part of it.
+            The array for the result. Its shape may also be ``(size, *x.shape)``, as in mpi4py, unless
+            ``ragged``. ``x`` may be this rank's part of it.
         ragged : bool
-            The ranks' numbers of rows may differ; they are exchanged first.
+            Allow different numbers of rows, which the ranks exchange first.
         algorithm : {"auto", "ring", "doubling", "direct"} or Algorithm
-            See `pycollective.algorithms`; one's own must be for all_gather.
+            See `pycollective.algorithms`.
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`; so are the errors.
 
         Returns
         -------
         ndarray or Work
-            The parts in rank order, of shape ``(sum of the numbers of rows, *x.shape[1:])``: ``out``
-            when that was given.
-
-        Raises
-        ------
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            The parts in rank order, of shape ``(sum of the numbers of rows, *x.shape[1:])``: ``out`` if
+            that was given.
         """
-        async_op, ragged = switch("async_op", async_op), switch("ragged", ragged)
-        source = as_input(x)
-        row = source.shape[1:]
-        seconds = self._seconds(timeout)
-        how = self._how(algorithm, ragged)
-        if not ragged:
-            whole = (self.size * num_rows(source), *row)
-            target, result = output_for(
-                self._result, out, source, whole, (self.size, *source.shape)
-            )
-            call = Call(
-                "all_gather", apart(source, target, self._place(target, source.size)), target,
-                seconds, async_op, algorithm=how, count=source.size, shape=source.shape,
-            )  # fmt: skip
-            return self._run(call, result)
-        return self._gather_ragged("all_gather", source, None, out, how, seconds, async_op)
+        return self._gather(None, x, out, ragged, algorithm, async_op, timeout)
 
     # fmt: off
     @overload
@@ -228,54 +198,28 @@ class Moves(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """Give the root all ranks' arrays, one after the other along the first axis.
+        """Give the root all ranks' arrays, joined along the first axis.
 
         Parameters
         ----------
-        x : array_like
-            This rank's part, as of `all_gather`.
+        x, ragged
+            As in `all_gather`.
         root : int
-            The rank that gets them.
+            The rank that gets the arrays.
         out : array, optional
-            Where the root's result goes, as of `all_gather`. Other ranks' is not looked at.
-        ragged : bool
-            As of `all_gather`.
-        algorithm : str or Algorithm
-            As of `broadcast`.
+            On the root, the array for the result, as in `all_gather`. Ignored on other ranks.
+        algorithm : {"direct"} or Algorithm
+            See `pycollective.algorithms`.
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`; so are the errors.
 
         Returns
         -------
         ndarray, None or Work
-            The parts in rank order on the root, None on the other ranks.
-
-        Raises
-        ------
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            On the root the parts in rank order; None on other ranks.
         """
-        async_op, ragged = switch("async_op", async_op), switch("ragged", ragged)
         root = rank_number("root", root, self.size)
-        source = as_input(x)
-        seconds = self._seconds(timeout)
-        how = self._how(algorithm, ragged)
-        if ragged:
-            return self._gather_ragged("gather", source, root, out, how, seconds, async_op)
-        target: Array | None = None
-        result: Place | None = None
-        agreed = source.shape
-        if self.rank == root:
-            whole = (self.size * num_rows(source), *source.shape[1:])
-            target, result = output_for(
-                self._result, out, source, whole, (self.size, *source.shape)
-            )
-            source = apart(source, target, self._place(target, source.size))
-        call = Call(
-            "gather", source, target, seconds, async_op,
-            root=root, algorithm=how, count=source.size, shape=agreed,
-        )  # fmt: skip
-        return self._run(call, result)
+        return self._gather(root, x, out, ragged, algorithm, async_op, timeout)
 
     # fmt: off
     @overload
@@ -315,48 +259,46 @@ class Moves(Member):
         Parameters
         ----------
         x : array_like or None
-            The root's array, of any dtype without Python objects; its first axis is cut into ``size``
-            equal parts. On another rank it says shape and dtype only, and may be None when ``out`` is
-            given.
+            On the root, the array to send, of any dtype without Python objects; its first axis is cut
+            into ``size`` equal parts. On other ranks, an array of the same shape and dtype; or None if
+            ``out`` is given.
         root : int
-            The rank whose array it is.
+            The rank whose array is sent.
         out : array, optional
-            Where the part goes; on the root, its own part of ``x`` works in place. Where a part is one
-            row, ``out`` may be without the first axis.
+            The array for the part. On the root, this rank's part of ``x`` works in place. For parts of
+            one row, ``out`` may lack the first axis.
         ragged : bool
-            The parts may have different numbers of rows: those of ``counts``, which the root tells the
-            others first.
+            Allow parts of different numbers of rows, which the root sends first.
         counts : sequence of int, optional
-            With ``ragged``, on the root: rows of ``x`` for each rank.
-        algorithm : str or Algorithm
-            As of `broadcast`.
+            With ``ragged``, on the root: the number of rows for each rank.
+        algorithm : {"direct"} or Algorithm
+            See `pycollective.algorithms`.
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`.
 
         Returns
         -------
         ndarray or Work
-            The part, of shape ``(len(x) // size, *x.shape[1:])``, or with so many rows as the counts
-            say: ``out`` when that was given.
+            The part, of shape ``(len(x) // size, *x.shape[1:])``, or of this rank's number of rows:
+            ``out`` if that was given.
 
         Raises
         ------
         ValueError
             The first axis cannot be cut into equal parts.
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`; leading axes of length 1 are not looked at.
+        MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
+            As in `all_reduce`. The comparison of shapes ignores leading axes of length 1.
         """
         async_op, ragged = switch("async_op", async_op), switch("ragged", ragged)
         root = rank_number("root", root, self.size)
         seconds = self._seconds(timeout)
         how = self._how(algorithm, ragged)
         if ragged:
-            said, rows = self._check_ragged_scatter(x, root, out, counts)
-            return self._at_once_or_later(
-                async_op, lambda: self._scatter_ragged(said, rows, root, out, how, seconds), said
-            )
+            like, rows = self._check_ragged_scatter(x, root, out, counts)
+            call_later = partial(self._scatter_ragged, like, rows, root, out, how, seconds)
+            return self._run_later(call_later, like) if async_op else call_later()
         if counts is not None:
-            raise TypeError("scatter takes counts with ragged=True only")
+            raise TypeError("scatter takes counts only with ragged=True")
         source: Array | None = None
         if x is not None:
             source = as_input(x)
@@ -366,16 +308,14 @@ class Moves(Member):
             )
             agreed = part
         elif out is None or self.rank == root:
-            raise TypeError(
-                "scatter needs x on the root, and on the other ranks x or out to say shape and dtype"
-            )
+            raise TypeError("scatter needs x on the root, and x or out on other ranks")
         else:
             target, result = output_for(self._result, out, None, None)
             agreed = target.shape
-        while agreed[:1] == (1,):  # of one row, out may be without the first axis
+        while agreed[:1] == (1,):  # out may lack the first axis if parts have one row
             agreed = agreed[1:]
         if self.rank == root and source is not None:
-            source = apart(source, target, self._place(source, target.size))
+            source = disjoint(source, target, self._place(source, target.size))
         else:
             source = None
         call = Call(
@@ -421,32 +361,29 @@ class Moves(Member):
         Parameters
         ----------
         x : array_like
-            The parts for rank 0, 1, … one after the other along the first axis; any dtype without
-            Python objects.
+            The parts for ranks 0, 1, …, joined along the first axis; any dtype without Python objects.
         counts : sequence of int, optional
-            Rows of ``x`` for each rank; equal parts unless given. Either all ranks give it or none.
+            The number of rows of ``x`` for each rank, by default equal. Give it on all ranks or on none.
         out_counts : sequence of int, optional
-            Rows that each rank sends to this one, with ``counts``; exchanged first unless given.
-            Either all ranks give it or none.
+            With ``counts``, the number of rows from each rank; by default the ranks exchange them first.
+            Give it on all ranks or on none.
         out : array, optional
-            Where the result goes.
-        algorithm : str or Algorithm
-            As of `broadcast`; with ``counts`` there is "direct" alone.
+            The array for the result.
+        algorithm : {"direct"} or Algorithm
+            See `pycollective.algorithms`; "direct" with ``counts``.
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`; so are the other errors.
 
         Returns
         -------
         ndarray or Work
-            The parts from rank 0, 1, … one after the other; without ``counts``, in the shape of
-            ``x``: ``out`` when that was given.
+            The parts from ranks 0, 1, …, joined along the first axis; without ``counts`` in the shape of
+            ``x``. ``out`` if that was given.
 
         Raises
         ------
         ValueError
-            The parts do not make up ``x``, or an algorithm is named that cannot have ``counts``.
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            ``x`` does not have as many rows as the parts, or ``counts`` excludes the algorithm.
         """
         async_op = switch("async_op", async_op)
         source = as_input(x)
@@ -454,115 +391,108 @@ class Moves(Member):
         how = self._how(algorithm)
         if counts is None:
             if out_counts is not None:
-                raise TypeError("all_to_all takes out_counts with counts only")
+                raise TypeError("all_to_all takes out_counts only with counts")
             part = part_shape("x", source.shape, self.size)
             target, result = output_for(self._result, out, source, source.shape)
             call = Call(
-                "all_to_all", apart(source, target, None), target, seconds, async_op,
+                "all_to_all", disjoint(source, target, None), target, seconds, async_op,
                 algorithm=how, count=math.prod(part), shape=source.shape,
             )  # fmt: skip
             return self._run(call, result)
         if how != "direct" and how != "auto":
             name = how if isinstance(how, str) else how.name
             raise ValueError(
-                f"all_to_all with counts has the algorithm 'direct' alone, not {name!r}: no rank "
-                "knows all lengths"
+                f"algorithm must be 'direct' in all_to_all with counts, not {name!r}: no rank knows "
+                "all lengths"
             )
-        sent = check_counts("counts", counts, self.size)
-        if source.ndim == 0 or sum(sent) != len(source):
-            raise ValueError(
-                f"counts add up to {sum(sent)} rows, and x has the shape {list(source.shape)}"
-            )
+        sent = check_counts("counts", counts, self.size, source)
         if out_counts is None:
 
             def exchange() -> Any:
-                told = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
+                rows = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
                 with self._between("a ragged all_to_all"):
-                    return self.all_to_all(source, sent, out_counts=told, out=out, timeout=timeout)
+                    return self.all_to_all(source, sent, out_counts=rows, out=out, timeout=timeout)
 
-            return self._at_once_or_later(async_op, exchange, source)
+            return self._run_later(exchange, source) if async_op else exchange()
         received = check_counts("out_counts", out_counts, self.size)
         if sent[self.rank] != received[self.rank]:
             raise ValueError(
-                f"counts[{self.rank}] and out_counts[{self.rank}] are what this rank sends to "
-                f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
+                f"counts[{self.rank}] and out_counts[{self.rank}] must be equal on rank {self.rank}, "
+                f"not {sent[self.rank]} and {received[self.rank]}"
             )
         row = source.shape[1:]
         target, result = output_for(self._result, out, source, (sum(received), *row))
         items = math.prod(row)
         call = Call(
-            "all_to_all", apart(source, target, None), target, seconds, async_op,
-            # A part that is neither sent nor received here may be another rank's.
+            "all_to_all", disjoint(source, target, None), target, seconds, async_op,
+            # At least 1: other ranks may exchange parts although this rank has none.
             count=max(*sent, *received, 1), shape=(-1, *row),
             counts=[n * items for n in sent], out_counts=[n * items for n in received],
         )  # fmt: skip
         return self._run(call, result)
 
-    def _at_once_or_later(self, later: bool, call: Callable[[], Any], array: Array) -> Any:
-        """Make a call that consists of several."""
-        return self._run_later(call, array) if later else call()
+    def _gather(
+        self, root: int | None, x: ArrayLike, out: object, ragged: bool,
+        algorithm: str | Algorithm, async_op: bool, timeout: float | None,
+    ) -> Any:  # fmt: skip
+        """Make a gather, or an all_gather if ``root`` is None."""
+        name = "all_gather" if root is None else "gather"
+        later, ragged = switch("async_op", async_op), switch("ragged", ragged)
+        source, seconds, how = as_input(x), self._seconds(timeout), self._how(algorithm, ragged)
+        row, is_receiver = source.shape[1:], root in (None, self.rank)
+        given, target, result = source, None, None
+        if not ragged:
+            if is_receiver:
+                whole = (self.size * num_rows(source), *row)
+                target, result = output_for(
+                    self._result, out, source, whole, (self.size, *source.shape)
+                )
+                given = disjoint(source, target, self._place(target, source.size))
+            call = Call(
+                name, given, target, seconds, later,
+                root=root or 0, algorithm=how, count=source.size, shape=source.shape,
+            )  # fmt: skip
+            return self._run(call, result)
 
-    def _gather_ragged(
-        self,
-        collective: str,
-        source: Array,
-        root: int | None,
-        out: object,
-        how: How,
-        seconds: float,
-        later: bool,
-    ) -> Any:
-        """Make a gather, or an all_gather if there is no root, of parts that may differ in length."""
-        row = source.shape[1:]
-
-        def call() -> Any:
-            told = self.all_gather(np.array([num_rows(source)], np.int64), timeout=seconds)
-            rows = [int(n) for n in told]
-            with self._between(f"a ragged {collective}"):
-                given, target, result = source, None, None
-                if root in (None, self.rank):
+        def exchange() -> Any:
+            given, target, result = source, None, None
+            rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=seconds).tolist()
+            with self._between(f"a ragged {name}"):
+                if is_receiver:
                     target, result = output_for(self._result, out, source, (sum(rows), *row))
-                    given = apart(source, target, self._ragged_place(target, rows))
-                self._move_ragged(collective, given, target, rows, row, root or 0, how, seconds)
+                    given = disjoint(source, target, self._ragged_place(target, rows))
+                self._move_ragged(name, given, target, rows, row, root or 0, how, seconds)
             return deliver(target, result)
 
-        return self._at_once_or_later(later, call, source)
+        return self._run_later(exchange, source) if later else exchange()
 
     def _check_ragged_scatter(
         self, x: ArrayLike | None, root: int, out: object, counts: Sequence[int] | None
     ) -> tuple[Array, list[int] | None]:
-        """Return what says dtype and rows, and the root's counts."""
+        """Return an array of the dtype and the row shape, and on the root the counts."""
         if self.rank == root:
             if x is None or counts is None:
                 raise TypeError("a ragged scatter needs x and counts on the root")
-            source, found = as_input(x), check_counts("counts", counts, self.size)
-            if source.ndim == 0 or sum(found) != len(source):
-                raise ValueError(
-                    f"counts add up to {sum(found)} rows, and x has the shape {list(source.shape)}"
-                )
-            return source, found
-        said: Any = out if x is None else x
-        if said is None:
-            raise TypeError("scatter needs x or out on the other ranks, to say dtype and row shape")
-        return as_input(said), None
+            source = as_input(x)
+            return source, check_counts("counts", counts, self.size, source)
+        like: Any = out if x is None else x
+        if like is None:
+            raise TypeError("a ragged scatter needs x or out on ranks other than the root")
+        return as_input(like), None
 
     def _scatter_ragged(
-        self,
-        source: Array,
-        counts: list[int] | None,
-        root: int,
-        out: object,
-        how: How,
+        self, like: Array, counts: list[int] | None, root: int, out: object, how: How,
         seconds: float,
-    ) -> Any:
-        row = source.shape[1:]
-        told = np.array(counts or [0] * self.size, np.int64)
-        rows = [int(n) for n in self.broadcast(told, root, timeout=seconds)]
+    ) -> Any:  # fmt: skip
+        """Send the counts, then the parts; ``like`` is the root's array."""
+        row = like.shape[1:]
+        sent = np.array(counts or [0] * self.size, np.int64)
+        rows = self.broadcast(sent, root, timeout=seconds).tolist()
         with self._between("a ragged scatter"):
-            target, result = output_for(self._result, out, source, (rows[self.rank], *row))
+            target, result = output_for(self._result, out, like, (rows[self.rank], *row))
             given = None
             if self.rank == root:
-                given = apart(source, target, self._ragged_place(source, rows))
+                given = disjoint(like, target, self._ragged_place(like, rows))
             self._move_ragged("scatter", given, target, rows, row, root, how, seconds)
         return deliver(target, result)
 
@@ -573,16 +503,10 @@ class Moves(Member):
         return flat[begin : begin + rows[self.rank] * items]
 
     def _move_ragged(
-        self,
-        collective: str,
-        source: Array | None,
-        target: Array | None,
-        rows: list[int],
-        row: tuple[int, ...],
-        root: int,
-        how: How,
-        seconds: float,
-    ) -> None:
+        self, collective: str, source: Array | None, target: Array | None, rows: list[int],
+        row: tuple[int, ...], root: int, how: How, seconds: float,
+    ) -> None:  # fmt: skip
+        """Move parts of ``rows`` rows, each of the shape ``row``."""
         counts = [n * math.prod(row) for n in rows]
         call = Call(
             collective, source, target, seconds,

@@ -1,7 +1,7 @@
-"""The same collectives on an MPI library, through mpi4py: for networks that only MPI knows.
+"""The engine for calls on an MPI library, through mpi4py: for networks that only MPI supports.
 
-Before each collective the ranks compare what they call, because MPI does not. All waiting is polling,
-with a deadline. A rank that leaves, or fails the group, tells the others in a message.
+Before each collective the ranks compare their calls, because MPI does not. Every wait polls, with a
+deadline. A rank that leaves or fails the group sends the others a message.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pycollective.errors import (
 )
 
 _HALVES = ("float16", "bfloat16")
-# Halves MPI does not know; sums of short ints do not wrap around in every library.
+# MPI has no 16-bit floats, and sums of short ints do not wrap around in every library.
 _REDUCED_AS = dict.fromkeys(_HALVES, "float32") | dict.fromkeys(
     ("int8", "int16", "uint8", "uint16"), "int64"
 )
 
 
 class _Task:
-    """A call under way in the communicator's thread."""
+    """An unfinished call in the communicator's thread."""
 
     def __init__(self, future: concurrent.futures.Future[tuple[float, float]]) -> None:
         self._future = future
@@ -57,9 +57,9 @@ class _Task:
 
 
 class MPICore:
-    """A rank's calls, by MPI."""
+    """The engine of one rank on MPI."""
 
-    #: MPI chooses its algorithms itself.
+    #: MPI chooses the algorithms.
     choices: Rows = []  # noqa: RUF012
 
     def __init__(self, group: MPIGroup) -> None:
@@ -67,24 +67,24 @@ class MPICore:
         self._mpi = group.mpi
         self.rank, self.size = group.rank, group.size
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._within = 0  # that thread, once it runs
+        self._within = 0  # the identifier of the thread, once it runs
         self._under_way: list[_Task] = []
         self._kept: dict[tuple[int, int], deque[tuple[str, Array]]] = defaultdict(deque)
 
-    # The surroundings of calls ------------------------------------------------------------------
+    # Properties and settings -------------------------------------------------------------------------
 
     def prefer(self, rows: Rows) -> None:
-        """MPI chooses its algorithms itself."""
+        """Ignore the rows: MPI chooses the algorithms."""
 
     def warn_after(self, seconds: float, warn: Callable[[str], object]) -> None:
-        """What other ranks are doing is not known."""
+        """Do nothing: MPI does not tell the calls of other ranks."""
 
     def select(self, collective: _core.Collective, bytes: int) -> str:
-        """Return what runs."""
+        """Return the name of the library instead of an algorithm."""
         return "MPI"
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
         return About("MPI")
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], result: bool = False) -> Array:
@@ -93,30 +93,30 @@ class MPICore:
 
     @property
     def outstanding(self) -> int:
-        """How many calls are under way."""
+        """The number of unfinished calls."""
         self._under_way = [task for task in self._under_way if not task.done]
         return len(self._under_way)
 
     def settle(self) -> None:
-        """Wait for the calls that are under way."""
-        if threading.get_ident() == self._within:  # a call that consists of several
+        """Wait until all calls are done."""
+        if threading.get_ident() == self._within:  # inside a call that makes several calls
             return
         for task in self._under_way:
             task.wait(1e9)
         self._under_way.clear()
 
     def collect(self) -> None:
-        """What is done keeps nothing."""
+        """Do nothing: a finished call keeps no objects."""
 
     def note_told(self) -> None:
-        """MPI does not compare calls: no error is raised by close()."""
+        """Do nothing: closing raises no error of an earlier call."""
 
     def run_later(self, call: Callable[[], object]) -> _Task:
-        """Make a call in a thread, after those before it."""
+        """Run a function in the engine's thread, after all calls so far."""
         if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
             raise CollectiveError(
-                "async_op needs MPI with MPI_THREAD_SERIALIZED at least: set "
-                "mpi4py.rc.thread_level before MPI is imported"
+                "async_op needs MPI_THREAD_SERIALIZED or more: set mpi4py.rc.thread_level before "
+                "importing mpi4py.MPI"
             )
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "pycollective-mpi")
@@ -134,10 +134,10 @@ class MPICore:
     # Every call ---------------------------------------------------------------------------------
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out; a collective once all ranks are found to call the same."""
-        ranks = [call.peer] if call.is_message else [call.root]
-        if not 0 <= ranks[0] < self.size:
-            raise ValueError(f"there is no rank {ranks[0]} among {self.size}")
+        """Execute a call; a collective after all ranks have compared their calls."""
+        rank = call.peer if call.is_message else call.root
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} is not among the {self.size} ranks")
         if call.collective == "all_reduce" and (
             call.reproducible or call.algorithm not in ("auto", "direct")
         ):
@@ -146,14 +146,14 @@ class MPICore:
             )
         if call.op:
             _require_reduction(present(call.source).dtype, call.op)
-        carry_out = functools.partial(self._carry_out, call)
+        execute = functools.partial(self._execute, call)
         if call.async_op:
-            return Work([self.run_later(carry_out)])
+            return Work([self.run_later(execute)])
         self.settle()
-        carry_out()
+        execute()
         return DONE
 
-    def _carry_out(self, call: Call) -> None:
+    def _execute(self, call: Call) -> None:
         if call.collective == "send":
             self._send(present(call.source), call.peer, call.tag, call.timeout)
         elif call.collective == "recv":
@@ -167,6 +167,7 @@ class MPICore:
                 self._move(call)
 
     def _agree(self, what: str, seconds: float) -> None:
+        """Fail the group unless all ranks make the same call: first compare digests, then texts."""
         digest = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
         mine, most = np.array([digest, -digest]), np.empty(2, np.int64)
         self._wait(self._group.comm.Iallreduce(mine, most, self._mpi.MAX), seconds)
@@ -188,16 +189,16 @@ class MPICore:
 
     # Collectives --------------------------------------------------------------------------------
 
-    @np.errstate(all="ignore")  # as the core, which warns of no infinities
+    @np.errstate(all="ignore")  # no warnings about infinities, as in the core
     def _reduce(self, call: Call) -> None:
-        """Run a reduction of MPI, with what MPI leaves open decided as the core does."""
+        """Run a reduction of MPI; NaNs, 16-bit floats, bools and means give the core's results."""
         source, target, op = present(call.source), call.target, call.op
         if not source.size:
             return
         mpi, dtype = self._mpi, source.dtype
         logical = dtype == np.bool_
         if call.collective in ("scan", "exscan") and op == "mean":
-            op = "sum"  # which the caller divides
+            op = "sum"  # the caller divides it
         operations = {
             "sum": mpi.SUM, "mean": mpi.SUM, "prod": mpi.PROD, "min": mpi.MIN, "max": mpi.MAX,
             "and": mpi.LAND if logical else mpi.BAND, "or": mpi.LOR if logical else mpi.BOR,
@@ -213,7 +214,7 @@ class MPICore:
             self._reduce_by(call, np.isnan(given).view(np.uint8), absent, mpi.MAX)
             total[absent.astype(bool)] = np.nan
         total = total.astype(given.dtype if dtype.name in _HALVES else dtype, copy=False)
-        if op == "mean" and dtype.kind in "iu":  # rounded toward zero
+        if op == "mean" and dtype.kind in "iu":  # round toward zero
             total = (total - np.fmod(total, dtype.type(self.size))) // dtype.type(self.size)
         elif op == "mean":
             total /= self.size
@@ -256,7 +257,7 @@ class MPICore:
     # Messages -----------------------------------------------------------------------------------
 
     def _send(self, source: Array, dest: int, tag: int, seconds: float) -> None:
-        """Send an array to another rank; takes in what comes meanwhile."""
+        """Send an array to another rank; receive other messages while waiting."""
         self._group.check()
         if dest == self.rank:
             self._kept[dest, tag].append((_kind(source), source.copy()))
@@ -266,7 +267,7 @@ class MPICore:
         requests.append(self._group.data.Isend(self._bytes(source), dest))
         begin = time.monotonic()
         while not self._mpi.Request.Testall(requests):
-            if not self._take_in(seconds):
+            if not self._receive_one(seconds):
                 self._group.pause(begin, seconds, dest)
 
     def _recv(self, target: Array, source: int, tag: int, seconds: float) -> None:
@@ -274,13 +275,13 @@ class MPICore:
         self._group.check()
         begin, kept = time.monotonic(), self._kept[source, tag]
         while not kept:
-            if not self._take_in(seconds):
+            if not self._receive_one(seconds):
                 self._group.pause(begin, seconds, source)
         kind, data = kept.popleft()
         if kind != _kind(target):
             self._group.fail(
                 MismatchError(
-                    f"rank {source} sent {kind} with tag {tag}, and rank {self.rank} asks for "
+                    f"rank {source} sent {kind} with tag {tag}, but rank {self.rank} receives "
                     f"{_kind(target)}",
                     calls={
                         source: f"send({kind}, tag={tag})",
@@ -290,8 +291,8 @@ class MPICore:
             )
         target[...] = data.view(target.dtype).reshape(target.shape)
 
-    def _take_in(self, seconds: float) -> bool:
-        """Receive a message that has come, if there is one."""
+    def _receive_one(self, seconds: float) -> bool:
+        """Receive one arrived message; return False if there is none."""
         mpi, status = self._mpi, self._mpi.Status()
         message = self._group.envelopes.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
         if message is None:
@@ -318,11 +319,11 @@ def _kind(array: Array) -> str:
 
 
 def _disjoint(source: Array, target: Array | None) -> Array:
-    """Return the input where MPI may read it while it writes the output."""
+    """Return the input, or a copy if it overlaps the output, which MPI forbids."""
     return source.copy() if target is not None and np.shares_memory(source, target) else source
 
 
 def _require_reduction(dtype: Any, op: str) -> None:
-    """Raise what the core raises if there is no such reduction."""
+    """Raise the core's error if there is no such reduction."""
     one = np.zeros(1, dtype)
     _core.reduce_arrays(op, [one, one], [np.empty_like(one)])

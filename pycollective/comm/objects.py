@@ -1,4 +1,4 @@
-"""Small Python objects between ranks: as JSON, or pickled where the ranks trust each other."""
+"""Small Python objects between ranks, as JSON or pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pycollective.comm.moves import Moves
 from pycollective.errors import MismatchError
 
 MOST_BYTES = 1 << 28
-"""The greatest length of an object's text."""
+"""The most bytes of an encoded object."""
 
 _JSON, _PICKLE = 0, 1
 
@@ -23,13 +23,13 @@ _JSON, _PICKLE = 0, 1
 class Objects(Moves, Messages):
     """The calls of a `Communicator` that take Python objects instead of arrays.
 
-    An object travels as JSON: None, bools, numbers, strings, lists, dictionaries with strings as keys.
-    A tuple arrives as a list. ``pickle=True`` pickles instead, on every rank that takes part. Whoever
-    can write to this group can then run code on the rank that unpickles: give it only among ranks that
-    trust each other. Nothing is unpickled without it.
+    An object is sent as JSON: None, bools, numbers, strings, lists, dictionaries with strings as keys. A
+    tuple arrives as a list. With ``pickle=True`` on every rank that takes part, it is pickled instead. A
+    rank that unpickles runs code that any process with write access to the group can choose: use
+    ``pickle=True`` only among ranks that trust each other.
     """
 
-    # What arrives may be of any type, and the program knows of which: so the results are Any.
+    # Results can have any type, which only the program knows: they are annotated with Any.
 
     def broadcast_object(
         self, obj: object, root: int = 0, *, pickle: bool = False, timeout: float | None = None
@@ -39,9 +39,9 @@ class Objects(Moves, Messages):
         Parameters
         ----------
         obj : object
-            The root's is sent; the other ranks' is ignored.
+            On the root, the object to send. Ignored on other ranks.
         root : int
-            The rank whose object it is.
+            The rank whose object is sent.
         pickle : bool
             Pickle instead of JSON, if all ranks trust each other; the same on every rank.
         timeout : float, optional
@@ -55,146 +55,83 @@ class Objects(Moves, Messages):
         Raises
         ------
         TypeError
-            The root's object is none for JSON. The other ranks wait until their deadline.
+            The object cannot be written as JSON. Other ranks wait until their deadline.
         ValueError
-            The text is longer than 256 MiB.
+            The encoded object is longer than 256 MiB.
         MismatchError
             The ranks differ in ``pickle``.
         CollectiveTimeoutError, PeerLostError, AbortedError
-            As `broadcast`.
+            As in `all_reduce`.
         """
         pickle, root = switch("pickle", pickle), rank_number("root", root, self.size)
-        text = _text_of(obj, pickle) if self.rank == root else np.empty(0, np.uint8)
-        head = self.broadcast(_head_of(text, pickle), root, timeout=timeout)
-        length = self._checked(head, pickle, root)
-        given = text if self.rank == root else np.empty(length, np.uint8)
-        return _object_of(self.broadcast(given, root, timeout=timeout), pickle)
+        data = _encoded(obj, pickle) if self.rank == root else np.empty(0, np.uint8)
+        header = self.broadcast(_header_of(data, pickle), root, timeout=timeout)
+        length = self._checked(header, pickle, root)
+        given = data if self.rank == root else np.empty(length, np.uint8)
+        return _decoded(self.broadcast(given, root, timeout=timeout), pickle)
 
     def all_gather_object(
         self, obj: object, *, pickle: bool = False, timeout: float | None = None
     ) -> list[Any]:
-        """Give every rank the objects of all ranks.
+        """Give every rank the objects of all ranks, by rank.
 
-        Parameters
-        ----------
-        obj : object
-            This rank's.
-        pickle, timeout
-            As of `broadcast_object`.
-
-        Returns
-        -------
-        list
-            The objects, by rank.
-
-        Raises
-        ------
-        TypeError, ValueError, MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
-            As `broadcast_object`.
+        Parameters and errors are those of `broadcast_object`.
         """
-        text, lengths = self._told(obj, pickle, timeout)
-        return _objects_of(self.all_gather(text, ragged=True, timeout=timeout), lengths, pickle)
+        data, lengths = self._announced(obj, pickle, timeout)
+        return _all_decoded(self.all_gather(data, ragged=True, timeout=timeout), lengths, pickle)
 
     def gather_object(
         self, obj: object, root: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> list[Any] | None:
-        """Give the root the objects of all ranks.
+        """Give the root the objects of all ranks, by rank; other ranks get None.
 
-        Parameters
-        ----------
-        obj : object
-            This rank's.
-        root : int
-            The rank that gets them.
-        pickle, timeout
-            As of `broadcast_object`.
-
-        Returns
-        -------
-        list or None
-            The objects, by rank, on the root; None on the other ranks.
-
-        Raises
-        ------
-        TypeError, ValueError, MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
-            As `broadcast_object`.
+        Parameters and errors are those of `broadcast_object`.
         """
         root = rank_number("root", root, self.size)
-        text, lengths = self._told(obj, pickle, timeout)
-        texts = self.gather(text, root, ragged=True, timeout=timeout)
-        return None if texts is None else _objects_of(texts, lengths, pickle)
+        data, lengths = self._announced(obj, pickle, timeout)
+        joined = self.gather(data, root, ragged=True, timeout=timeout)
+        return None if joined is None else _all_decoded(joined, lengths, pickle)
 
     def send_object(
-        self,
-        obj: object,
-        dest: int,
-        tag: int = 0,
-        *,
-        pickle: bool = False,
+        self, obj: object, dest: int, tag: int = 0, *, pickle: bool = False,
         timeout: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Send an object to another rank, which calls `recv_object`.
 
-        Parameters
-        ----------
-        obj : object
-            The object.
-        dest, tag, timeout
-            As of `send`.
-        pickle : bool
-            As of `broadcast_object`; the same on both ranks.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `broadcast_object`, and as `send`.
-        CollectiveTimeoutError, PeerLostError, AbortedError
-            As `send`.
+        ``dest`` and ``tag`` are those of `send`; ``pickle``, ``timeout`` and the errors are those of
+        `broadcast_object`.
         """
-        text = _text_of(obj, switch("pickle", pickle))
-        self.send(_head_of(text, pickle), dest, tag, timeout=timeout)
-        self.send(text, dest, tag, timeout=timeout)
+        data = _encoded(obj, switch("pickle", pickle))
+        self.send(_header_of(data, pickle), dest, tag, timeout=timeout)
+        self.send(data, dest, tag, timeout=timeout)
 
     def recv_object(
         self, source: int, tag: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> Any:
-        """Receive an object that another rank sends with `send_object`.
+        """Return the object that another rank sends with `send_object`.
 
-        Parameters
-        ----------
-        source, tag, timeout
-            As of `recv`.
-        pickle : bool
-            Unpickle what was pickled, if this rank trusts the sender.
-
-        Returns
-        -------
-        object
-            A copy of what was sent.
-
-        Raises
-        ------
-        MismatchError
-            The ranks differ in ``pickle``, or an array was sent; the group has failed.
-        ValueError, CollectiveTimeoutError, PeerLostError, AbortedError
-            As `recv`.
+        ``source`` and ``tag`` are those of `recv`; ``pickle``, ``timeout`` and the errors are those of
+        `broadcast_object`. A `MismatchError` is also raised if an array was sent; the group has then
+        failed.
         """
         pickle, source = switch("pickle", pickle), rank_number("source", source, self.size)
         tag = whole("tag", tag, 0)
-        head = self.recv(source=source, tag=tag, shape=2, dtype=np.int64, timeout=timeout)
-        length = self._checked(head, pickle, source)
-        text = self.recv(source=source, tag=tag, shape=length, dtype=np.uint8, timeout=timeout)
-        return _object_of(text, pickle)
+        header = self.recv(source=source, tag=tag, shape=2, dtype=np.int64, timeout=timeout)
+        length = self._checked(header, pickle, source)
+        data = self.recv(source=source, tag=tag, shape=length, dtype=np.uint8, timeout=timeout)
+        return _decoded(data, pickle)
 
-    def _told(self, obj: object, pickle: bool, timeout: float | None) -> tuple[Array, list[int]]:
-        """Return this rank's text, and the lengths of all ranks' texts."""
-        text = _text_of(obj, switch("pickle", pickle))
-        heads = self.all_gather(_head_of(text, pickle), timeout=timeout).reshape(-1, 2)
-        return text, [self._checked(head, pickle, rank) for rank, head in enumerate(heads)]
+    def _announced(
+        self, obj: object, pickle: bool, timeout: float | None
+    ) -> tuple[Array, list[int]]:
+        """Return this rank's encoded object, and the lengths of all ranks' encoded objects."""
+        data = _encoded(obj, switch("pickle", pickle))
+        headers = self.all_gather(_header_of(data, pickle), timeout=timeout).reshape(-1, 2)
+        return data, [self._checked(header, pickle, rank) for rank, header in enumerate(headers)]
 
-    def _checked(self, head: Array, pickle: bool, sender: int) -> int:
-        """Return the length that a rank has announced; fail the group unless it is one of a text."""
-        length, form = (int(n) for n in head)
+    def _checked(self, header: Array, pickle: bool, sender: int) -> int:
+        """Return the length in a header; fail the group if the header is not valid here."""
+        length, form = (int(n) for n in header)
         if form == (_PICKLE if pickle else _JSON) and 0 <= length <= MOST_BYTES:
             return length
         forms = {_JSON: "as JSON", _PICKLE: "pickled"}
@@ -207,24 +144,22 @@ class Objects(Moves, Messages):
         raise error
 
 
-def _text_of(obj: object, pickle: bool) -> Array:
-    text = pickling.dumps(obj) if pickle else json.dumps(obj).encode()
-    if len(text) > MOST_BYTES:
+def _encoded(obj: object, pickle: bool) -> Array:
+    data = pickling.dumps(obj) if pickle else json.dumps(obj).encode()
+    if len(data) > MOST_BYTES:
         raise ValueError(
-            f"the object has {len(text)} bytes, and may have {MOST_BYTES}: send large data as arrays"
+            f"the object has {len(data)} bytes, more than {MOST_BYTES}: send large data as arrays"
         )
-    return np.frombuffer(text, np.uint8)
+    return np.frombuffer(data, np.uint8)
 
 
-def _head_of(text: Array, pickle: bool) -> Array:
-    return np.array([len(text), _PICKLE if pickle else _JSON], np.int64)
+def _header_of(data: Array, pickle: bool) -> Array:
+    return np.array([len(data), _PICKLE if pickle else _JSON], np.int64)
 
 
-def _object_of(text: Array, pickle: bool) -> Any:
-    return pickling.loads(text.tobytes()) if pickle else json.loads(text.tobytes())
+def _decoded(data: Array, pickle: bool) -> Any:
+    return pickling.loads(data.tobytes()) if pickle else json.loads(data.tobytes())
 
 
-def _objects_of(texts: Array, lengths: list[int], pickle: bool) -> list[Any]:
-    ends = np.cumsum(lengths)
-    pairs = zip(lengths, ends, strict=True)
-    return [_object_of(texts[end - length : end], pickle) for length, end in pairs]
+def _all_decoded(joined: Array, lengths: list[int], pickle: bool) -> list[Any]:
+    return [_decoded(part, pickle) for part in np.split(joined, np.cumsum(lengths[:-1]))]

@@ -1,7 +1,7 @@
-"""Calls on GPU arrays by the project's own executor, for ranks that are threads of one process.
+"""The device executor: schedules on the streams of GPUs, for ranks that are threads of one process.
 
-Each rank brings its arrays and its stream to a meeting; the last one to come enqueues the call for all
-of them. So schedules run between GPUs, and between ranks that share one.
+Each rank gives its arrays and its stream to a matcher, and the last rank enqueues the call for all
+ranks. Ranks may share a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from pycollective import _core, array_backend
 from pycollective.comm.call import About, Call, present
-from pycollective.comm.device_messages import DeviceMessages, Kept, Parcels
+from pycollective.comm.device_messages import DeviceBuffers, DeviceMessages, Kept
 from pycollective.comm.host import HostCore
 from pycollective.comm.member import Member
 from pycollective.comm.split import Threads
@@ -27,68 +27,67 @@ from pycollective.nccl import DeviceTask, device
 
 _PAUSE = 50e-6
 _CLOSING_SECONDS = 60.0
-"""For devices to come to the end of calls that all ranks have made."""
+"""Seconds for devices to finish calls that all ranks have made."""
 
 
 @functools.cache
 def runtime() -> _core.device.Runtime | None:
-    """Return what runs calls on this process's GPUs; None where the core has no CUDA part, or no GPU."""
+    """Return the CUDA runtime; None if the core was built without CUDA, or if there is no GPU."""
     used = _core.device.cuda_runtime()
     return None if used is None or _core.cuda.device_count()[0] == 0 else used
 
 
 def is_possible(member: Member) -> bool:
-    """Whether a rank's calls on GPU arrays can be made in this way."""
+    """Return True if the device executor can execute a rank's calls."""
     return isinstance(member._group, _core.ThreadGroup) and runtime() is not None
 
 
 def why_not(member: Member) -> str:
-    """Return why not, in words."""
+    """Return the reason why `is_possible` is False."""
     if not isinstance(member._group, _core.ThreadGroup):
-        return "the device executor is for ranks that are threads of one process"
-    return f"the device executor is not there: {_core.cuda.device_count()[1]}"
+        return "the device executor needs ranks that are threads of one process"
+    return f"the device executor is not available: {_core.cuda.device_count()[1]}"
 
 
 class DeviceExecutor:
-    """A rank's calls on GPU arrays, on the streams of their devices.
+    """The engine for one rank's calls on GPU arrays, on the streams of their devices.
 
-    A call returns when all ranks have come to it: what this thread's stream is given afterwards finds
-    its result.
+    A call returns when all ranks have joined it. Later work of this thread's stream sees its result.
     """
 
     def __init__(self, member: Member) -> None:
         group, host, used = member._group, member._core, runtime()
         assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
         assert isinstance(host, HostCore) and used is not None
-        meeting, parcels = member._family.shared(
-            lambda: (_core.device.CallMatcher(group, used), Parcels())
+        matcher, buffers = member._family.shared(
+            lambda: (_core.device.CallMatcher(group, used), DeviceBuffers())
         )
         self._runtime = used
-        self._caller = _core.device.Caller(host, meeting)
+        self._caller = _core.device.Caller(host, matcher)
         self._own: dict[int, Any] = {}  # a stream of each device
         self._clocks: dict[int, _Clock] = {}
-        # Arrays of calls, and of messages, that devices may still work on.
+        # Arrays of calls and of messages that devices may still use.
         self._pending: deque[tuple[_core.device.Operation, Any]] = deque()
         self._kept: Kept = deque()
-        self._messages = DeviceMessages(member, used, parcels, self._kept)
+        self._messages = DeviceMessages(member, used, buffers, self._kept)
         self._dropped = weakref.finalize(self, _drop, self._caller, self._pending, self._kept)
         self._dropped.atexit = False
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
         if call.is_message:
             return About("device copies")
         gpu, how = array_backend.device_of(call.array)[1], call.algorithm
         if call.reproducible:
             return About("device executor", "direct", "for reproducible=True", gpu)
         if not isinstance(how, str):
-            return About("device executor", how.name, "one's own", gpu)
+            return About("device executor", how.name, "the program's own", gpu)
         if call.out_counts is not None:
             how = "direct"
         return About("device executor", "" if how == "auto" else how, "", gpu)
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out."""
+        """Execute a call."""
         self._forget()
         if call.is_message:
             return self._messages.submit(call)
@@ -97,7 +96,7 @@ class DeviceExecutor:
         with device.on(here):
             present_stream = device.present_stream()
         stream, after = present_stream, None
-        # The last rank enqueues for all, in its thread.
+        # The last rank's thread enqueues for all ranks, where "per thread" is another stream.
         if call.async_op or present_stream.ptr == device.PER_THREAD:
             stream, after = self._stream_of(here), present_stream.ptr
         operation = _core.device.Operation()
@@ -130,7 +129,7 @@ class DeviceExecutor:
         return self._own[number]
 
     def _forget(self) -> None:
-        """Let go of the arrays of calls that are over."""
+        """Release the arrays of finished calls."""
         while self._pending and _over(self._caller, self._pending[0][0]):
             self._pending.popleft()
         _forget_of(self._kept)
@@ -139,7 +138,7 @@ class DeviceExecutor:
     # The end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for what is under way, each call until its deadline, and leave."""
+        """Wait for unfinished calls, each until its deadline, and release the engine."""
         with contextlib.suppress(CollectiveError):
             for operation, _ in self._pending:
                 self._caller.finish(operation)
@@ -150,29 +149,29 @@ class DeviceExecutor:
         self.finish()
 
     def finish(self) -> None:
-        """Leave when the process ends, without waiting for anybody."""
+        """Release the engine at the end of the process, without waiting."""
         self._dropped()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, where CUDA must not be called."""
+        """Release the engine in a forked child, which must not call CUDA."""
         self._dropped.detach()
 
 
 _left: Kept = deque()
-"""What ranks that are gone have left, on which devices may still work."""
+"""Arrays of closed engines that devices may still use."""
 
 
 def _forget_of(kept: Kept) -> None:
-    """Let go of arrays that no device works on any more."""
+    """Release arrays that no device uses."""
     for _ in range(len(kept)):
-        with contextlib.suppress(IndexError):  # another thread was faster
+        with contextlib.suppress(IndexError):  # another thread emptied the queue
             is_over, arrays = kept.popleft()
             if not _is_true_or_broken(is_over):
                 kept.append((is_over, arrays))
 
 
 def _is_true_or_broken(is_over: Callable[[], bool]) -> bool:
-    """Return whether something is over; a device that has failed does nothing any more."""
+    """Return True if an array is not used; a failed device uses no array."""
     try:
         return is_over()
     except RuntimeError:
@@ -180,10 +179,9 @@ def _is_true_or_broken(is_over: Callable[[], bool]) -> bool:
 
 
 def _over(caller: _core.device.Caller, operation: _core.device.Operation) -> bool:
-    """Return whether nobody reads or writes a call's arrays any more.
+    """Return True if no device uses the arrays of a call; a failed device uses no array.
 
-    A device that has failed does nothing any more. Its group has failed by that, which those hear who
-    call something in it, and not whoever happens to ask here.
+    Calls of the group raise the error of a failed device. This function does not.
     """
     try:
         return caller.over(operation)
@@ -203,18 +201,18 @@ def _drop(caller: _core.device.Caller, pending: deque[Any], kept: Kept) -> None:
 
 
 class _Clock:
-    """Says when marks of a device happened, as `time.monotonic` would have."""
+    """The difference between a device's clock and `time.monotonic`."""
 
     def __init__(self, used: _core.device.Runtime, number: int) -> None:
         with device.on(number):
             self.first = used.mark(number, device.stream().ptr, timed=True)
-        while not used.over(self.first):  # its stream has been given nothing
+        while not used.over(self.first):  # soon, since the stream is empty
             time.sleep(_PAUSE)
         self.begin = time.monotonic()
 
 
 class Operation(DeviceTask):
-    """A call that is made."""
+    """A call that this rank has given to the matcher."""
 
     def __init__(
         self,
@@ -230,17 +228,17 @@ class Operation(DeviceTask):
         self._clock = clock
 
     @property
-    def number(self) -> int:  # type: ignore[override]  # it is known once all ranks have come
-        """Which of the rank's calls it is."""
+    def number(self) -> int:  # type: ignore[override]  # known when all ranks have joined
+        """The number of the call among the rank's calls."""
         return self._made.number
 
     @property
     def ended(self) -> bool:
-        """Whether the device is done with it, or will never be."""
+        """True if the device has finished the call, or never will."""
         return _over(self._caller, self._made)
 
     def device_times(self) -> tuple[float, float] | None:
-        """Return when its stream came to it and was done with it."""
+        """Return the times at which the stream began and ended the call."""
         if self._clock is None:
             return None
         with contextlib.suppress(CollectiveError):
@@ -250,13 +248,13 @@ class Operation(DeviceTask):
         return None
 
     def order(self) -> bool:
-        """Let this thread's stream wait for it, when all ranks have come: so long the host waits."""
+        """Let this thread's stream wait for the call; the host waits until all ranks have joined."""
         self._caller.finish(self._made)
         with device.on(self.device):
             self._caller.order(self._made, device.present_stream().ptr)
         return True
 
     def check(self) -> None:
-        """Raise why the group has failed, if it has before all ranks had come, or the device."""
+        """Raise the error of the device, or of the group if it failed before all ranks had joined."""
         self._caller.finish(self._made)
         self._caller.over(self._made)

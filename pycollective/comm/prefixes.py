@@ -54,32 +54,26 @@ class Prefixes(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """Give rank i the reduction of the arrays of ranks 0 to i, element by element.
+        """Give rank i the element-wise reduction of the arrays of ranks 0 to i.
 
         Parameters
         ----------
         x : array_like
-            This rank's contribution, as of `all_reduce`. An array of a GPU goes over the host's memory.
-        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
-            As of `all_reduce`; rank i's mean is the sum divided by i + 1. float16 and bfloat16 are
+            This rank's contribution, as in `all_reduce`. A GPU array is copied through host memory.
+        op
+            As in `all_reduce`; rank i's mean is the sum divided by i + 1. float16 and bfloat16 are
             rounded after each step.
         out : array, optional
             The array for the result; ``out=x`` works in place.
         algorithm : {"auto", "chain"} or Algorithm
-            See `pycollective.algorithms`; one's own must be for scan. "chain" combines the contributions
-            in the order of the ranks.
+            See `pycollective.algorithms`. "chain" combines in rank order.
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`; so are the errors.
 
         Returns
         -------
         ndarray or Work
-            The result, in the shape and dtype of ``x``: ``out`` when that was given.
-
-        Raises
-        ------
-        TypeError, MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            The result, in the shape and dtype of ``x``: ``out`` if that was given.
         """
         return self._prefix(x, op, False, out, algorithm, async_op, timeout)
 
@@ -113,43 +107,36 @@ class Prefixes(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """Give rank i the reduction of the arrays of ranks 0 to i - 1, element by element.
+        """Give rank i the element-wise reduction of the arrays of ranks 0 to i - 1.
 
-        Rank 0 gets the value that changes nothing: 0 for "sum", "or" and "xor", 1 for "prod", all bits
-        for "and", the greatest value of the dtype (infinity, True) for "min", and the least one for
-        "max". A "mean" of nothing is 0. A function of NumPy's gives its ``identity``.
+        Rank 0 gets the identity of the operation: 0 for "sum", "or" and "xor", 1 for "prod", all bits
+        for "and", the greatest value of the dtype (infinity, True) for "min", and the least for "max".
+        Its "mean" is 0. For a NumPy function, rank 0 gets its ``identity``.
 
         Parameters
         ----------
-        x, out, async_op, timeout
-            As of `scan`. The last rank's ``x`` gives only the shape and the dtype.
-        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
-            As of `scan`; rank i's mean is the sum divided by i.
-        algorithm : {"auto", "chain"} or Algorithm
-            As of `scan`; one's own must be for exscan.
+        x, out, algorithm, async_op, timeout
+            As in `scan`; so are the other errors. The last rank's ``x`` gives only shape and dtype.
+        op
+            As in `all_reduce`; rank i's mean is the sum divided by i.
 
         Returns
         -------
         ndarray or Work
-            The result, in the shape and dtype of ``x``: ``out`` when that was given.
+            The result, in the shape and dtype of ``x``: ``out`` if that was given.
 
         Raises
         ------
-        TypeError, MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`. TypeError also if a function of NumPy's has no identity.
+        TypeError
+            A NumPy function has no identity.
         """
         return self._prefix(x, op, True, out, algorithm, async_op, timeout)
 
     def _prefix(
-        self,
-        x: ArrayLike,
-        op: Op,
-        exclusive: bool,
-        out: object,
-        algorithm: str | Algorithm,
-        async_op: bool,
-        timeout: float | None,
-    ) -> object:
+        self, x: ArrayLike, op: Op, exclusive: bool, out: object, algorithm: str | Algorithm,
+        async_op: bool, timeout: float | None,
+    ) -> object:  # fmt: skip
+        """Make a scan or an exscan; the core sums a mean, and this rank divides its own."""
         source, target, place = input_and_output(self._result, x, out)
         name, function = operation(op, source.dtype)
         contributions = self.rank + (not exclusive)
@@ -177,7 +164,7 @@ class Prefixes(Member):
 
 
 def _identity(op: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return the value of a dtype that an operation leaves out."""
+    """Return the identity of an operation, as an array of a dtype."""
     value: Any = {"prod": 1, "and": -1}.get(op, 0)
     if op in ("min", "max"):
         value = np.inf if op == "min" else -np.inf

@@ -15,10 +15,10 @@ from pycollective.arguments import op_name, rank_number, switch, whole
 from pycollective.comm.arrays import (
     Array,
     Place,
-    apart,
     as_input,
     check_one_place,
     check_out,
+    disjoint,
     input_and_output,
     output_for,
     part_shape,
@@ -82,58 +82,59 @@ class Reductions(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """Reduce the ranks' arrays element by element and give every rank the result.
+        """Give every rank the element-wise reduction of the ranks' arrays.
 
         Parameters
         ----------
         x : array_like
-            This rank's contribution: a NumPy array of any shape and layout, or anything with the buffer
-            protocol, the array interface or DLPack in host memory; the same shape and dtype on every
-            rank: bool, ints of 8 to 64 bits with and without sign, float16, bfloat16 (of
-            ``ml_dtypes``), float32, float64, complex64 or complex128.
-        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
-            Sums and products of ints wrap around, also before a mean divides; a mean of ints is
-            rounded toward zero; min and max give NaN where any contribution is NaN; and, or, xor
-            are bitwise for ints and logical for bools. float16 and bfloat16 are
-            computed in float32 and rounded to nearest even: once at the end where ranks share
-            memory ("direct"), after every step otherwise. Complex numbers have sum, prod and
-            mean; bools have min, max, and, or, xor. NumPy's functions ``add``, ``multiply``,
-            ``minimum``, ``maximum`` and ``bitwise_and``, and the members of ``ReduceOp``, are
-            understood as well. So is any other function of NumPy's with two arguments, as
-            ``np.hypot``, ``np.logaddexp`` or one of ``np.frompyfunc``. Python then combines the
-            contributions in the order of the ranks; one rank makes each element.
+            This rank's contribution: a NumPy array of any layout, or an object with the buffer protocol,
+            the array interface or DLPack. Shape and dtype are the same on every rank. The dtype is bool,
+            an int of 8 to 64 bits, float16, bfloat16 (of ``ml_dtypes``), float32, float64, complex64 or
+            complex128.
+        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}, ufunc or ReduceOp
+            Sums and products of ints wrap around, also before a mean divides. A mean of ints is rounded
+            toward zero. min and max give NaN if any contribution is NaN. and, or and xor are bitwise for
+            ints and logical for bools. float16 and bfloat16 are computed in float32 and rounded to
+            nearest even: once at the end with "direct", else after every step. Complex numbers have sum,
+            prod and mean; bools have min, max, and, or, xor.
+
+            ``np.add``, ``np.multiply``, ``np.minimum``, ``np.maximum``, ``np.bitwise_and`` and the
+            members of ``ReduceOp`` stand for the names. With another NumPy function of two arguments,
+            such as ``np.hypot`` or one of ``np.frompyfunc``, one rank computes each element in Python,
+            in rank order.
         out : array, optional
-            Where the result goes, an array of any of these kinds; ``out=x`` works in place.
+            The array for the result, of any kind that ``x`` can be; ``out=x`` works in place.
         algorithm : str or Algorithm
-            "auto" chooses by the size in bytes, the number of ranks and the transport, from a table that
-            ``pycollective bench --tune`` can measure; other names are listed by
-            `pycollective.algorithms.names`, and one's own are made by
-            `pycollective.algorithms.algorithm`.
+            A name from `pycollective.algorithms.names`, or an algorithm made by
+            `pycollective.algorithms.algorithm` for this collective. "auto" chooses by the bytes, the
+            number of ranks and the transport, from a table that ``pycollective bench --tune`` measures.
         reproducible : bool
-            The bits of the result depend on the contributions alone, not on the transport: they are
-            combined in the order of the ranks, float16 and bfloat16 rounded after each. Only "direct"
-            does that, which "auto" then means; with another algorithm it is an error. Without it
-            the same calls in the same group give the same bits again, too.
+            Let the bits of the result depend on the contributions alone, not on the transport. They are
+            combined in rank order, and float16 and bfloat16 are rounded after each. The algorithm must
+            be "auto" or "direct". Without this option, the same calls in the same group still give the
+            same bits.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional
-            Seconds to wait for the other ranks.
+            Seconds to wait for the other ranks, by default those of the communicator.
 
         Returns
         -------
         ndarray or Work
-            The result, in the shape and dtype of ``x``: ``out`` when that was given.
+            The result, in the shape and dtype of ``x``: ``out`` if that was given.
 
         Raises
         ------
         TypeError
-            There is no such reduction: of this dtype, or of this op for this dtype.
+            The operation does not exist, or not for this dtype.
         ValueError
-            ``reproducible``, and an algorithm that combines in an order of its own.
+            ``reproducible`` excludes the algorithm.
         MismatchError
-            The ranks' calls differ in kind, shape, dtype, op or algorithm.
+            The ranks' calls differ in collective, shape, dtype, op or algorithm.
         CollectiveTimeoutError
-            A rank did not come in time; the message says what each rank is doing.
+            A rank did not join in time; the message gives the state of each rank.
+        PeerLostError
+            A rank ended, failed or became unreachable.
         AbortedError
             Another rank failed or aborted the group.
         """
@@ -148,15 +149,15 @@ class Reductions(Member):
         return self._run(call, result)
 
     def _how_reduced(self, algorithm: str | Algorithm, reproducible: bool) -> How:
-        """Return how an all-reduce is made, where its bits may depend on the contributions alone."""
+        """Return the algorithm of an all-reduce: "direct" if it must be reproducible."""
         how = self._how(algorithm)
         if not reproducible:
             return how
         if how not in ("auto", "direct"):
             name = how if isinstance(how, str) else how.name
             raise ValueError(
-                "reproducible=True means the order of the ranks, which only the algorithm 'direct' "
-                f"keeps; {name!r} has an order of its own: leave out algorithm= or reproducible="
+                "reproducible=True combines in rank order, as only the algorithm 'direct' does, not "
+                f"{name!r}: leave out algorithm= or reproducible="
             )
         return "direct"
 
@@ -192,34 +193,26 @@ class Reductions(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """Reduce the ranks' arrays element by element and give the root the result.
+        """Give the root the element-wise reduction of the ranks' arrays.
 
         Parameters
         ----------
-        x : array_like
-            This rank's contribution, as of `all_reduce`.
-        op : {"sum", "min", "max", "prod", "mean"}
-            As of `all_reduce`.
+        x, op
+            As in `all_reduce`.
         root : int
             The rank that gets the result.
         out : array, optional
-            Where the root's result goes; ``out=x`` works in place. Other ranks' is not looked at.
+            On the root, the array for the result; ``out=x`` works in place. Ignored on other ranks.
         algorithm : {"auto", "tree", "direct"} or Algorithm
-            See `pycollective.algorithms`; one's own must be for reduce. Each combines in an order that
-            depends on root and number of ranks alone. "auto" is "direct" where all ranks share memory,
-            else "tree".
+            See `pycollective.algorithms`. The order in which each combines depends only on the root and
+            the number of ranks. "auto" is "direct" if all ranks share memory, else "tree".
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`; so are the errors.
 
         Returns
         -------
         ndarray, None or Work
-            The result, in the shape and dtype of ``x``, on the root; None on the other ranks.
-
-        Raises
-        ------
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            On the root the result, in the shape and dtype of ``x``; None on other ranks.
         """
         root, later = rank_number("root", root, self.size), switch("async_op", async_op)
         how = self._how(algorithm)
@@ -267,35 +260,33 @@ class Reductions(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """Reduce the ranks' arrays element by element and give rank i the i-th part of the result.
+        """Give rank i the i-th part of the element-wise reduction of the ranks' arrays.
 
         Parameters
         ----------
         x : array_like
-            This rank's contribution, as of `all_reduce`; its first axis is cut into ``size`` equal
+            This rank's contribution, as in `all_reduce`. Its first axis is cut into ``size`` equal
             parts.
-        op : {"sum", "min", "max", "prod", "mean"}
-            As of `all_reduce`.
+        op
+            As in `all_reduce`.
         out : array, optional
-            Where the result goes; this rank's own part of ``x`` works in place. Where a part is one
-            row, ``out`` may be without the first axis.
+            The array for the part; this rank's part of ``x`` works in place. For parts of one row,
+            ``out`` may lack the first axis.
         algorithm : {"auto", "ring", "halving", "direct"} or Algorithm
-            See `pycollective.algorithms`; one's own must be for reduce_scatter. Each combines in an
-            order of its own, the same over every transport; "auto" does not mean the same one there.
+            See `pycollective.algorithms`. Each combines in its own order, the same over every
+            transport; the choice of "auto" depends on the transport.
         async_op, timeout
-            As of `all_reduce`.
+            As in `all_reduce`; so are the other errors.
 
         Returns
         -------
         ndarray or Work
-            The part, of shape ``(len(x) // size, *x.shape[1:])``: ``out`` when that was given.
+            The part, of shape ``(len(x) // size, *x.shape[1:])``: ``out`` if that was given.
 
         Raises
         ------
         ValueError
             The first axis cannot be cut into equal parts.
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
         """
         later = switch("async_op", async_op)
         source = as_input(x)
@@ -305,7 +296,7 @@ class Reductions(Member):
         )
         name, function = operation(op, source.dtype)
         call = Call(
-            "reduce_scatter", apart(source, target, self._place(source, target.size)), target,
+            "reduce_scatter", disjoint(source, target, self._place(source, target.size)), target,
             self._seconds(timeout), later, op=name, function=function,
             algorithm=self._how(algorithm), count=target.size,
         )  # fmt: skip
@@ -344,35 +335,29 @@ class Reductions(Member):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> object:
-        """All-reduce several arrays, joined into packs so that small ones cost little.
+        """All-reduce several arrays, joined into buckets so that small arrays cost little.
 
         Parameters
         ----------
         arrays : iterable of array_like
-            This rank's contributions; the same number, shapes and dtypes on every rank.
-        op : {"sum", "min", "max", "prod", "mean"}
-            As of `all_reduce`.
+            This rank's contributions, as in `all_reduce`; the same number, shapes and dtypes on every
+            rank.
+        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
+            As in `all_reduce`, but no other NumPy function.
         bytes_per_pack : int
-            A pack that has more bytes than this takes no further array; arrays of one dtype share
-            packs. 0: each array for itself.
-        algorithm, reproducible
-            As of `all_reduce`.
+            A bucket of more bytes takes no further array; arrays of one dtype share buckets. 0: each
+            array has its own bucket.
+        algorithm, reproducible, async_op
+            As in `all_reduce`; so are the errors.
         out : sequence of arrays, optional
-            Where the results go; ``out=arrays`` works in place.
-        async_op : bool
-            Return a `Work` at once instead of the result.
+            Arrays for the results; ``out=arrays`` works in place.
         timeout : float, optional
-            Seconds to wait for the other ranks, for each pack.
+            Seconds to wait for the other ranks, for each bucket.
 
         Returns
         -------
         list of ndarray, or Work
-            The results, in the order and the shapes of the arrays: those of ``out`` when that was given.
-
-        Raises
-        ------
-        MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`; also where packs are made of arrays of different shapes.
+            The results, in the order and the shapes of ``arrays``: those of ``out`` if that was given.
         """
         reproducible, async_op = switch("reproducible", reproducible), switch("async_op", async_op)
         bytes_per_pack = whole("bytes_per_pack", bytes_per_pack, 0, sys.maxsize)
@@ -413,7 +398,7 @@ class Reductions(Member):
 
 
 def _shape_of(arrays: Sequence[Array]) -> list[int]:
-    """Return what the ranks must agree on of a pack: the arrays' shapes, with -2 between them."""
+    """Return the shapes of a bucket's arrays with -2 between them, on which all ranks must agree."""
     together: list[int] = []
     for x in arrays:
         together += [-2, *x.shape]
@@ -427,9 +412,9 @@ def all_reduce_together(
     algorithm: str | Algorithm = DEFAULT_ALGORITHM,
     outputs: Sequence[Array] | None = None,
 ) -> list[Array]:
-    """All-reduce of every rank of a group, called by one thread that has all their arrays.
+    """All-reduce the arrays of all ranks of a group, in one thread.
 
-    The same schedule runs as when each rank calls `Communicator.all_reduce`.
+    The schedule is that of `Communicator.all_reduce`.
     """
     sources = [as_input(x) for x in inputs]
     outputs = [np.empty(x.shape, x.dtype) for x in sources] if outputs is None else list(outputs)

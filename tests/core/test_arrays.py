@@ -155,7 +155,7 @@ def test_what_is_refused(alone):
         alone.all_reduce(np.ma.array([1, 2], mask=[0, 1]))
     with pytest.raises(TypeError, match="Dlpack is on a GPU, and CuPy, .*is not installed"):
         alone.all_reduce(Dlpack(x, device=2))
-    with pytest.raises(TypeError, match=r"Dlpack lies on a device \(DLPack's type 10\)"):
+    with pytest.raises(TypeError, match=r"Dlpack is on a device \(DLPack's type 10\)"):
         alone.all_reduce(Dlpack(x, device=10))
     with pytest.raises(TypeError, match="Python objects"):
         alone.broadcast([1, None])

@@ -117,12 +117,12 @@ def test_neighbors_without_a_block_each_raise_value_error():
     (comm,) = pc.local_group(1)
     grid = comm.cart([1, 1])
     for x, out, text in (
-        (np.ones(3), None, "x must have a block for each of the 4 neighbours, and has 3"),
-        (1.0, None, "x must have a block for each of the 4 neighbours, and has 0"),
+        (np.ones(3), None, "x must have a block for each of the 4 neighbours, not 3"),
+        (1.0, None, "x must have a block for each of the 4 neighbours, not 0"),
         (
             np.ones(4),
             [np.ones(())],
-            "out must have a block for each of the 4 neighbours, and has 1",
+            "out must have a block for each of the 4 neighbours, not 1",
         ),
     ):
         with pytest.raises(ValueError, match=text):

@@ -105,7 +105,7 @@ def test_results_larger_than_the_caches(kind, on_ranks):
 def test_reproducible_needs_direct():
     (alone,) = local_group(1)
     for call in (alone.all_reduce, alone.all_reduce_many):
-        with pytest.raises(ValueError, match="'ring' has an order of its own"):
+        with pytest.raises(ValueError, match="only the algorithm 'direct' does, not 'ring'"):
             call(np.ones(3), algorithm="ring", reproducible=True)
 
 

@@ -44,4 +44,4 @@ else:
 """
     status, out, err = run_on(2, body)
     assert (status, err) == (0, "")
-    assert out == "rank 0 ended while calls of it were under way\n"
+    assert out == "rank 0 ended while its calls were under way\n"

@@ -217,12 +217,12 @@ def test_what_is_refused(gpus):
     (alone,) = local_group(1)
     x, host = gpus.asarray(np.ones(4, np.float32)), np.ones(4, np.float32)
     for given, out, places in (
-        (x, host, "GPU 0, not on the host"),
-        (host, x, "the host, not on GPU 0"),
+        (x, host, "GPU 0, as the input is, not on the host"),
+        (host, x, "the host, as the input is, not on GPU 0"),
     ):
-        with pytest.raises(ValueError, match=f"out must lie where the input does, on {places}"):
+        with pytest.raises(ValueError, match=f"out must be on {places}"):
             alone.all_reduce(given, out=out)
-        with pytest.raises(ValueError, match=f"out must lie where the input does, on {places}"):
+        with pytest.raises(ValueError, match=f"out must be on {places}"):
             alone.all_gather(given, out=out)
     with pytest.raises(
         ValueError, match="lie on GPU 0 and on the host: they must all be on one GPU"
@@ -478,7 +478,7 @@ def test_ranks_on_one_gpu_go_over_the_host(gpus, on_ranks, caplog):
     found = check(on_ranks(local_group(2, timeout=20), work))
     assert [f[:2] for f in found] == [([0.0, 2.0, 4.0, 6.0], x + x)] * 2
     assert [f[2:] for f in found] == [([0.0] * 4, True), (x, False)]
-    assert "ranks 0 and 1 are on one GPU (0000:00:00.0 00" in caplog.text
+    assert "ranks 0 and 1 share a GPU (0000:00:00.0 00" in caplog.text
     assert not gpus.log()
 
 
@@ -504,7 +504,7 @@ def test_ranks_on_one_gpu_by_nccl(gpus, on_ranks, monkeypatch, caplog, processes
         monkeypatch.setattr("pycollective.comm.gpu.os.getpid", threading.get_ident)
     check(on_ranks(local_group(2, timeout=20), lambda c: (one_sum(gpus, c), c.close())))
     assert any("AllReduce" in line for line in gpus.log()) == (processes == 2)
-    assert ("ranks 0 and 1 are on one GPU" in caplog.text) == (processes == 1)
+    assert ("ranks 0 and 1 share a GPU" in caplog.text) == (processes == 1)
 
 
 def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, tmp_path):
@@ -528,7 +528,7 @@ def test_several_versions_are_refused(gpus, on_gpus, monkeypatch):
     monkeypatch.setattr(gpu, "exchange", differ)
     found = on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(gpus.asarray(np.ones(2))))
     for error in found:
-        assert "several versions of NCCL" in str(error) and "rank 1 has 22801" in str(error)
+        assert "different versions of NCCL" in str(error) and "rank 1 has 22801" in str(error)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -615,5 +615,5 @@ def test_an_algorithm_by_name_goes_over_the_host_without_the_executor(gpus, on_g
         return [gpus.asnumpy(c.all_reduce(x, algorithm=how)).tolist() for how in ("ring", "auto")]
 
     assert check(on_gpus(local_group(2, timeout=20), work)) == [[[2.0] * 4] * 2] * 2
-    assert "algorithm 'ring' of GPU arrays goes over the host's memory" in caplog.text
-    assert "the device executor is not there" in caplog.text
+    assert "algorithm 'ring' of GPU arrays copies them through host memory" in caplog.text
+    assert "the device executor is not available" in caplog.text

@@ -95,7 +95,7 @@ def test_replicas_without_nccl(two, monkeypatch, tmp_path, caplog):
 
     got = strategy.run(step)
     assert [two.asnumpy(v.array).tolist() for v in got.values] == [[2.0], [2.0]]
-    assert "GPU arrays go over the host's memory" in caplog.text
+    assert "GPU arrays are copied through host memory" in caplog.text
 
 
 def test_gradients_meet_while_others_are_computed(two):

@@ -240,4 +240,4 @@ def test_workers_that_share_a_gpu(tmp_path, fake_path):
     processes, _ = begin(tmp_path, fake_path, SHARED, FAKE_NCCL_VERSION="23000")
     done = ended(processes, 30)
     assert [said["found"] for said in done.said] == [[[3, 0], [3, 1]]] * 2
-    assert done.outputs[0].count("ranks 0 and 1 are on one GPU (0000:00:00.0") == 1, done
+    assert done.outputs[0].count("ranks 0 and 1 share a GPU (0000:00:00.0") == 1, done

@@ -153,7 +153,7 @@ def test_trace_of_ones_own_algorithm_and_of_all_ranks_together(trace, capsys):
     assert [list(x) for x in found] == [[2.0] * 3] * 2
     lines = [x for x in lines_of(capsys) if "TRACE" in x]
     assert len(lines) == 2
-    assert "all_reduce #1 (float64[3], sum, line, one's own)" in lines[1]
+    assert "all_reduce #1 (float64[3], sum, line, the program's own)" in lines[1]
 
 
 def test_the_last_calls_are_told_when_one_fails(trace, on_ranks, capsys):
