@@ -11,7 +11,7 @@ from pycollective import _core, observe, tuning
 from pycollective.arguments import seconds, switch, whole
 from pycollective.comm import gpu
 from pycollective.comm.arrays import Array
-from pycollective.comm.call import Call, Engine
+from pycollective.comm.call import Call, Engine, GpuEngines
 from pycollective.comm.cart import Cart
 from pycollective.comm.extremes import Extremes, Located
 from pycollective.comm.mpi_group import MPIGroup, join
@@ -194,7 +194,7 @@ class Communicator(Extremes, Prefixes, Objects):
             engine = self._on_gpus(array).choose(call)
         return engine if tracer is None else Traced(engine, tracer)
 
-    def _on_gpus(self, like: Array) -> gpu.Engines:
+    def _on_gpus(self, like: Array) -> GpuEngines:
         if self._gpu is None:
             self._gpu = gpu.engines_for(self, like, self._copy)
         return self._gpu

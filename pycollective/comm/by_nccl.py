@@ -1,4 +1,4 @@
-"""Calls on GPU arrays by NCCL."""
+"""The engine for calls on GPU arrays with NCCL."""
 
 from __future__ import annotations
 
@@ -33,63 +33,63 @@ from pycollective.nccl.types import BYTES, count_and_type, reduction_of
 
 _log = logging.getLogger("pycollective")
 _REMEMBERED = 4096
-"""Kinds of calls that are known to be the same on all ranks."""
-_WORDS = 400
+"""The most texts of calls to keep that all ranks have compared."""
+_TEXT_BYTES = 400
 
 
 def exchange(member: Member, text: str, what: str) -> list[str]:
-    """Return the texts of all ranks, by the core; of a long text its beginning and its hash."""
-    words, room = text.encode(), _WORDS - 4
-    if len(words) > room:
-        mark = f"... (BLAKE2 of the whole: {hashlib.blake2b(words, digest_size=16).hexdigest()})"
-        words = words[: room - len(mark)] + mark.encode()
-    row = np.frombuffer(struct.pack("=I", len(words)) + words.ljust(room), np.uint8)
+    """Return the texts of all ranks; a long text is cut, and ends with a hash of the whole."""
+    data, limit = text.encode(), _TEXT_BYTES - 4
+    if len(data) > limit:
+        mark = f"... (BLAKE2 of the whole: {hashlib.blake2b(data, digest_size=16).hexdigest()})"
+        data = data[: limit - len(mark)] + mark.encode()
+    row = np.frombuffer(struct.pack("=I", len(data)) + data.ljust(limit), np.uint8)
     try:
-        # The label tells a rank with a host array what this one has.
+        # The label appears in the error of a rank that gives a host array.
         table = member._gathered(row.reshape(1, -1), member.timeout, "a GPU array")
     except MismatchError as error:
         raise with_text(
             error,
-            f"rank {member.rank} has given a GPU array, to {what}, and another rank a host array or "
-            f"another call: the arrays of one call must all be on GPUs, or all on the host. {error}",
+            f"rank {member.rank} has given a GPU array, to {what}, but another rank a host array, or it "
+            f"makes another call: put the arrays of one call on GPUs on all ranks, or on none. {error}",
         ) from None
     raw = [part.tobytes() for part in table]
     return [part[4 : 4 + struct.unpack("=I", part[:4])[0]].decode(errors="replace") for part in raw]
 
 
-def _check_same(member: Member, told: Sequence[str]) -> None:
-    """Raise, and fail the group, unless all ranks call the same."""
-    if len(set(told)) > 1:
-        calls = "; ".join(f"rank {r} is in {text}" for r, text in enumerate(told))
-        error = MismatchError(f"the ranks' calls differ: {calls}", calls=dict(enumerate(told)))
+def _check_same(member: Member, calls: Sequence[str]) -> None:
+    """Fail the group and raise an error unless the texts of all ranks' calls are the same."""
+    if len(set(calls)) > 1:
+        text = "; ".join(f"rank {r} is in {call}" for r, call in enumerate(calls))
+        error = MismatchError(f"the ranks' calls differ: {text}", calls=dict(enumerate(calls)))
         member._group.abort(str(error), ranks=error.ranks)
         raise error
 
 
-#: Calls of NCCL, on a stream.
+#: A function that enqueues operations of NCCL on a stream.
 _Calls: TypeAlias = Callable[[_core.nccl.Comm, int], None]
 
 
 class _Span(NamedTuple):
-    """Memory of an array that is moved: an address and a number of bytes."""
+    """A range of memory: its address, and its length in bytes."""
 
     address: int
     nbytes: int
 
 
 def _span(array: Array, begin: int = 0, count: int | None = None) -> _Span:
-    """Return the memory of some elements of a contiguous array."""
+    """Return the memory of ``count`` elements of a contiguous array, from ``begin`` on."""
     item = array.dtype.itemsize
     items = array.size if count is None else count
     return _Span(array_backend.address(array) + begin * item, items * item)
 
 
 class Nccl:
-    """A rank's calls on GPU arrays, by NCCL.
+    """The engine for one rank's calls on GPU arrays, with NCCL.
 
-    A call returns when NCCL has it: what this thread's stream is given afterwards finds its result, as
-    with CuPy's own operations. The first call of each kind (collective, shape, dtype, reduction) is
-    compared between the ranks, through the core.
+    A call returns when NCCL has enqueued it. Later work of this thread's stream sees its result, as with
+    CuPy's operations. The ranks compare the first call of each kind (collective, shape, dtype,
+    reduction) through the core.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Nccl:
         self.rank, self.size = member.rank, member.size
         self._library = library
         self._agreed: set[str] = set()
-        self._put_off: list[Message] = []
+        self._deferred: list[Message] = []
         self._beginning = threading.Lock()
         self._watch = Watch(member, make_group)
         try:
@@ -119,13 +119,13 @@ class Nccl:
             _log.info("NCCL %s among %d ranks", library.version_text, member.size)
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
         return About("NCCL", gpu=self._nccl.device)
 
     # Collectives --------------------------------------------------------------------------------
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out; a collective once all ranks are found to call the same."""
+        """Execute a call; a collective after all ranks have compared their calls."""
         rank = call.peer if call.is_message else call.root
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not among the {self.size} ranks")
@@ -136,8 +136,8 @@ class Nccl:
         for array in kept:
             if array_backend.device_of(array)[1] != self._nccl.device:
                 raise ValueError(
-                    f"the array lies on GPU {array_backend.device_of(array)[1]}, and rank {self.rank} "
-                    f"makes its calls on GPU {self._nccl.device}: a rank has one GPU"
+                    f"the array is on GPU {array_backend.device_of(array)[1]}, but rank {self.rank} "
+                    f"uses GPU {self._nccl.device}: a rank has one GPU"
                 )
         self.begin()
         what = str(call)
@@ -153,7 +153,7 @@ class Nccl:
         return Work([made])
 
     def _calls_of(self, call: Call) -> _Calls:
-        """Return a function that gives NCCL a collective."""
+        """Return a function that enqueues a collective."""
         source, target, name = call.source, call.target, call.collective
         is_one_operation = name == "broadcast" or (name == "all_gather" and call.counts is None)
         if not call.op and not is_one_operation:
@@ -173,10 +173,10 @@ class Nccl:
         self, name: str, source: Array | None, target: Array | None, sent: Sequence[int],
         received: Sequence[int], root: int,
     ) -> _Calls:  # fmt: skip
-        """Return the sends and receives that a move is made of, of which NCCL makes one operation.
+        """Return a function that enqueues a move as sends and receives, which NCCL joins.
 
-        ``sent`` and ``received`` are numbers of elements for each rank. Nothing is sent where there is
-        nothing, or where a part is in its place already.
+        ``sent`` and ``received`` are numbers of elements for each rank. Empty parts, and a part that is
+        already in its place, are not sent.
         """
         me = self.rank
         outgoing: list[tuple[int, _Span]] = []
@@ -206,7 +206,7 @@ class Nccl:
         return call
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
-        """Make an array in memory of NCCL's, registered by all ranks; None where NCCL has none."""
+        """Make an array in NCCL's memory, registered by all ranks; None if NCCL is too old."""
         member, problem, block = self._member(), "", None
         assert member is not None
         self.begin()
@@ -215,11 +215,11 @@ class Nccl:
             block = self._nccl.allocate(math.prod(shape) * dtype.itemsize, seconds)
         except NcclError as error:
             problem = str(error)
-        told = [text.split("\n", 1) for text in exchange(member, f"{what}\n{problem}", what)]
-        _check_same(member, [text for text, _ in told])
-        for rank, (_, text) in enumerate(told):
-            if text:
-                raise MemoryError(f"rank {rank} has no memory for {what} on its GPU: {text}")
+        texts = [text.split("\n", 1) for text in exchange(member, f"{what}\n{problem}", what)]
+        _check_same(member, [call for call, _ in texts])
+        for rank, (_, failure) in enumerate(texts):
+            if failure:
+                raise MemoryError(f"rank {rank} has no memory for {what} on its GPU: {failure}")
         if block is None:
             return None
         made: Array = device.array(block, shape, dtype, self._nccl.device)
@@ -228,7 +228,7 @@ class Nccl:
     # Messages -----------------------------------------------------------------------------------
 
     def _message(self, call: Call) -> Work[None]:
-        """Put a message off until `begin`, or make it at once with all that were put off."""
+        """Defer a message until `begin`; a blocking message begins all deferred messages."""
         array = present(call.array)
         self._check_message(array, call)
         span, peer = _span(array), call.peer
@@ -239,19 +239,19 @@ class Nccl:
 
         message = Message(self, str(call), give, array, call.timeout, call.timed)
         with self._beginning:
-            self._put_off.append(message)
+            self._deferred.append(message)
         if not call.async_op:
             self.begin(False)
         return Work([message])
 
     def begin(self, later: bool = True) -> None:
-        """Give NCCL the messages that were put off, as one operation: they go on at the same time.
+        """Enqueue all deferred messages as one operation of NCCL, which runs them concurrently.
 
-        Each by itself would wait for the one before it. NCCL buffers little, so that of two ranks that
-        both send first none would come to receive.
+        Separate operations would run one after the other. NCCL buffers little, so that two ranks that
+        both send first would wait for each other.
         """
         with self._beginning:
-            messages, self._put_off = self._put_off, []
+            messages, self._deferred = self._deferred, []
             if not messages:
                 return
 
@@ -284,7 +284,7 @@ class Nccl:
         self._agreed.add(what)
 
     def _registered(self, what: str, arrays: Sequence[Array]) -> str:
-        """Return words for arrays in registered memory, which must be the same on all ranks."""
+        """Return a text about arrays in registered memory, on which all ranks must agree."""
         if not self._nccl.memory:
             return ""
         found = [array for array in arrays if array.size]
@@ -296,7 +296,7 @@ class Nccl:
             return f", partly in memory of empty(): {', '.join(places)}"
         if not what.startswith(("all_reduce", "all_gather", "reduce_scatter")):
             return ", in memory of empty()"
-        # The whole arrays, of which in-place calls read or write parts, are at the same place of it.
+        # In-place calls use parts of larger arrays: the offsets of the largest arrays must agree.
         whole = max(array.size for array in found)
         at = [n for n, array in zip(offsets, found, strict=True) if array.size == whole]
         return f", in memory of empty() from byte {at} on"
@@ -304,20 +304,19 @@ class Nccl:
     def _check_message(self, array: Array, call: Call) -> None:
         if call.peer == self.rank:
             raise ValueError(
-                "on a GPU no rank can send to itself: its stream would wait for itself"
+                "a rank cannot send a GPU array to itself: its stream would wait for itself"
             )
         if call.tag:
-            raise ValueError("NCCL knows no tags: messages of GPU arrays have tag 0")
+            raise ValueError("NCCL has no tags: use tag 0 for messages of GPU arrays")
         if self._registered("message", [array]):
             raise ValueError(
-                "messages cannot be in memory of empty(), which NCCL needs to be so on both sides: give "
-                "a copy of the array"
+                "messages cannot use memory of empty(), because both ranks would have to: give a copy"
             )
 
     # The end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for what is under way, and leave."""
+        """Wait for unfinished calls, and release the engine."""
         with contextlib.suppress(CollectiveError):
             self.begin()
         self._nccl.close()
@@ -325,18 +324,18 @@ class Nccl:
         self._nccl.join()
 
     def finish(self) -> None:
-        """Leave when the process ends, without waiting for anybody."""
+        """Release the engine at the end of the process, without waiting."""
         self._watch.abandon()
         self._nccl.finish()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child."""
+        """Release the engine in a forked child."""
         self._watch.abandon()
         self._nccl.abandon()
 
 
 class Message(nccl.DeviceTask):
-    """A message that is put off, or under way; ``call`` gives it to NCCL."""
+    """A deferred or running message; ``call`` enqueues it."""
 
     def __init__(
         self, engine: Nccl, what: str, call: _Calls, array: Array, seconds: float, timed: bool
@@ -350,40 +349,40 @@ class Message(nccl.DeviceTask):
         self.error: CollectiveError | None = None
 
     def start(self) -> None:
-        """See that it is under way."""
+        """Begin the message if it is deferred."""
         engine = self._engine()
         if self.operation is None and self.error is None and engine is not None:
-            with contextlib.suppress(CollectiveError):  # which this has, too
+            with contextlib.suppress(CollectiveError):  # `begin` stores the error in this message
                 engine.begin()
 
     @property
     def ended(self) -> bool:
-        """True if it is over, or will never be."""
+        """True if the message has ended, or never will."""
         return self.error is not None or (self.operation is not None and self.operation.ended)
 
     def device_times(self) -> tuple[float, float] | None:
-        """Return when it began and ended."""
+        """Return the times of its begin and its end."""
         return None if self.operation is None else self.operation.times
 
     @property
     def done(self) -> bool:
-        """True if its result can be used on this thread's stream."""
+        """True if this thread's stream can use the result."""
         self.start()
         return self.operation is None or self.operation.done
 
     def wait(self, timeout: float) -> bool:
-        """Wait, as for other calls; from now on it is under way."""
+        """Begin the message if it is deferred, and wait as for other calls."""
         self.start()
         return self.operation is None or self.operation.wait(timeout)
 
     def check(self) -> None:
-        """Raise why it has failed, if it has."""
+        """Raise the error of the message, if there is one."""
         if self.error is not None:
             raise copy.copy(self.error)
         if self.operation is None:
-            raise AbortedError(f"{self.what}: its communicator is gone")
+            raise AbortedError(f"{self.what}: its communicator was closed")
         self.operation.check()
 
 
 def _nothing(comm: _core.nccl.Comm, stream: int) -> None:
-    """Stand for a call of arrays without elements."""
+    """Enqueue nothing, for arrays without elements."""

@@ -195,3 +195,21 @@ class GpuEngine(Engine, Protocol):
 
     def abandon(self) -> None:
         """Release the engine in a forked child."""
+
+
+class GpuEngines(Protocol):
+    """The engines for GPU arrays of one rank."""
+
+    @property
+    def to_close(self) -> Sequence[GpuEngine]:
+        """The engines to close, in this order."""
+
+    @property
+    def by_streams(self) -> bool:
+        """True if calls run in streams, so that the host does not wait for them."""
+
+    def choose(self, call: Call) -> Engine:
+        """Return the engine for a call."""
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
+        """Make an array in memory registered with NCCL; return None without such memory."""

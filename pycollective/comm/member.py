@@ -20,7 +20,7 @@ from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.comm import tracing
 from pycollective.comm.arrays import Array, Place, deliver
-from pycollective.comm.call import Call, Engine, HostEngine, How
+from pycollective.comm.call import Call, Engine, GpuEngines, HostEngine, How
 from pycollective.comm.host import HostCore
 from pycollective.comm.mpi import MPICore
 from pycollective.comm.mpi_group import MPIGroup
@@ -32,7 +32,6 @@ from pycollective.errors import CollectiveError, MismatchError
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from pycollective.comm.gpu import Engines
 
 R = TypeVar("R")
 
@@ -57,7 +56,7 @@ class Member(_core.CommunicatorBase):
             MPICore(group) if isinstance(group, MPIGroup) else HostCore(group, rank)
         )
         self._closed = ""  # the reason why the engine is gone
-        self._gpu: Engines | None = None  # made by the first call on GPU arrays
+        self._gpu: GpuEngines | None = None  # made by the first call on GPU arrays
         self._tracer: tracing.Tracer | None = None
         self._lane = rank if lane is None else lane  # in timelines: the rank in the first group
         self.rank = rank
@@ -262,7 +261,7 @@ class Member(_core.CommunicatorBase):
             raise CollectiveError(self._closed)
         return self._host
 
-    def _on_gpus(self, like: Array) -> Engines:
+    def _on_gpus(self, like: Array) -> GpuEngines:
         """Return the engines for GPU arrays; at the first call, all ranks choose them together."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Groups on an MPI library: who is in one, whether it is alive, and what its ranks tell each other."""
+"""Groups on an MPI library: their ranks, their failures, and the messages about failures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pycollective.errors import (
     PeerLostError,
 )
 
-_LOOKS = 200
+_SPIN_LIMIT = 200
 _PAUSE = 50e-6
 _GRACE = 2.0
-"""Seconds in which what a rank that has left had sent before must arrive."""
+"""Seconds in which the last messages of a rank that left must arrive."""
 _NAME_BYTES = 256  # of a host
 
 
 def join(comm: Any) -> MPIGroup:
-    """Return this rank's group, on duplicates of an MPI communicator."""
+    """Return a group on duplicates of an MPI communicator."""
     try:
         mpi: Any = importlib.import_module("mpi4py.MPI")
     except ImportError:
@@ -42,27 +42,27 @@ _KINDS = {kind.__name__: kind for kind in (AbortedError, PeerLostError)}
 
 
 class MPIGroup:
-    """The ranks of an MPI communicator, as a group; it makes no calls."""
+    """The ranks of an MPI communicator as a group, without its calls."""
 
     transport = "MPI"
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.mpi = mpi
-        # Collectives, messages' envelopes and data, and words to all must not meet.
-        self.comm, self.envelopes, self.data, self.words = (comm.Dup() for _ in range(4))
+        # One communicator for each kind of message, so that no receive matches another kind.
+        self.comm, self.envelopes, self.data, self.notices = (comm.Dup() for _ in range(4))
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.names = self._host_names()
         self.hosts = [sorted(set(self.names)).index(name) for name in self.names]
         self._failure: CollectiveError | None = None
-        self._left: dict[int, float] = {}  # ranks, and when that was heard
-        self._told: list[Any] = []
+        self._left: dict[int, float] = {}  # ranks, and the times of their notices
+        self._sent: list[Any] = []
         self._calls = 0
         self._call: str | None = None
         self._doing = "has made no call"
         self._titles = [f"rank {r}" for r in range(self.size)]
 
     def _host_names(self) -> list[str]:
-        """Return each rank's host, told as plain bytes: nothing that others say is unpickled."""
+        """Return each rank's host name, exchanged as bytes, so that no received data are unpickled."""
         own = platform.node().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
         names = np.empty((self.size, _NAME_BYTES), np.uint8)
         self.comm.Allgather(np.frombuffer(own, np.uint8), names)
@@ -70,38 +70,38 @@ class MPIGroup:
 
     @property
     def failure(self) -> str | None:
-        """Why the group is dead, if it is."""
+        """The reason of the group's failure, or None."""
         return None if self._failure is None else str(self._failure)
 
     def begin(self, what: str) -> None:
-        """Note a collective call; raise if the group is dead."""
+        """Count a collective call; raise an error if the group has failed."""
         self.check()
         self._calls += 1
         self._call = f"{what} #{self._calls}"
         self._doing = f"is in {self._call}"
 
     def check(self) -> None:
-        """Take in what others say; raise if the group is dead."""
+        """Receive the notices of other ranks; raise an error if the group has failed."""
         status = self.mpi.Status()
-        while self.words.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG, status):
+        while self.notices.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG, status):
             source = status.Get_source()
-            word = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
-            self.words.Recv([word, self.mpi.BYTE], source, status.Get_tag())
-            said = json.loads(word.tobytes())
-            if "left" in said:
+            data = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
+            self.notices.Recv([data, self.mpi.BYTE], source, status.Get_tag())
+            notice = json.loads(data.tobytes())
+            if "left" in notice:
                 self._left[source] = time.monotonic()
             elif self._failure is None:
-                self._failure = self._error_of(said)
+                self._failure = self._error_of(notice)
         if self._failure is not None:
             raise copy.copy(self._failure)
 
     def wait(self, requests: list[Any], seconds: float, peer: int | None = None) -> None:
-        """Wait for requests of MPI, of the whole group or one peer, until a deadline."""
+        """Wait for requests of MPI, with the whole group or one peer, until a deadline."""
         begin = time.monotonic()
-        looks = 0
+        polls = 0
         while not self.mpi.Request.Testall(requests):
-            looks += 1
-            if looks < _LOOKS:
+            polls += 1
+            if polls < _SPIN_LIMIT:
                 continue
             self.check()
             now = time.monotonic()
@@ -111,14 +111,14 @@ class MPIGroup:
             if now - begin > seconds:
                 self.fail(
                     CollectiveTimeoutError(
-                        f"a rank did not come within {seconds:g} s: {self.describe()}",
+                        f"a rank did not join within {seconds:g} s: {self.describe()}",
                         call=self._call,
                     )
                 )
             time.sleep(_PAUSE)
 
     def pause(self, begin: float, seconds: float, peer: int) -> None:
-        """Wait a moment for a peer in a message that has begun; raise if the peer is lost or late."""
+        """Sleep a moment in a message with a peer; raise an error if the peer is lost or late."""
         waited = time.monotonic() - begin
         if waited > 0.001:
             self.check()
@@ -136,12 +136,12 @@ class MPIGroup:
         time.sleep(_PAUSE if waited > 0.001 else 0)
 
     def fail(self, error: CollectiveError) -> None:
-        """Fail the group, unless it has failed, and raise why."""
-        self._end(error)
+        """Fail the group with an error, and raise the error."""
+        self._fail_with(error)
         raise error
 
     def _lose(self, rank: int, how: str) -> None:
-        """Fail the group because a rank is lost, and raise that."""
+        """Fail the group because a rank is lost."""
         text = f"{self.title(rank)} {how}"
         self.fail(PeerLostError(text, ranks=[rank], hosts=[self.names[rank]], call=self._call))
 
@@ -152,65 +152,67 @@ class MPIGroup:
         ranks: Sequence[int] = (),
         call: str | None = None,
     ) -> None:
-        """Let every rank's present or next call fail."""
+        """Fail every rank's current or next call."""
         ranks = sorted(ranks)
         hosts = [self.names[r] for r in ranks]
         kind = PeerLostError if peer_lost else AbortedError
-        self._end(kind(message, ranks=ranks, hosts=hosts, call=call))
+        self._fail_with(kind(message, ranks=ranks, hosts=hosts, call=call))
 
-    def _end(self, error: CollectiveError) -> None:
+    def _fail_with(self, error: CollectiveError) -> None:
         if self._failure is None:
             self._failure = error
-            said = {"reason": str(error), "kind": type(error).__name__, "ranks": error.ranks}
+            notice = {"reason": str(error), "kind": type(error).__name__, "ranks": error.ranks}
             calls = list(error.calls.items()) if isinstance(error, MismatchError) else []
-            self._tell({**said, "call": error.call, "calls": calls})
+            self._notify({**notice, "call": error.call, "calls": calls})
 
-    def _error_of(self, said: dict[str, Any]) -> CollectiveError:
-        """Return the error that another rank tells of."""
-        hosts = [self.names[r] for r in said["ranks"]]
-        if said["kind"] == "MismatchError":
-            return MismatchError(said["reason"], calls=dict(said["calls"]), hosts=hosts)
-        kind = _KINDS.get(said["kind"], AbortedError)
-        return kind(said["reason"], ranks=said["ranks"], hosts=hosts, call=said["call"])
+    def _error_of(self, notice: dict[str, Any]) -> CollectiveError:
+        """Return the error in a notice."""
+        hosts = [self.names[r] for r in notice["ranks"]]
+        if notice["kind"] == "MismatchError":
+            return MismatchError(notice["reason"], calls=dict(notice["calls"]), hosts=hosts)
+        kind = _KINDS.get(notice["kind"], AbortedError)
+        return kind(notice["reason"], ranks=notice["ranks"], hosts=hosts, call=notice["call"])
 
     def close(self, rank: int) -> None:
-        """Leave in good order."""
+        """Leave the group, and notify the other ranks."""
         if not self._doing.startswith("has left"):
             self._doing = "has left"
-            self._tell({"left": True})
+            self._notify({"left": True})
 
-    def _tell(self, said: dict[str, Any]) -> None:
-        word = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    def _notify(self, notice: dict[str, Any]) -> None:
+        data = np.frombuffer(json.dumps(notice).encode(), np.uint8)
         for rank in range(self.size):
             if rank != self.rank and not self.mpi.Is_finalized():
-                request = self.words.Isend([word, self.mpi.BYTE], rank)
-                self._told.append((word, request))  # kept until the end: nobody waits for it
+                request = self.notices.Isend([data, self.mpi.BYTE], rank)
+                self._sent.append(
+                    (data, request)
+                )  # kept alive, since no code waits for the request
 
     def abandon(self) -> None:
-        """Let go in a forked child."""
+        """Do nothing in a forked child."""
 
     def calls(self, rank: int) -> int:
-        """Return the number of collective calls that a rank has begun, if it is this one; else 0."""
+        """Return the number of collective calls that this rank has begun; 0 for other ranks."""
         return self._calls if rank == self.rank else 0
 
     def address(self, rank: int) -> str:
-        """Return the host of a rank that is not on this one; how it is reached MPI keeps to itself."""
+        """Return the host of a rank on another host, else ""; MPI does not tell addresses."""
         return "" if self.hosts[rank] == self.hosts[self.rank] else self.names[rank]
 
     def title(self, rank: int) -> str:
-        """Return the rank's name in texts."""
+        """Return a rank's name for messages."""
         return self._titles[rank]
 
     def call_ranks(self, titles: Sequence[str]) -> None:
-        """Give the ranks their names in texts."""
+        """Set the ranks' names for messages."""
         self._titles = list(titles)
 
     def describe(self) -> str:
-        """Return this rank's name and its call; MPI does not tell those of other ranks."""
+        """Return this rank's name and its call; MPI does not tell the calls of other ranks."""
         return f"{self.title(self.rank)} {self._doing}"
 
     def split(self, color: int | None, key: int) -> MPIGroup | None:
-        """Make groups of those with one color."""
+        """Make a group of the ranks with the same color."""
         absent = color is None or color < 0
         part = self.comm.Split(self.mpi.UNDEFINED if absent else color, key)
         return None if absent else MPIGroup(self.mpi, part)

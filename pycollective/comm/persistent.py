@@ -1,4 +1,4 @@
-"""Calls that are made again and again on the same arrays: MPI's persistent requests."""
+"""Calls that are repeated on the same arrays, as MPI's persistent requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ R = TypeVar("R")
 
 
 class Persistent(Generic[R]):
-    """A call with its arguments, to be started many times.
+    """A call with its arguments, which can be started many times.
 
-    Every rank starts it at the same place among its calls. What the arrays hold at each start is sent;
-    leave them alone from `start` until `wait` has returned. Calling the object is `start` and `wait` in
-    one. It is no faster than the plain call, which checks its arguments in compiled code.
+    Every rank starts it at the same position among its calls. Each start uses the current values of the
+    arrays: do not change them between `start` and the end of `wait`. Calling the object combines `start`
+    and `wait`. A persistent call is not faster than a plain call.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Persistent(Generic[R]):
         if "async_op" not in signature.parameters or "async_op" in options:
             raise TypeError(
                 "Persistent takes a method that has async_op, such as comm.all_reduce, and the method's "
-                f"other arguments: not {call!r} with {', '.join(options) or 'none'}"
+                f"other arguments, not {call!r} with {', '.join(options) or 'none'}"
             )
         signature.bind(*args, **options)
         self._call = functools.partial(call, *args, **options)
@@ -59,31 +59,31 @@ class Persistent(Generic[R]):
         self._work: Work[R] | None = None
 
     def __call__(self) -> R:
-        """Make the call and return what it returns."""
+        """Make the call, and return its result."""
         self._refuse_second_start()
         return self._call()
 
     def start(self) -> Self:
-        """Begin the call; raises RuntimeError if `wait` has not ended the one before."""
+        """Begin the call; raise RuntimeError if `wait` has not ended the previous start."""
         self._refuse_second_start()
         self._work = self._begin()
         return self
 
     def wait(self, timeout: float | None = None) -> R:
-        """Wait until the call is done and return what it returns, as `Work.wait`.
+        """Wait until the call is done, and return its result, as `Work.wait`.
 
         Raises
         ------
         RuntimeError
-            `start` comes first.
+            The call was not started.
         TimeoutError
-            The call is still under way after ``timeout`` seconds, and can be waited for again.
+            The call still runs after ``timeout`` seconds; `wait` can be called again.
         CollectiveError
-            As the call.
+            The call failed.
         """
         work = self._work
         if work is None:
-            raise RuntimeError("this call is not under way: call start() first")
+            raise RuntimeError("this call was not started: call start() first")
         try:
             result = work.wait(timeout)
         except BaseException:
@@ -94,9 +94,9 @@ class Persistent(Generic[R]):
         return result
 
     def done(self) -> bool:
-        """Return True if the call is over, or was not started."""
+        """Return True if the call has ended or was not started."""
         return self._work is None or self._work.done()
 
     def _refuse_second_start(self) -> None:
         if self._work is not None:
-            raise RuntimeError("this call is under way already: call wait() first")
+            raise RuntimeError("this call was started already: call wait() first")

@@ -1,4 +1,4 @@
-"""NumPy's own arrays in memory that the ranks of a host share."""
+"""NumPy arrays in memory that the ranks of a host share."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from pycollective import _core
 
 
 class shared_arrays:
-    """Make NumPy's arrays of 16 KiB or more in memory that the ranks of this host share.
+    """Allocate NumPy's arrays of 16 KiB or more in memory that the ranks of this host share.
 
-    Calls read such arrays of another rank where they are, and an all-reduce also writes its results
-    there: the arrays are what `Communicator.empty` returns, but come from ``np.zeros``, from ufuncs, and
-    from whatever else makes arrays. The call switches this on for the calling thread. As a context
-    manager, it restores at the end what was before::
+    Calls use these arrays in place, as those of `Communicator.empty`, but they come from ``np.zeros``,
+    from ufuncs, and from all other code that makes arrays. The setting concerns the calling thread. At
+    the end of a ``with`` block the previous setting returns::
 
         pc.shared_arrays()            # from now on
         with pc.shared_arrays():      # within the block
             x = np.random.rand(1_000_000)
         pc.shared_arrays(False)       # off
 
-    It concerns groups of processes on one host, and only arrays that are made after `pycollective.init`:
-    before it, and over TCP, arrays are ordinary ones. All processes of the user who are in the group can
-    read and write these arrays. NumPy keeps freed memory of small arrays itself; freed memory of
-    these stays with the arena (up to 512 MiB), so that making them again is fast. The first use of
-    fresh memory costs about as much as without the switch, and one NumPy call per array about 100 ns
-    more.
+    The setting matters in groups of processes on one host, for arrays made after `pycollective.init`.
+    Before it, and over TCP, arrays are ordinary. All processes of the group can read and write these
+    arrays. Freed memory stays in the arena (up to 512 MiB), so that new arrays cost little. The first
+    use of fresh memory costs about as much as for ordinary arrays, and each array about 100 ns more.
 
     Parameters
     ----------

@@ -12,15 +12,15 @@ from pycollective.algorithms import Algorithm
 from pycollective.arguments import OpName
 
 S = TypeVar("S", bound=np.generic)
-"""The element type of an array: a result has the input's."""
+"""The element type of an array; results have the element type of the input."""
 O = TypeVar("O")  # noqa: E741
-"""The type of ``out=``, which a call returns."""
+"""The type of ``out=``, which is the type of the result."""
 
 DTypeOf: TypeAlias = "np.dtype[S] | type[S]"
 
 Now: TypeAlias = Literal[False]
 Later: TypeAlias = Literal[True]
-"""Of ``async_op``, which decides whether a call returns its result or a `Work`."""
+"""The types of ``async_op``: a call returns its result (Now) or a `Work` (Later)."""
 
 Op: TypeAlias = OpName | Callable[..., object] | Enum
 """A reduction: its name, a function such as `numpy.add`, or a ``ReduceOp``."""
@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
 
 
 class MoveOptions(Options, total=False):
-    """Keywords of a call that an algorithm carries out."""
+    """Keywords of a call with an algorithm."""
 
     algorithm: str | Algorithm
 

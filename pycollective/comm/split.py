@@ -22,29 +22,29 @@ _REASON_BYTES = 512
 
 
 class Family(Protocol):
-    """How the ranks of a group make a new one: the first of them offers it, all of them accept."""
+    """The way in which ranks of a group make a new group: the first offers it, all of them accept."""
 
     def offer(self, size: int) -> bytes:
-        """Return where the group of so many ranks is to be found."""
+        """Make a group of ``size`` ranks; return a description by which the others can join it."""
 
     def accept(
         self, offer: bytes, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
-        """Take a place in an offered group of these ranks."""
+        """Join an offered group of these ranks."""
 
 
 class Threads:
-    """Ranks that are threads of one process: all of them have this object."""
+    """Ranks that are threads of one process and share this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shared: Any = None
         self._number = 0
-        # Offered groups, and how many ranks have not accepted yet.
+        # Offered groups, each with the number of ranks that have not joined yet.
         self._offered: dict[bytes, list[Any]] = {}
 
     def shared(self, make: Callable[[], Any]) -> Any:
-        """Return the object that all ranks of the group have together, and make it if need be."""
+        """Return an object that all ranks of the group share; the first rank makes it."""
         with self._lock:
             if self._shared is None:
                 self._shared = make()
@@ -61,7 +61,7 @@ class Threads:
     def accept(
         self, offer: bytes, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
-        """Find the group."""
+        """Return the group."""
         name = offer[:8]
         with self._lock:
             entry = self._offered[name]
@@ -72,9 +72,9 @@ class Threads:
 
 
 class SharedMemory:
-    """Ranks that are processes of one host: they open the memory that one of them has made.
+    """Ranks that are processes of one host: one makes the memory of the group, the others open it.
 
-    It has no name; it is reached through the descriptor of the process that made it, in /proc.
+    The memory has no name. Other processes open the maker's descriptor in /proc.
     """
 
     def __init__(self, group: _core.ShmGroup) -> None:
@@ -82,7 +82,7 @@ class SharedMemory:
         self._made: _core.ShmGroup | None = None
 
     def offer(self, size: int) -> bytes:
-        """Make the memory; return process, descriptor, and what identifies the memory."""
+        """Make the memory; return process, descriptor, and device and inode of the memory."""
         self._made = _core.ShmGroup.create(size, 0)
         descriptor = self._made.descriptor
         found = os.fstat(descriptor)
@@ -95,8 +95,8 @@ class SharedMemory:
         made, self._made = self._made, None
         group = made or self._open(offer)
         if group.size != len(members):
-            raise CollectiveError(f"the new group has {group.size} ranks, and not {len(members)}")
-        group.follow(self._group)  # a rank that dies is lost to both
+            raise CollectiveError(f"the new group has {group.size} ranks, not {len(members)}")
+        group.follow(self._group)  # a process that ends is lost to both groups
         group.join(rank)
         return group, SharedMemory(group)
 
@@ -109,7 +109,7 @@ class SharedMemory:
             try:
                 found = os.fstat(descriptor)
                 if [found.st_dev, found.st_ino] != identity:
-                    raise OSError(errno.ESTALE, "it is other memory")
+                    raise OSError(errno.ESTALE, "the descriptor refers to other memory")
                 return _core.ShmGroup.open(descriptor)
             finally:
                 os.close(descriptor)
@@ -124,12 +124,9 @@ class SharedMemory:
 def split_groups(
     communicator: Member, color: int | None, key: int, seconds: float
 ) -> tuple[_core.Group, int, Family] | None:
-    """Make the new groups; called by every rank of the communicator.
+    """Make the new groups; return this rank's group, rank and family, or None without a color.
 
-    Returns
-    -------
-    tuple or None
-        This rank's new group, rank in it, and its family; None without a color.
+    Every rank of the communicator makes this call.
     """
     made: tuple[_core.Group, Family] | None = None
     members: list[int] = []
@@ -140,9 +137,9 @@ def split_groups(
             made, problem = _make(communicator, members, seconds)
             _agree(communicator, color, members, problem, seconds)
     except BaseException:
-        if made is not None:  # others may be in calls of the new group by now
+        if made is not None:  # other ranks may already be in calls of the new group
             whole = communicator._group
-            assert isinstance(whole, _core.Group)  # MPI makes its own new groups
+            assert isinstance(whole, _core.Group)  # MPI does not come here
             made[0].fail_as(whole, members)
             made[0].leave(members.index(me))
         raise
@@ -150,7 +147,7 @@ def split_groups(
 
 
 def _members(communicator: Member, color: int | None, key: int, seconds: float) -> list[int]:
-    """Return the ranks of this rank's color in their new order; none without a color."""
+    """Return the ranks of this rank's color in their new order; an empty list without a color."""
     wanted = -1 if color is None or color < 0 else color
     table = communicator._gathered(np.array([[wanted, key]], np.int64), seconds)
     return sorted(
@@ -162,7 +159,7 @@ def _members(communicator: Member, color: int | None, key: int, seconds: float) 
 def _make(
     communicator: Member, members: list[int], seconds: float
 ) -> tuple[tuple[_core.Group, Family] | None, Exception | None]:
-    """Take this rank's place in the new group; return the group, or why that did not succeed."""
+    """Join the new group; return the group or the error."""
     family, me = communicator._family, communicator.rank
     assert family is not None
     offer = b""
@@ -186,27 +183,21 @@ def _make(
 
 
 def _agree(
-    communicator: Member,
-    color: int | None,
-    members: list[int],
-    problem: Exception | None,
+    communicator: Member, color: int | None, members: list[int], problem: Exception | None,
     seconds: float,
-) -> None:
-    """Raise CollectiveError on all members where one has a problem.
-
-    Nobody goes on with a group that is not whole.
-    """
+) -> None:  # fmt: skip
+    """Raise a CollectiveError on all members if a member could not join."""
     reason = "" if problem is None else str(problem) or repr(problem)
     others = problem.ranks if isinstance(problem, CollectiveError) else ()
     is_cause = all(members[r] == communicator.rank for r in others)
-    said = bytes([is_cause]) + reason.encode()[:_REASON_BYTES]
-    # Who waits for the others in the new group waits longer here.
-    padded = np.frombuffer(said.ljust(1 + _REASON_BYTES, b"\0"), np.uint8)
+    report = bytes([is_cause]) + reason.encode()[:_REASON_BYTES]
+    # Another member may still wait for its deadline in the new group: wait longer here.
+    padded = np.frombuffer(report.ljust(1 + _REASON_BYTES, b"\0"), np.uint8)
     failed = communicator._gathered(padded.reshape(1, -1), 2 * seconds)
     reasons = {r: _text_of(failed[r, 1:]) for r in members if failed[r, 1:].any()}
     if not reasons:
         return
-    # A rank whose error is about another one has it because of that one.
+    # The error of a rank about another member is a consequence of that member's error.
     causes = {r: text for r, text in reasons.items() if failed[r, 0]} or reasons
     raise CollectiveError(
         f"the group of color {color} could not be made: "
@@ -215,5 +206,5 @@ def _agree(
     ) from problem
 
 
-def _text_of(said: Any) -> str:
-    return str(said.tobytes().rstrip(b"\0").decode(errors="replace"))
+def _text_of(padded: Any) -> str:
+    return str(padded.tobytes().rstrip(b"\0").decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Calls on GPU arrays that go over the host's memory, where nothing else can be had."""
+"""The engine for GPU arrays that copies them through host memory, if no other can be used."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pycollective.comm.work import DONE, Work
 
 
 class Staged:
-    """Carries calls on GPU arrays out by another engine, on copies in the host's memory."""
+    """An engine that gives another engine copies of GPU arrays in host memory."""
 
     def __init__(self, host: HostEngine) -> None:
         self._host = host
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
         return self._host.about(call)
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out."""
+        """Execute a call."""
         source, target = call.source, call.target
         given = None if source is None else array_backend.to_numpy(source)
         if target is None:

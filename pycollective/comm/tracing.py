@@ -1,7 +1,6 @@
-"""Traces: the calls of communicators are logged, remembered, and put into timelines.
+"""Traces: records of calls for the log, for error reports and for timelines.
 
-`Traced` wraps an engine: it records what the engine is asked for, after all arguments were checked and
-prepared.
+`Traced` wraps an engine and records its calls, whose arguments are already checked.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ if TYPE_CHECKING:
     from pycollective.comm.member import Member
 
 REMEMBERED = 32
-"""Calls of a rank that are told of when one of them fails."""
+"""The number of a rank's last calls that are logged when one fails."""
 
 _PAUSE = 1e-4
 _GPU_ROWS = 1 << 22
 
-_lock = threading.Lock()  # guards what follows
+_lock = threading.Lock()  # guards the following variables
 _members: weakref.WeakSet[Member] = weakref.WeakSet()
 _timelines: list[Timeline] = []
-_asked_for: dict[str, Timeline] = {}  # by the environment
+_from_environment: dict[str, Timeline] = {}
 
 
 class Tracer:
-    """Records the calls of a rank: for timelines, for the log, and for the report of an error."""
+    """Records the calls of a rank for timelines, for the log and for error reports."""
 
     def __init__(self, member: Member) -> None:
         self._rank, self._size, self._lane = member.rank, member.size, member._lane
         self._group = member._group
         self._under_way: dict[int, tuple[Record, Task]] = {}
         self._last: deque[tuple[Record, str]] = deque(maxlen=REMEMBERED)
-        self._told = False  # of the last calls
+        self._reported = False  # the last calls, after an error
 
     def record(self, call: Call, about: About) -> Record:
         """Begin the record of a call."""
@@ -66,12 +65,12 @@ class Tracer:
         made.lane, made.transport = self._lane, about.by
         made.dtype = call.label or made.dtype
         if about.gpu is not None:
-            # In a row of its own, since this thread goes on; the numbers of threads are below.
+            # A row of its own: the call outlasts the method. Thread numbers are below _GPU_ROWS.
             made.thread, made.thread_name = _GPU_ROWS + about.gpu, f"GPU {about.gpu}"
         return made
 
     def under_way(self, record: Record, task: Task) -> None:
-        """Keep the record of a call until the call is over."""
+        """Keep the record of a call until the call ends."""
         if isinstance(task, DeviceTask):
             record.number = task.number
         else:
@@ -80,17 +79,14 @@ class Tracer:
             self._under_way[id(record)] = record, task
 
     def over(self, record: Record, error: BaseException | None, is_on_gpu: bool = False) -> None:
-        """End the record of a call that this thread has made."""
+        """Complete the record of a call that has ended in this thread."""
         record.ended = time.monotonic()
         if not record.is_message and not is_on_gpu:
             record.number = self._group.calls(self._rank)
-        self._tell(record, error)
+        self._report(record, error)
 
     def finish(self) -> None:
-        """Wait for the calls that devices have been given, and end their records.
-
-        A device that does not come to an end is given up at the call's deadline.
-        """
+        """Wait for calls on devices, each until its deadline, and complete their records."""
         with _lock:
             tasks = [task for _, task in self._under_way.values()]
         for task in tasks:
@@ -101,7 +97,7 @@ class Tracer:
         self.collect()
 
     def collect(self) -> None:
-        """End the records of calls that were under way and are over."""
+        """Complete the records of asynchronous calls that have ended."""
         with _lock:
             over = [(key, *both) for key, both in self._under_way.items() if _is_over(both[1])]
             for key, _, _ in over:
@@ -113,9 +109,9 @@ class Tracer:
                 task.check()
             except Exception as found:
                 error = found
-            self._tell(record, error)
+            self._report(record, error)
 
-    def _tell(self, record: Record, error: BaseException | None) -> None:
+    def _report(self, record: Record, error: BaseException | None) -> None:
         if error is not None:
             record.error = f"{type(error).__name__}: {error}"
         with _lock:
@@ -128,8 +124,8 @@ class Tracer:
         LOG.log(
             TRACE, "rank %d of %d: %s: %s", self._rank, self._size, *self._last[-1], extra=about
         )
-        if isinstance(error, CollectiveError) and not self._told:
-            self._told = True
+        if isinstance(error, CollectiveError) and not self._reported:
+            self._reported = True
             if LOG.isEnabledFor(TRACE):
                 lines = "\n".join(f"    {record}: {end}" for record, end in self._last)
                 LOG.error("rank %d failed; its last calls:\n%s", self._rank, lines, extra=about)
@@ -137,23 +133,23 @@ class Tracer:
 
 
 def _is_over(task: Task) -> bool:
-    """Return True if a call has ended; on a device its result can be used before."""
+    """Return True if a call has ended; a device's result can be used earlier."""
     return task.ended if isinstance(task, DeviceTask) else task.done
 
 
 class Traced:
-    """An engine around another, whose calls it records."""
+    """An engine that records the calls of another engine."""
 
     def __init__(self, engine: Engine, tracer: Tracer) -> None:
         self._engine = engine
         self._tracer = tracer
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
         return self._engine.about(call)
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out, and record it."""
+        """Execute a call, and record it."""
         tracer, about = self._tracer, self._engine.about(call)
         is_on_gpu = about.gpu is not None
         tracer.collect()
@@ -165,14 +161,14 @@ class Traced:
             raise
         for task in work._tasks:
             tracer.under_way(record, task)
-        if not work._tasks and not is_on_gpu:  # a GPU is not given a call of nothing
+        if not work._tasks and not is_on_gpu:  # a GPU without a task has moved nothing
             tracer.over(record, None)
         return Work(work._tasks, work._finish, tracer.collect)
 
 
 @contextlib.contextmanager
 def together(members: Sequence[Member], call_of: Callable[[int], Call]) -> Iterator[None]:
-    """Record the calls of all ranks that one thread makes for them in the block."""
+    """Record the calls that one thread makes in the block for all ranks."""
     records = []
     for rank, member in enumerate(members):
         if member._tracer is not None:
@@ -197,12 +193,12 @@ def _warn(text: str) -> None:
 
 
 def join(member: Member) -> None:
-    """Take in a new communicator, whose core is there: it warns of long waits, and may be traced.
+    """Register a new communicator, which warns of long waits and may be traced.
 
     Raises
     ------
     RendezvousError
-        The environment asks for what there is not, or for a timeline that cannot be written.
+        A variable of the environment is not valid, or the timeline cannot be written.
     """
     wanted = settings()
     if wanted.warn_after < math.inf:
@@ -211,15 +207,15 @@ def join(member: Member) -> None:
     with _lock:
         file = wanted.timeline
         for one in _timelines:
-            one.meet(member._lane, alone)
-        if file and file not in _asked_for:
+            one.add_rank(member._lane, alone)
+        if file and file not in _from_environment:
             made = Timeline(file)
-            made.meet(member._lane, alone)
+            made.add_rank(member._lane, alone)
             try:
-                made.write()  # better known now than after hours
+                made.write()  # report an error now, not after hours
             except OSError as error:
                 raise RendezvousError(f"{TIMELINE}={file!r} cannot be written: {error}") from None
-            _asked_for[file] = made
+            _from_environment[file] = made
             _timelines.append(made)
         _members.add(member)
         _adjust(member)
@@ -267,49 +263,50 @@ def _hosts(member: Member) -> str:
 
 
 def _adjust(member: Member) -> None:
-    """Trace a communicator, or do not, as is wanted now."""
+    """Begin or end the trace of a communicator, by the current settings and timelines."""
     wanted = bool(_timelines) or settings().debug == "TRACE"
     if wanted != (member._tracer is not None):
         member._trace(Tracer(member) if wanted else None)
 
 
 def ignore(member: Member) -> None:
-    """Do not trace a communicator of our own, whose calls no program has made."""
+    """Do not trace an internal communicator, whose calls the program does not make."""
     with _lock:
         _members.discard(member)
         member._trace(None)
 
 
 def leave(member: Member) -> None:
-    """Let go of a communicator that is being closed."""
+    """Unregister a communicator that is being closed."""
     with _lock:
         _members.discard(member)
         last = not _members
     if member._tracer is not None:
         member._tracer.collect()
-        if last:  # others write at their end, or at the program's
+        if last:  # otherwise another communicator writes when it closes, or the program at its end
             _write_all()
 
 
 @contextlib.contextmanager
 def timeline(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Write a timeline of the collectives within the block, of all communicators of this process.
+    """Write a timeline of all calls of this process within the block.
 
-    The file is of trace events, which https://ui.perfetto.dev opens: a process for each rank, a row
-    for each thread, a slice for each call with its bytes, dtype, shape, op, algorithm and transport.
+    https://ui.perfetto.dev opens the file. It shows a process for each rank, a row for each thread, and
+    a slice for each call with bytes, dtype, shape, op, algorithm and transport. The command
     ``pycollective timeline merge`` joins the files of several processes. The variable
-    ``PYCOLLECTIVE_TIMELINE`` does the same for a whole program.
+    ``PYCOLLECTIVE_TIMELINE`` has the same effect for a whole program.
 
     Parameters
     ----------
     file : path
-        Where to. ``{rank}`` in it is replaced by the process's rank; a folder gets ``rank0.json``, …;
-        where a group has several processes, ``timeline.json`` becomes ``timeline.rank0.json``, ….
+        The file to write. ``{rank}`` in it stands for the process's rank. In a folder, the file is
+        ``rank0.json`` and so on. With several processes, ``timeline.json`` becomes
+        ``timeline.rank0.json`` and so on.
 
     Raises
     ------
     OSError
-        The file cannot be written; before the block is entered, where that is known.
+        The file cannot be written; raised before the block if possible.
 
     Examples
     --------
@@ -320,7 +317,7 @@ def timeline(file: str | os.PathLike[str]) -> Iterator[None]:
     with _lock:
         members = list(_members)
         for member in members:
-            made.meet(member._lane, member._group.transport == "threads" or member.size == 1)
+            made.add_rank(member._lane, member._group.transport == "threads" or member.size == 1)
         made.write()
         _timelines.append(made)
         for member in members:
@@ -341,12 +338,12 @@ def timeline(file: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _forget_after_fork() -> None:
-    """In a forked child: what was recorded is the parent's, and a lock may be held for ever."""
+    """Clear all records in a forked child; the lock may be held by a thread that does not exist."""
     global _lock
     _lock = threading.Lock()
     _members.clear()
     _timelines.clear()
-    _asked_for.clear()
+    _from_environment.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -355,7 +352,7 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _write_all() -> None:
-    """Write what there is, where nobody can be told that it fails."""
+    """Write all timelines, and log errors, since no caller could handle them."""
     with _lock:
         timelines = list(_timelines)
     for one in timelines:

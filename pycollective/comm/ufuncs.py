@@ -1,7 +1,7 @@
-"""Reductions with NumPy's functions that the core has no operation for.
+"""Reductions with NumPy functions for which the core has no operation.
 
-The ranks exchange parts, each rank combines its part of all contributions in the order of the ranks, and
-the results go where they belong. One rank makes each element, so that all ranks get the same bits.
+The ranks exchange parts. Each rank combines its part of all contributions in rank order, and sends the
+result. One rank computes each element, so that all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -20,47 +20,45 @@ from pycollective.comm.work import DONE, Work
 
 
 def operation(op: object, dtype: np.dtype[Any]) -> tuple[str, np.ufunc | None]:
-    """Return the name of an operation, or else a function of NumPy's that the core does not know."""
+    """Return the name of an operation; or "" and a NumPy function that has no such name."""
     function = own_ufunc(op, dtype)
     return "" if function else op_name(op, dtype), function
 
 
 class ByFunction:
-    """The engine for reductions with a function of NumPy's; other engines move the parts."""
+    """The engine for reductions with a NumPy function; other engines move the parts."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
 
     def about(self, call: Call) -> About:
-        """Return the words for traces of a call."""
+        """Return the entries for the trace of a call."""
         return About("")
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out."""
+        """Execute a call."""
         member, source, function = self._member, present(call.source), call.function
         assert function is not None
         if type(source) is not np.ndarray:
-            raise TypeError(
-                f"{function} takes arrays in the host's memory: copy x to the host first"
-            )
+            raise TypeError(f"{function} takes host arrays: copy x to the host first")
         if call.algorithm != "auto" and not call.reproducible:
-            raise ValueError(f"algorithms are for operations by name, not for {function}")
+            raise ValueError(f"algorithm= needs an op by name, not {function}: leave it out")
         if call.collective == "exscan" and function.identity is None:
-            raise TypeError(f"exscan needs a value for rank 0, and {function} has no identity")
+            raise TypeError(f"exscan needs an op with an identity, for rank 0; {function} has none")
         parts = _Parts(member, call.collective, function, source, call.timeout)
 
-        def carry_out() -> None:
+        def execute() -> None:
             with member._between(f"{call.collective} with {function}"):
                 parts.reduce(call.target, call.root)
 
         if call.async_op:
-            return member._run_later(carry_out)
-        carry_out()
+            return member._run_later(execute)
+        execute()
         return DONE
 
 
 class _Parts:
-    """An array in parts of one length, and the calls that move them."""
+    """An array in parts of equal length, and the calls that move the parts."""
 
     def __init__(
         self, member: Member, name: str, function: np.ufunc, source: Array, seconds: float
@@ -68,14 +66,14 @@ class _Parts:
         self._member, self._name, self._function = member, name, function
         self._source, self._seconds = source, seconds
         self._count = -(-source.size // member.size)
-        # The ranks agree on the shape, and on the function by a number.
+        # The ranks compare the shape, and the function by a checksum of its name.
         number = zlib.crc32(f"{name} {function.__name__}".encode())
         self._agreed = [*source.shape, -2, number]
 
     def reduce(self, target: Array | None, root: int) -> None:
-        """Make the reduction, into ``target``."""
+        """Run the reduction into ``target``."""
         size = self._member.size
-        # What is too short is filled with elements of its own: the function has seen those.
+        # Pad with the array's own elements: other values could raise errors in the function.
         sent = np.resize(self._source.reshape(-1), (size, self._count))
         received = self._moved("all_to_all", sent, (size, self._count))
         if self._name in ("scan", "exscan"):
@@ -93,16 +91,16 @@ class _Parts:
             target[...] = results.reshape(-1)[: target.size].reshape(target.shape)
 
     def _totals(self, contributions: Array) -> Iterator[Array]:
-        """Yield what is combined up to each rank."""
+        """Yield the reduction of the contributions up to each rank."""
         total = contributions[0]
         yield total
         for other in contributions[1:]:
-            with np.errstate(all="ignore"):  # as the core, which warns of no infinities
+            with np.errstate(all="ignore"):  # no warnings about infinities, as in the core
                 total = np.asarray(self._function(total, other)).astype(total.dtype, copy=False)
             yield total
 
     def _prefixes(self, contributions: Array) -> Array:
-        """Return what each rank gets of a scan."""
+        """Return each rank's result of a scan."""
         found = np.stack(list(self._totals(contributions)))
         if self._name == "exscan":
             found[1:] = found[:-1].copy()

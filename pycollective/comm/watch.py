@@ -1,4 +1,4 @@
-"""What the ranks that make calls on GPUs hear of each other beside NCCL."""
+"""Failure detection among ranks that use NCCL."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pycollective.errors import CollectiveError, CollectiveTimeoutError, PeerLos
 
 
 class Watch:
-    """What a rank hears of the others beside NCCL: each second they tell how many calls each has made.
+    """A rank's heartbeats: each second the ranks exchange their numbers of calls on GPUs.
 
-    They do so in a group of their own, so that a process that ends is heard of at once, one that is
-    stopped soon, and one that does not come is known by its count.
+    The heartbeats have their own group on the host. It reports a process that ends at once, and a
+    stopped process by its silence. The numbers show which rank has not joined a call.
     """
 
     SECONDS = 1.0
     GRACE = 1.0
-    """Seconds for what a rank that has left had enqueued before."""
+    """Seconds to wait for calls that a rank enqueued before it left."""
     SILENCE = 8.0
-    """Seconds after which a rank that does not tell is lost."""
+    """Seconds without a heartbeat after which a rank is lost."""
     _LEFT = -1
 
     def __init__(self, member: Member, make_group: Callable[[], Member]) -> None:
@@ -42,12 +42,12 @@ class Watch:
         self._calls: Callable[[], int] = int
         self._counts = [0] * member.size
         self._work: Work[Array] | None = None
-        self._begun = -self.SECONDS
-        self._gone: CollectiveError | None = None
-        self._lock = threading.Lock()  # the watching thread, and the one that closes
+        self._began = -self.SECONDS
+        self._failure: CollectiveError | None = None
+        self._lock = threading.Lock()  # for the watching thread and the closing thread
 
     def start(self, communicator: nccl.NcclCommunicator) -> None:
-        """Begin to tell of a communicator's calls."""
+        """Count the calls of a communicator from now on."""
         weak = weakref.ref(communicator)
 
         def calls() -> int:
@@ -57,43 +57,43 @@ class Watch:
         self._calls = calls
 
     def failure(self, waiting: float) -> CollectiveError | None:
-        """Return why the group is dead, or who was lost to a call that waits for so many seconds."""
+        """Return the error of the group, or that of a lost rank if a call has waited for the grace."""
         try:
             self._group.check()
         except CollectiveError as error:
             return error
         with self._lock:
             self._beat()
-            return self._gone if waiting > self.GRACE else None
+            return self._failure if waiting > self.GRACE else None
 
     def _beat(self) -> None:
         own = self._own
-        if own is None or self._gone is not None:
+        if own is None or self._failure is not None:
             return
         now = time.monotonic()
         try:
-            if self._work is None and now - self._begun >= self.SECONDS:
-                self._begun = now
-                # How long calls wait is no matter of this one, of which silence is the end.
-                self._work = self._tell(own, self._calls(), 2 * self.SILENCE)
+            if self._work is None and now - self._began >= self.SECONDS:
+                self._began = now
+                # Longer than SILENCE, which detects a silent rank: this timeout never applies.
+                self._work = self._exchange(own, self._calls(), 2 * self.SILENCE)
             if self._work is not None and self._work.done():
-                self._heard(self._work.result().tolist())
-            elif self._work is not None and now - self._begun > self.SILENCE:
-                self._gone = self._silent(own)
+                self._received(self._work.result().tolist())
+            elif self._work is not None and now - self._began > self.SILENCE:
+                self._failure = self._silent(own)
         except CollectiveError as error:
-            self._gone = error
+            self._failure = error
 
     @staticmethod
-    def _tell(own: Member, number: int, seconds: float) -> Work[Array]:
-        """Begin to tell the others a number, and to hear theirs."""
+    def _exchange(own: Member, number: int, seconds: float) -> Work[Array]:
+        """Begin to exchange a number with the other ranks."""
         work: Work[Array] = own._gathered(np.array([number], np.int64), seconds, async_op=True)
         return work
 
-    def _heard(self, counts: list[int]) -> None:
+    def _received(self, counts: list[int]) -> None:
         self._work = None
         left = [r for r, n in enumerate(counts) if n == self._LEFT]
         if left:
-            self._gone = self._lost(left, f"{self._title(left[0])} has closed its communicator")
+            self._failure = self._lost(left, f"{self._title(left[0])} has closed its communicator")
         else:
             self._counts = counts
 
@@ -103,8 +103,8 @@ class Watch:
         who = ", ".join(map(self._title, silent)) or "a rank"
         return self._lost(
             silent,
-            f"{who} is lost to {self._title(self._rank)}: not heard of for {self.SILENCE:g} s, so it is "
-            "stopped or cut off",
+            f"{who} is lost to {self._title(self._rank)}: no heartbeat for {self.SILENCE:g} s, so the "
+            "process is stopped or unreachable",
         )
 
     def _title(self, rank: int) -> str:
@@ -115,7 +115,7 @@ class Watch:
         return PeerLostError(text, ranks=ranks, hosts=hosts)
 
     def late(self, number: int) -> PeerLostError | None:
-        """Return the loss of the ranks that have made fewer calls on GPUs than ``number``, if any."""
+        """Return an error about the ranks that have made fewer than ``number`` calls on GPUs, if any."""
         late = [r for r, n in enumerate(self._counts) if n < number and r != self._rank]
         if not late:
             return None
@@ -125,25 +125,25 @@ class Watch:
         return self._lost(late, "; ".join(made))
 
     def fail(self, error: CollectiveError) -> None:
-        """Fail the group: every rank's watching thread then aborts, and calls on the host fail too."""
+        """Fail the group: every rank's watching thread aborts NCCL, and calls on the host fail too."""
         lost = isinstance(error, (PeerLostError, CollectiveTimeoutError))
         self._group.abort(str(error), peer_lost=lost, ranks=error.ranks, call=error.call)
 
     def close(self) -> None:
-        """Tell the others, who take part within a second, and leave."""
+        """Announce the end to the other ranks, which join within a second, and close the group."""
         with self._lock:
             own, self._own = self._own, None
             if own is None:
                 return
             try:
-                if self._work is not None and self._gone is None:
-                    self._heard(self._work.wait(self.SILENCE).tolist())
-                if self._gone is None:
-                    self._tell(own, self._LEFT, self.SILENCE).wait()
-            except (CollectiveError, TimeoutError):  # they have gone, too
+                if self._work is not None and self._failure is None:
+                    self._received(self._work.wait(self.SILENCE).tolist())
+                if self._failure is None:
+                    self._exchange(own, self._LEFT, self.SILENCE).wait()
+            except (CollectiveError, TimeoutError):  # the other ranks have closed, too
                 pass
             own.close()
 
     def abandon(self) -> None:
-        """Let go of the group of their own, which ends as every group does."""
+        """Release the group of the heartbeats without an announcement."""
         self._own = None

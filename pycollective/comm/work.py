@@ -1,4 +1,4 @@
-"""Calls that are under way: what ``async_op=True`` returns."""
+"""Asynchronous calls: `Work`, the result of ``async_op=True``."""
 
 from __future__ import annotations
 
@@ -11,43 +11,42 @@ from pycollective import _core
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_FOR_EVER = 1e9  # seconds
+_FOREVER = 1e9  # seconds
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 
 
 class Task(Protocol):
-    """A call that is under way in an engine."""
+    """An unfinished call in an engine."""
 
     @property
     def done(self) -> bool:
-        """True if the call is over, well or not; on a device, if its result can be used."""
+        """True if the call has ended or failed; on a device, if its result can be used."""
 
     @property
     def times(self) -> tuple[float, float]:
-        """The begin and the end of a call that is over, as `time.monotonic`."""
+        """The begin and the end of an ended call, in seconds of `time.monotonic`."""
 
     def wait(self, timeout: float) -> bool:
-        """Return True if the call is over within ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds; return True if the call has ended."""
 
     def check(self) -> None:
-        """Raise the error of the call, if it has one."""
+        """Raise the error of the call, if there is one."""
 
 
 class Work(Generic[R]):
-    """A call that goes on while the program does something else.
+    """A call that runs while the program does something else.
 
-    The arrays of the call must be left alone until it is done: the input is still read, and ``out``
-    is whole when `wait` has returned. They are kept for the call, also when nobody keeps the work. An
-    error of the call is raised by `wait` and `result`. As a context manager, the work is waited for at
-    the end::
+    Until `wait` returns, do not change the inputs of the call or use ``out``. The work keeps the arrays
+    alive, even if the program drops it. `wait` and `result` raise the error of the call. A ``with``
+    block waits at its end::
 
         with comm.all_reduce(a, out=a, async_op=True), comm.all_reduce(b, out=b, async_op=True):
-            ...  # both are under way
+            ...  # both calls run
     """
 
-    # The compiled calls make works without `__init__`, and set `_result` and `_tasks`.
+    # The fast path makes works without `__init__`, and sets `_result` and `_tasks`.
     _tasks: Sequence[Task] = ()
     _finish: Callable[[], R] | None = None
     _collect: Callable[[], object] | None = None
@@ -60,70 +59,69 @@ class Work(Generic[R]):
         collect: Callable[[], object] | None = None,
     ) -> None:
         self._tasks = tasks
-        self._finish = finish  # called once, by the first that asks for the result
-        self._collect = collect  # called before, whether the call went well or not
+        self._finish = finish  # called once, for the first request of the result
+        self._collect = collect  # called before, also after an error
 
     def __repr__(self) -> str:
         return f"<Work {'done' if self.done() else 'under way'}>"
 
     def wait(self, timeout: float | None = None) -> R:
-        """Wait until the call is done and return what it returns.
+        """Wait until the call is done, and return its result.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait here; the call goes on after them. By default until the call is done, which
-            has a deadline of its own.
+            Seconds to wait; the call continues after them. By default wait for the call's own deadline.
 
         Returns
         -------
         ndarray or None
-            What the call returns without ``async_op``.
+            The result of the call without ``async_op``.
 
         Raises
         ------
         TimeoutError
-            The call is still under way.
+            The call still runs after ``timeout`` seconds.
         CollectiveError
-            As the call without ``async_op``.
+            The call failed.
         """
         if timeout is None:
             for task in self._tasks:
-                task.wait(_FOR_EVER)
+                task.wait(_FOREVER)
             return self.result()
         until = time.monotonic() + float(timeout)
         for task in self._tasks:
             if not task.wait(max(0.0, until - time.monotonic())):
                 raise TimeoutError(
-                    f"the call is not done after {timeout:g} s; it goes on, and can be waited for again"
+                    f"the call is not done after {timeout:g} s; it still runs: wait() for it again"
                 )
         return self.result()
 
     def done(self) -> bool:
-        """Whether the call is over, well or not; never waits."""
+        """Return True if the call has ended or failed, without waiting."""
         return all(task.done for task in self._tasks)
 
     def exception(self) -> BaseException | None:
-        """Return the error of a call that is done, or None if it went well."""
+        """Return the error of a call that is done, or None if it succeeded."""
         try:
             self.result()
-        except _StillUnderWayError:
+        except _StillRunningError:
             raise
-        except Exception as error:  # Ctrl-C is none of the call's
+        except Exception as error:  # not KeyboardInterrupt, which is not the call's error
             return error
         return None
 
     def result(self) -> R:
-        """Return what a call that is done returns, or raise its error; never waits.
+        """Return the result of a call that is done, or raise its error.
 
         Raises
         ------
         RuntimeError
-            The call is still under way.
+            The call still runs.
         """
         for task in self._tasks:
             if not task.done:
-                raise _StillUnderWayError("the call is still under way: wait() for it first")
+                raise _StillRunningError("the call still runs: wait() for it first")
         if self._collect is not None:
             self._collect()
             self._collect = None
@@ -135,7 +133,7 @@ class Work(Generic[R]):
         return result
 
     def then(self, finish: Callable[[], T]) -> Work[T]:
-        """Return the work of this call with another end: ``finish`` follows, and has the result."""
+        """Return a work for this call and then ``finish``, which returns the result."""
         before = self._finish
         if before is None:
             return Work(self._tasks, finish, self._collect)
@@ -148,7 +146,7 @@ class Work(Generic[R]):
 
     @staticmethod
     def joined(works: Sequence[Work[Any]], finish: Callable[[], T]) -> Work[T]:
-        """Return the work of several calls, of which ``finish`` has the result."""
+        """Return a work for several calls and then ``finish``, which returns the result."""
 
         def all_of_them() -> T:
             for work in works:
@@ -165,11 +163,11 @@ class Work(Generic[R]):
             self.wait()
 
 
-class _StillUnderWayError(RuntimeError):
+class _StillRunningError(RuntimeError):
     pass
 
 
 _core.use_work(Work)
 
 DONE: Work[None] = Work(())
-"""The work of a call that is over when its engine returns."""
+"""The work of a call that was done when its engine returned."""

@@ -94,7 +94,7 @@ class Timeline:
         # What time.monotonic() says, as seconds since 1970.
         self._offset = time.time() - time.monotonic()
 
-    def meet(self, rank: int, alone: bool) -> None:
+    def add_rank(self, rank: int, alone: bool) -> None:
         """Learn of a rank of this process, and whether all others are in it as well."""
         if self._alone and not alone:
             self._rank, self._alone = rank, False

@@ -79,7 +79,7 @@ class Held:
 def test_work_with_another_end_ends_once_and_after_the_first_end():
     task, ends = Held(), []
     work = Work([task], lambda: ends.append("first")).then(lambda: ends.append("second") or 7)
-    with pytest.raises(RuntimeError, match="still under way"):
+    with pytest.raises(RuntimeError, match="still runs"):
         work.result()
     task.done = True
     assert (work.result(), work.result(), ends) == (7, 7, ["first", "second"])

@@ -184,7 +184,7 @@ def test_collectives_wrong_arguments_raise():
     comm, _ = local_group(2, timeout=5)
     x = np.ones((3, 2))
     for call in (comm.reduce_scatter, comm.scatter, comm.all_to_all):
-        with pytest.raises(ValueError, match=r"2 equal parts along its first axis.*\[3, 2\]"):
+        with pytest.raises(ValueError, match=r"shape \[3, 2\] cannot be cut into 2 equal parts"):
             call(x)
         with pytest.raises(ValueError, match="equal parts"):
             call(1.0)
@@ -218,9 +218,11 @@ def test_collectives_wrong_arguments_raise():
     with pytest.raises(ValueError, match=r"counts\[0\] and out_counts\[0\] .* 1 and 2"):
         comm.all_to_all(x, [1, 2], out_counts=[2, 1])
     for given in ({}, {"out_counts": [1, 2]}):
-        with pytest.raises(ValueError, match="must be 'direct' in all_to_all with counts, not 'ring'"):
+        with pytest.raises(
+            ValueError, match="must be 'direct' in all_to_all with counts, not 'ring'"
+        ):
             comm.all_to_all(x, [1, 2], algorithm="ring", **given)
-    with pytest.raises(TypeError, match="out_counts with counts"):
+    with pytest.raises(TypeError, match="out_counts only with counts"):
         comm.all_to_all(x, out_counts=[1, 2])
     with pytest.raises(ValueError, match="no reduce_scatter algorithm is called 'bus'"):
         comm.reduce_scatter(np.ones(2), algorithm="bus")
@@ -230,7 +232,7 @@ def test_collectives_wrong_arguments_raise():
 
 def test_ragged_scatter_says_what_is_wrong(on_ranks):
     (c,) = local_group(1)
-    with pytest.raises(TypeError, match="counts with ragged=True only"):
+    with pytest.raises(TypeError, match="counts only with ragged=True"):
         c.scatter(np.ones(1), counts=[1])
     with pytest.raises(TypeError, match="needs x and counts on the root"):
         c.scatter(np.ones(1), ragged=True)

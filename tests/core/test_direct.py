@@ -181,7 +181,7 @@ class TestFastPath:
         return comm
 
     def test_it_is_a_method(self, alone):
-        assert "element by element" in pc.Communicator.all_reduce.__doc__
+        assert "element-wise reduction" in pc.Communicator.all_reduce.__doc__
         assert pc.Communicator.all_reduce.__name__ == "all_reduce"
         assert callable(alone.all_reduce)
         np.testing.assert_array_equal(pc.Communicator.all_reduce(alone, np.ones(3)), np.ones(3))

@@ -146,7 +146,7 @@ if r == 0:
     try:
         fourth.barrier(timeout=0.5)
     except pc.CollectiveTimeoutError as error:
-        print("a rank did not come within 0.5 s" in str(error))
+        print("a rank did not join within 0.5 s" in str(error))
 fifth = comm.split(0)
 try:
     fifth.all_reduce_many([np.ones((2, 3)), np.ones(4)] if r else [np.ones(4), np.ones((2, 3))])

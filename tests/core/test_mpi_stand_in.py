@@ -113,7 +113,7 @@ def test_a_rank_that_leaves_is_lost_and_one_that_does_not_come_is_waited_for(on_
         if comm.rank == 0:
             first.close()
             with pytest.raises(
-                pc.CollectiveTimeoutError, match="did not come within 0.1 s"
+                pc.CollectiveTimeoutError, match="did not join within 0.1 s"
             ) as late:
                 second.barrier(timeout=0.1)
             assert late.value.call == "barrier() #1"

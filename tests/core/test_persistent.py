@@ -55,7 +55,7 @@ def test_a_request_is_started_and_waited_for_in_turn(on_ranks):
         request.wait()
     request.start()
     for again in (request.start, request):
-        with pytest.raises(RuntimeError, match="is under way already"):
+        with pytest.raises(RuntimeError, match="was started already"):
             again()
     assert not request.done()
     with pytest.raises(TimeoutError, match="can be waited for again"):

@@ -159,7 +159,7 @@ def test_beats_have_no_deadline_of_calls(gpus, on_gpus):
             with mine._lock:  # its watching thread waits
                 time.sleep(0.3)
         c.barrier()
-        return mine._gone
+        return mine._failure
 
     assert on_gpus(local_group(2, timeout=20), work) == [None, None]
 

@@ -22,7 +22,7 @@ def as_before():
     """What the environment has asked for goes on to the end of a process."""
     yield
     tracing._timelines.clear()
-    tracing._asked_for.clear()
+    tracing._from_environment.clear()
 
 
 def slices(file, name=""):
@@ -151,10 +151,10 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, make):
 def test_names(tmp_path, monkeypatch, given, alone, shared):
     monkeypatch.chdir(tmp_path)
     timeline = Timeline(given)
-    timeline.meet(2, True)
+    timeline.add_rank(2, True)
     assert str(timeline.path()) == alone
-    timeline.meet(3, False)
-    timeline.meet(0, False)  # a part of the group
+    timeline.add_rank(3, False)
+    timeline.add_rank(0, False)  # a part of the group
     assert str(timeline.path()) == shared
     timeline.write()
     assert json.loads((tmp_path / shared).read_text())["traceEvents"] == []
