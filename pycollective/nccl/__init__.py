@@ -1,8 +1,8 @@
-"""NVIDIA's NCCL: the library, opened while the program runs, and communicators on it.
+"""NVIDIA's NCCL: its library, opened at run time, and communicators.
 
-`Communicator` uses it by itself for arrays that lie on GPUs. What is here is below that: `library`
-opens libnccl, whose calls stand in `pycollective._core.nccl` as they are; `NcclCommunicator` is one
-rank of a communicator with streams, deadlines and a thread that watches it.
+`Communicator` uses NCCL for arrays on GPUs. `library` opens libnccl, whose functions are those of
+`pycollective._core.nccl`. `NcclCommunicator` is one rank of an NCCL communicator with streams, deadlines
+and a thread that watches for failures.
 """
 
 from pycollective.nccl import device

@@ -1,4 +1,4 @@
-"""One rank of a communicator of NCCL: what is enqueued on streams, and a thread that watches it."""
+"""One rank of an NCCL communicator: calls on streams, and a thread that watches for failures."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from pycollective.nccl.memory import SINCE, Block, Registered
 _log = logging.getLogger("pycollective")
 
 _SYSTEM_ERROR, _REMOTE_ERROR = 2, 6
-_LOOKS = 200
+_SPIN_LIMIT = 200
 _PAUSE = 50e-6
 _WATCH_SECONDS = 0.1
-_FAREWELL_SECONDS = 5.0
-_NEWS_SECONDS = 2.0
-"""In which a rank that has ended is heard of beside NCCL."""
+_FINALIZE_SECONDS = 5.0
+_CAUSE_SECONDS = 2.0
+"""Seconds in which heartbeats report a rank that has ended."""
 
 
 class Peers(Protocol):
-    """What a communicator hears of the other ranks, and tells them, beside NCCL."""
+    """The failure detector of the ranks, independent of NCCL."""
 
     def failure(self, waiting: float) -> CollectiveError | None:
-        """Return why a call that waits for so many seconds cannot succeed, if that is known."""
+        """Return the error of a call that has waited for ``waiting`` seconds, if there is one."""
 
     def fail(self, error: CollectiveError) -> None:
-        """Tell the others."""
+        """Fail the group on all ranks."""
 
     def late(self, number: int) -> PeerLostError | None:
-        """Return the loss of the ranks that have made fewer calls than ``number``, if any."""
+        """Return an error about the ranks that have made fewer than ``number`` calls, if any."""
 
 
 class _Clock:
-    """Says when events of the present device happened, as `time.monotonic` would have."""
+    """The difference between the current device's clock and `time.monotonic`."""
 
     def __init__(self) -> None:
         self._first = device.event(device.stream(), timed=True)
-        self._first.synchronize()  # its stream has been given nothing
+        self._first.synchronize()  # returns soon, since the stream is empty
         self._begin = time.monotonic()
 
     def time_of(self, event: Any) -> float:
@@ -65,7 +65,7 @@ class _Clock:
 
 
 class Operation(DeviceTask):
-    """A call that was enqueued."""
+    """An enqueued call."""
 
     def __init__(
         self,
@@ -82,22 +82,22 @@ class Operation(DeviceTask):
         self._timed = timed  # a clock, and the event before it
         self.what = what
         self.number = number
-        self.kept = kept  # memory that the device still reads and writes
+        self.kept = kept  # arrays that the device still uses
         self.event = event
         self.failed = False
 
     @property
     def over(self) -> bool:
-        """Whether the device is done with it."""
+        """True if the device has finished the call."""
         return bool(self.event.done)
 
     @property
     def ended(self) -> bool:
-        """Whether the device is done with it, or will never be."""
+        """True if the device has finished the call, or never will."""
         return self.over or self._owner.error is not None
 
     def device_times(self) -> tuple[float, float] | None:
-        """Return when its stream came to it and was done with it."""
+        """Return the times at which the stream began and ended the call."""
         if self._timed is None or not self.over:
             return None
         clock, before = self._timed
@@ -106,7 +106,7 @@ class Operation(DeviceTask):
             return begin, begin + device.seconds_between(before, self.event)
 
     def order(self) -> bool:
-        """Let this thread's stream wait for it."""
+        """Let this thread's stream wait for the call."""
         if self._owner.error is not None:
             return False
         with device.on(self.device):
@@ -114,26 +114,26 @@ class Operation(DeviceTask):
         return True
 
     def check(self) -> None:
-        """Raise why the communicator has failed, if it has before this was over.
+        """Raise the communicator's error, unless the call ended before it.
 
-        An event of what was aborted happens, too, and its result is none.
+        The event of an aborted call happens too, but its result is not valid.
         """
         if self.failed or not self.over:
             self._owner.check()
 
 
 class NcclCommunicator:
-    """This rank's end of a communicator of NCCL on one device.
+    """One rank of an NCCL communicator on one device.
 
-    All ranks have ``unique_id`` from the first. ``min_ctas`` and ``max_ctas`` bound the number of thread
-    blocks of NCCL's kernels.
+    Rank 0 makes ``unique_id`` and gives it to all ranks. ``min_ctas`` and ``max_ctas`` bound the number
+    of thread blocks of NCCL's kernels.
 
     Raises
     ------
     NcclError
-        NCCL refuses.
+        NCCL failed.
     CollectiveTimeoutError
-        The others did not come within ``seconds``.
+        The other ranks did not join within ``seconds``.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class NcclCommunicator:
         self.error: CollectiveError | None = None
         self._peers = peers
         self._calls = threading.Lock()  # held by the thread that makes a call
-        self._lock = threading.Lock()  # guards what follows; never held for long
+        self._lock = threading.Lock()  # guards the following attributes; held for short times
         self._pending: deque[Operation] = deque()
         self._last: tuple[Any, Any] | None = None  # stream and event of the last call
         self._made = 0
@@ -162,7 +162,7 @@ class NcclCommunicator:
         self.memory = Registered(library, on_device)
         self._over = threading.Event()
         with device.on(on_device):
-            # It does not block: a rank that waits for others can be interrupted, and aborted.
+            # Not blocking, so that a waiting rank can be interrupted and aborted.
             self._comm = _core.nccl.Comm(
                 library, unique_id, size, rank, blocking=False, min_ctas=min_ctas, max_ctas=max_ctas
             )
@@ -178,7 +178,7 @@ class NcclCommunicator:
             name="pycollective-nccl",
             daemon=True,
         )
-        # One that nobody has any more waits for nobody.
+        # A communicator that is dropped without `close` does not wait for other ranks.
         self._dropped = weakref.finalize(self, _drop, self._comm, self.memory, self._over)
         self._dropped.atexit = False
         _running.add(self)
@@ -186,7 +186,7 @@ class NcclCommunicator:
 
     @property
     def calls(self) -> int:
-        """How many of the calls that all ranks make this rank has made."""
+        """The number of this rank's calls that all ranks must make."""
         return self._made
 
     def enqueue(
@@ -200,32 +200,31 @@ class NcclCommunicator:
         behind: Sequence[Any] = (),
         counts: bool = True,
     ) -> Operation:
-        """Enqueue a call, on this thread's stream of the device, or beside it.
+        """Enqueue a call on this thread's stream of the device, or on the communicator's own.
 
         Parameters
         ----------
         what : str
-            The call in words.
+            The text of the call.
         call : callable
-            Gets the communicator and the address of the stream; the calls of NCCL that it makes are
-            one group.
+            A function of the communicator and the address of the stream. Its calls of NCCL are a group.
         kept : object
-            Lives as long as the call.
+            An object to keep alive until the call has ended.
         seconds : float
-            The deadline, at which the communicator is aborted.
+            Seconds after which the communicator is aborted.
         later : bool
-            Use the communicator's own stream, which waits for what this thread's stream was given.
+            Use the communicator's own stream, after the work of this thread's stream so far.
         timed : bool
-            Let the device note when it begins and ends the call.
+            Let the device record when it begins and ends the call.
         behind : sequence of event
-            Events that come before.
+            Events for which the call waits.
         counts : bool
             False for a call that not all ranks make.
         """
         with self._calls, device.on(self.device):
             self.check()
             present = device.present_stream()
-            # NCCL may launch from a thread of its own, where this handle means another stream.
+            # NCCL may launch from another thread, where the per-thread handle is another stream.
             aside = later or present.ptr == device.PER_THREAD
             stream = self._own_stream if aside else present
             if aside:
@@ -247,7 +246,7 @@ class NcclCommunicator:
                     finally:
                         self.library.group_end()
             except NcclError as error:
-                self._fail(self._cause(self._told(error, what)))
+                self._fail(self._cause(self._in_call(error, what)))
                 raise self.error or error from None
             self._made += counts
             self._settle(what, begin + seconds, seconds)
@@ -262,20 +261,20 @@ class NcclCommunicator:
             return operation
 
     def skip(self) -> None:
-        """Count a call in which this rank moves nothing, so that nobody waits for it to come."""
+        """Count a call in which this rank moves no data, so that it is not reported as late."""
         with self._calls:
             self.check()
             self._made += 1
 
     def allocate(self, nbytes: int, seconds: float) -> Block | None:
-        """Return device memory that NCCL has made and registered; None where it has none.
+        """Allocate and register memory of NCCL; return None if NCCL is too old or no bytes are needed.
 
-        It may wait for the device.
+        The host may wait for the device.
 
         Raises
         ------
         NcclError
-            There is none.
+            The allocation failed.
         """
         if not nbytes or self.library.version < SINCE:
             return None
@@ -299,12 +298,12 @@ class NcclCommunicator:
             self._comm.deregister(handle)
 
     def _forget(self) -> None:
-        """Let go of the memory of calls that are over."""
+        """Release the arrays of finished calls."""
         while self._pending and self._pending[0].over:
             self._pending.popleft()
 
     def check(self) -> None:
-        """Raise why this communicator has failed, if it has."""
+        """Raise the communicator's error, if there is one."""
         with self._lock:
             self._raise()
 
@@ -312,21 +311,22 @@ class NcclCommunicator:
         if self.error is not None:
             raise copy.copy(self.error)
 
-    def _told(self, error: NcclError, what: str) -> NcclError:
-        told = NcclError(f"rank {self.rank}, {what}: {error}")
-        told.code = error.code
-        return told
+    def _in_call(self, error: NcclError, what: str) -> NcclError:
+        """Return an error of NCCL with this rank and the call in its text."""
+        found = NcclError(f"rank {self.rank}, {what}: {error}")
+        found.code = error.code
+        return found
 
     def _settle(self, what: str, until: float, seconds: float) -> None:
-        """Wait until NCCL has enqueued a call, which goes on in its own threads."""
-        for looks in itertools.count():
+        """Wait until NCCL's threads have enqueued a call."""
+        for polls in itertools.count():
             try:
                 with self._lock:
                     self._raise()
                     code = self._comm.async_error()
             except NcclError as refused:
                 if self.error is None:
-                    self._fail(self._cause(self._told(refused, what)))
+                    self._fail(self._cause(self._in_call(refused, what)))
                 raise self.error or refused from None
             if code == 0:
                 return
@@ -334,7 +334,7 @@ class NcclCommunicator:
                 self._fail(self._cause(self._asynchronous(code, what)))
             elif time.monotonic() > until:
                 self._fail(self._timed_out(what, seconds, self._made))
-            elif looks > _LOOKS:
+            elif polls > _SPIN_LIMIT:
                 time.sleep(_PAUSE)
                 error = self._peers.failure(time.monotonic() - until + seconds)
                 if error is not None:
@@ -343,13 +343,13 @@ class NcclCommunicator:
     def _asynchronous(self, code: int, what: str) -> NcclError:
         error = NcclError(f"rank {self.rank}, {what}: NCCL reports {self.library.error_text(code)}")
         if code == _REMOTE_ERROR:
-            error = NcclError(f"{error}; another rank has ended, or the network to it")
+            error = NcclError(f"{error}; another rank has ended or is unreachable")
         error.code = code
         return error
 
     def _cause(self, error: NcclError) -> CollectiveError:
-        """Return what an error comes of: NCCL may notice first that a rank is gone, but not which."""
-        until = time.monotonic() + _NEWS_SECONDS
+        """Return the cause of an error: NCCL may notice a lost rank first, but not which one it is."""
+        until = time.monotonic() + _CAUSE_SECONDS
         while error.code in (_SYSTEM_ERROR, _REMOTE_ERROR) and time.monotonic() < until:
             found = self._peers.failure(math.inf)
             if found is not None:
@@ -368,27 +368,27 @@ class NcclCommunicator:
             found.call = what
             return found
         return CollectiveTimeoutError(
-            f"{message}all ranks have made as many calls, so these differ, a message has no "
-            "counterpart, or a device stands still",
+            f"{message}all ranks have made the same number of calls. Either the calls differ, or a "
+            "message has no counterpart, or a device hangs",
             call=what,
         )
 
     # The watching thread ------------------------------------------------------------------------
 
     def watch(self) -> bool:
-        """Look for what has gone wrong; return whether to go on."""
+        """Check for failures; return True if there are none."""
         error: CollectiveError | None
         try:
-            error = self._look()
-        except Exception as problem:  # NCCL's, or CUDA's of an event: neither will work again
-            error = self._told(
+            error = self._failure()
+        except Exception as problem:  # of NCCL or of CUDA, which do not recover
+            error = self._in_call(
                 NcclError(f"GPU {self.device} can no longer be watched: {problem}"), "between calls"
             )
         if error is not None:
             self._fail(error)
         return error is None
 
-    def _look(self) -> CollectiveError | None:
+    def _failure(self) -> CollectiveError | None:
         with self._lock:
             if self.error is not None:
                 return self.error
@@ -404,14 +404,14 @@ class NcclCommunicator:
         return error
 
     def _fail(self, error: CollectiveError) -> None:
-        """Abort, so that devices do not wait for ever, and let present and next calls raise."""
+        """Abort NCCL, so that devices stop waiting, and let current and next calls raise the error."""
         with self._lock:
             if self.error is not None:
                 return
             self.error = error
             for operation in self._pending:
                 operation.failed = True
-                with contextlib.suppress(Exception):  # where CUDA has failed, nobody knows
+                with contextlib.suppress(Exception):  # CUDA has failed: the state is unknown
                     operation.failed = not operation.over
             _abort(self._comm)
         self._peers.fail(error)
@@ -419,7 +419,7 @@ class NcclCommunicator:
     # The end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for calls that are under way, each until its deadline, and leave in good order."""
+        """Wait for unfinished calls, each until its deadline, and finalize the communicator."""
         while self.error is None:
             with self._lock:
                 if not self._pending or all(operation.over for operation in self._pending):
@@ -436,37 +436,37 @@ class NcclCommunicator:
             if not self._comm.alive:
                 self.memory.end(None)
                 return
-            until = time.monotonic() + _FAREWELL_SECONDS
+            until = time.monotonic() + _FINALIZE_SECONDS
             try:
                 self.memory.end(self._comm.deregister)
                 self._comm.finalize()
                 while self._comm.async_error() == _core.nccl.IN_PROGRESS:
                     if time.monotonic() > until:
-                        raise NcclError("the other ranks do not answer")
+                        raise NcclError("the other ranks do not finalize the communicator")
                     time.sleep(_PAUSE)
                 self._comm.destroy()
             except NcclError:
                 _abort(self._comm)
 
     def join(self) -> None:
-        """Wait for the watching thread, which has been told to end."""
+        """Wait until the watching thread has ended."""
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
 
     def finish(self) -> None:
-        """Leave when the process ends: nobody will wait for the calls that are under way."""
+        """End at the end of the process, without waiting for unfinished calls."""
         self._over.set()
         self.join()
         with self._lock:
             busy = True
-            with contextlib.suppress(Exception):  # CUDA has failed
+            with contextlib.suppress(Exception):  # CUDA has failed: abort
                 busy = any(not operation.over for operation in self._pending)
             if busy:
                 _abort(self._comm)
         self._end()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, where NCCL must not be called."""
+        """Release the communicator in a forked child, which must not call NCCL."""
         _running.discard(self)
         self._dropped.detach()
         self.error = AbortedError(
@@ -483,12 +483,12 @@ def _watch(communicator: weakref.ref[NcclCommunicator], over: threading.Event) -
 
 
 def _abort(comm: _core.nccl.Comm) -> None:
-    """Abort a communicator, if it is there: it is gone then, also where NCCL says that it failed."""
+    """Abort a communicator, if it is alive; log an error, after which it is not alive either."""
     try:
         if comm.alive:
             comm.abort()
     except NcclError as error:
-        _log.warning("a communicator of NCCL was not aborted in good order: %s", error)
+        _log.warning("NCCL failed to abort a communicator: %s", error)
 
 
 def _drop(comm: _core.nccl.Comm, memory: Registered, over: threading.Event) -> None:
@@ -503,6 +503,6 @@ _running: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Let no device wait for a process that is gone, and no thread outlive the interpreter."""
+    """End all communicators, so that no device waits and no thread outlives the interpreter."""
     for communicator in list(_running):
         communicator.finish()

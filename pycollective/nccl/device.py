@@ -1,4 +1,4 @@
-"""What is asked of CUDA, through CuPy: devices, streams, events. Nothing else here knows of them."""
+"""CUDA devices, streams and events, through CuPy."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import Any
 import numpy as np
 
 PER_THREAD = 2
-"""The stream that is another one in each thread (``cudaStreamPerThread``)."""
+"""The handle of each thread's own stream (``cudaStreamPerThread``)."""
 
 
 def _cuda() -> Any:
-    # There are GPU arrays only where the program has imported CuPy.
+    # The program has imported CuPy, since it has GPU arrays.
     return sys.modules["cupy"].cuda
 
 
 def on(device: int) -> AbstractContextManager[Any]:
-    """Return the context in which a device is this thread's."""
+    """Return a context in which this thread's current device is ``device``."""
     context: AbstractContextManager[Any] = _cuda().Device(device)
     return context
 
 
 def array(owner: Any, shape: Sequence[int], dtype: Any, device: int) -> Any:
-    """Return an array in a device's memory, at the ``address`` of its owner, whom it keeps."""
+    """Return an array on the memory of ``owner`` (``address``, ``nbytes``), which it keeps alive."""
     memory = _cuda().UnownedMemory(owner.address, owner.nbytes, owner, device)
     with on(device):
         return sys.modules["cupy"].ndarray(tuple(shape), dtype, _cuda().MemoryPointer(memory, 0))
 
 
 def identity(device: int) -> str:
-    """Return what tells a device from all others, also from other parts of the same GPU."""
+    """Return a unique text for a device; parts of one GPU (MIG) have different texts."""
     runtime = _cuda().runtime
     number = runtime.getDeviceProperties(device).get("uuid")
     where = number.hex() if isinstance(number, bytes) else platform.node()
@@ -57,35 +57,35 @@ def library_version() -> str:
 
 
 def driver_version() -> int:
-    """Return the newest version of CUDA that the driver knows: 12040 for 12.4."""
+    """Return the latest version of CUDA that the driver supports: 12040 for 12.4."""
     return int(_cuda().runtime.driverGetVersion())
 
 
 def present_stream() -> Any:
-    """Return this thread's stream on its device."""
+    """Return this thread's current stream on its current device."""
     return _cuda().get_current_stream()
 
 
 def stream_on(device: int) -> Any:
-    """Return this thread's stream on another device."""
+    """Return this thread's current stream on a device."""
     with on(device):
         return present_stream()
 
 
 def stream() -> Any:
-    """Make a stream of this thread's device that waits for no other."""
+    """Make a stream of the current device that does not wait for the default stream."""
     return _cuda().Stream(non_blocking=True)
 
 
 def event(after: Any, timed: bool = False) -> Any:
-    """Return an event that happens when all is done that a stream has been given so far."""
+    """Return an event that happens when a stream has executed all its work so far."""
     made = _cuda().Event(disable_timing=not timed)
     made.record(after)
     return made
 
 
 class Fetch:
-    """An array of the thread's device, in C order, on its way to the host; reading it waits."""
+    """A copy of a device array in C order to the host, begun at once; `value` waits for it."""
 
     def __init__(self, array: Any) -> None:
         self._like = array.dtype, array.shape
@@ -95,23 +95,22 @@ class Fetch:
         self._arrived = event(stream)
 
     def value(self) -> Any:
-        """Return the value as a NumPy array, when it has arrived."""
+        """Wait for the copy, and return it as a NumPy array."""
         self._arrived.synchronize()
         return _at(self._memory.ptr, *self._like).copy()
 
 
 class Upload:
-    """Copies arrays of the host to the thread's device on a stream of its own."""
+    """A stream that copies host arrays to the current device."""
 
     def __init__(self) -> None:
         self._stream = stream()
 
     def __call__(self, array: Any) -> Any:
-        """Return a copy of a NumPy array on the device, when it is there.
+        """Copy a NumPy array to the device, wait for the copy, and return it.
 
-        The calling thread waits, and nobody else: whichever stream reads the copy finds it. Its memory
-        goes back to this thread's present stream: a stream that this one does not wait for must be done
-        with the copy, or be waited for by it, when the last array of it is dropped.
+        Every stream can then read the copy. After the last array on its memory is dropped, CuPy reuses
+        the memory on this thread's current stream: other streams must have finished with it by then.
         """
         cuda = _cuda()
         copied = sys.modules["cupy"].empty(array.shape, array.dtype)
@@ -119,9 +118,9 @@ class Upload:
             pinned = cuda.alloc_pinned_memory(array.nbytes)
             source = _at(pinned.ptr, array.dtype, array.shape)
             source[...] = array
-        except RuntimeError:  # the system lets no more memory be locked: slower, and no worse
+        except RuntimeError:  # no more pinned memory: pageable memory is slower but works
             source = np.ascontiguousarray(array)
-        # The memory is the present stream's, which may not yet be done with what lay there.
+        # The current stream may still use the previous contents of the memory.
         stream_wait(self._stream, [event(present_stream())])
         copied.data.copy_from_host_async(source.ctypes.data, array.nbytes, self._stream)
         event(self._stream).synchronize()
@@ -129,18 +128,18 @@ class Upload:
 
 
 def _at(address: int, dtype: Any, shape: Sequence[int]) -> Any:
-    """Return the host's memory at an address as an array."""
+    """Return an array on host memory at an address."""
     size = math.prod(shape) * dtype.itemsize
     memory = (ctypes.c_char * size).from_address(address)
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def seconds_between(first: Any, second: Any) -> float:
-    """Return the time between two events of one device that were timed and have happened."""
+    """Return the seconds between two timed events of one device that have happened."""
     return float(_cuda().get_elapsed_time(first, second)) / 1e3
 
 
 def stream_wait(waiting: Any, events: Sequence[Any]) -> None:
-    """Let what a stream is given from now on wait for events."""
+    """Let the later work of a stream wait for events."""
     for one in events:
         waiting.wait_event(one)

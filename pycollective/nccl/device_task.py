@@ -1,4 +1,4 @@
-"""Calls that devices have been given."""
+"""Calls that run on devices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _PAUSE = 50e-6
 
 
 class DeviceTask:
-    """A call that a device has been given; a `Work` waits for it.
+    """A call on a device, for which a `Work` waits.
 
-    To wait for ever means that this thread's stream waits, and not the host: the result can then be used
-    in the order of the stream.
+    A wait without a deadline lets this thread's stream wait, not the host. Later work of the stream can
+    use the result.
     """
 
-    #: Which of the calls that all ranks make it is; 0: none of them.
+    #: The number of the call among those that all ranks make; 0 for other calls.
     number = 0
 
     def __init__(self, on_device: int, seconds: float) -> None:
@@ -24,39 +24,39 @@ class DeviceTask:
 
     @property
     def ended(self) -> bool:
-        """True if the device is done with it, or will never be."""
+        """True if the device has finished the call, or never will."""
         raise NotImplementedError
 
     def device_times(self) -> tuple[float, float] | None:
-        """Return the times at which its stream began and ended it; None if the device noted none."""
+        """Return the times at which the stream began and ended the call, if the device recorded them."""
         raise NotImplementedError
 
     def order(self) -> bool:
-        """Let this thread's stream wait for it; False if there is nothing to wait for any more."""
+        """Let this thread's stream wait for the call; return False if the call never ends."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise why it has failed, if it has."""
+        """Raise the error of the call, if there is one."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """See that the device has been given it."""
+        """Make sure that the call is enqueued."""
 
     @property
     def times(self) -> tuple[float, float]:
-        """The times at which its stream began and ended it, as of `time.monotonic`.
+        """The begin and the end of the call, in seconds of `time.monotonic`.
 
-        Of a call that was not timed, or has not ended: the time at which it was made, and now.
+        Without times of the device: the time at which the host made the call, and the current time.
         """
         return self.device_times() or (self.began, time.monotonic())
 
     @property
     def done(self) -> bool:
-        """True if its result can be used on this thread's stream, or will never be there."""
+        """True if this thread's stream can use the result, or if the call never ends."""
         return self._ordered or self.ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait on the host for ``timeout`` seconds; for ever: let this thread's stream wait."""
+        """Wait ``timeout`` seconds on the host; if that is the call's deadline, wait in the stream."""
         if timeout >= self.seconds and self.order():
             self._ordered = True
             return True

@@ -1,4 +1,4 @@
-"""Which libnccl is used: one of the process, one that is named, the wheel's, or the system's."""
+"""The search for libnccl: in the process, by a variable, in NVIDIA's package, in the system."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ VARIABLE = "PYCOLLECTIVE_NCCL_LIBRARY"
 
 _NAME = "libnccl.so.2"
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE", 23000
-"""NCCL's variable for several processes on one GPU, and the version that brought it."""
+"""NCCL's variable for several processes on one GPU, and its first version with that variable."""
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
 _opened: _core.nccl.Library | None = None
 
 
 def library() -> _core.nccl.Library:
-    """Return the library of NCCL, opened at the first call.
+    """Return NCCL's library, opened at the first call.
 
-    It is the one that this process has loaded already (CuPy or PyTorch may have; two copies in one
-    process do not know of each other), else the one that ``PYCOLLECTIVE_NCCL_LIBRARY`` names, else that
-    of the package ``nvidia-nccl-cu12`` or ``-cu13``, else the system's.
+    The first of these libraries is used: the one that CuPy or PyTorch has loaded in this process (two
+    copies would not work together), the one that ``PYCOLLECTIVE_NCCL_LIBRARY`` names, the one of the
+    package ``nvidia-nccl-cu12`` or ``-cu13``, the system's.
 
     Raises
     ------
     NcclNotFoundError
-        There is none, or none that can be used; the message says where it was looked for.
+        No usable library was found; the message lists the places searched.
     """
     global _opened
     with _lock:
@@ -55,7 +55,7 @@ def _open() -> _core.nccl.Library:
         try:
             found = _core.nccl.Library(name, loaded)
         except NcclNotFoundError as error:
-            # What is loaded, or named, is what the program means.
+            # The program chose this library: do not search for another one.
             if source == VARIABLE or (loaded and error.is_too_old):
                 raise NcclNotFoundError(f"NCCL cannot be used ({source}): {error}") from None
             tried.append(f"{source}: {error}")
@@ -63,13 +63,13 @@ def _open() -> _core.nccl.Library:
         _log.info("NCCL %s, %s: %s", found.version_text, source, found.path)
         return found
     raise NcclNotFoundError(
-        "there is no NCCL here: pip install nvidia-nccl-cu12 (or -cu13, the CUDA version of CuPy), or "
-        f"set {VARIABLE} to a {_NAME}. Looked for: {'; '.join(tried)}"
+        "NCCL was not found: pip install nvidia-nccl-cu12 (or -cu13, the CUDA version of CuPy), or "
+        f"set {VARIABLE} to a {_NAME}. Searched: {'; '.join(tried)}"
     )
 
 
 def _places() -> Iterator[tuple[str, Callable[[], str | None], bool]]:
-    """Give for each place what it is called, how its library is found, and if it must be loaded."""
+    """Yield for each place its name, a function that finds its library, and True if it is loaded."""
     yield "loaded in this process", lambda: _NAME, True
     named = os.environ.get(VARIABLE)
     if named:
@@ -79,11 +79,11 @@ def _places() -> Iterator[tuple[str, Callable[[], str | None], bool]]:
 
 
 def _in_package() -> str | None:
-    """Return the library of NVIDIA's package: where cuda-pathfinder says, or where it always is."""
+    """Return the library of NVIDIA's package, found by cuda-pathfinder or at its usual path."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
         return str(pathfinder.load_nvidia_dynamic_lib("nccl").abs_path)
-    except (ImportError, RuntimeError):  # it is not installed, or finds none
+    except (ImportError, RuntimeError):  # not installed, or no library found
         pass
     package = importlib.util.find_spec("nvidia")
     for folder in (package.submodule_search_locations or ()) if package else ():
@@ -94,9 +94,9 @@ def _in_package() -> str | None:
 
 
 def cuda_major(found: _core.nccl.Library) -> int | None:
-    """Return the major version of CUDA that a library was built with, or None if it does not tell.
+    """Return the major version of CUDA with which a library was built, or None if it is unknown.
 
-    NCCL has no function for it; its file has the line that NCCL writes with ``NCCL_DEBUG=VERSION``.
+    NCCL has no function for it. Its file contains the line that ``NCCL_DEBUG=VERSION`` prints.
     """
     path = Path(found.path)
     if not path.is_file() or not path.stat().st_size:
@@ -107,7 +107,7 @@ def cuda_major(found: _core.nccl.Library) -> int | None:
 
 
 def may_share_gpus(found: _core.nccl.Library) -> bool:
-    """Whether NCCL is asked to take several ranks on one GPU, and is of a version that can."""
+    """Return True if NCCL's variable allows several ranks on one GPU, and its version supports it."""
     variable, since = _SHARING
     return found.version >= since and os.environ.get(variable, "0").strip() not in ("", "0")
 
@@ -117,7 +117,7 @@ def require_cuda(found: _core.nccl.Library, driver: int) -> None:
     major = cuda_major(found)
     if major is not None and major > driver // 1000:
         raise NcclNotFoundError(
-            f"NCCL {found.version_text} ({found.path}) was built with CUDA {major}, and the driver here "
-            f"knows CUDA to {driver // 1000}.{driver // 10 % 100}: install nvidia-nccl-cu"
-            f"{driver // 1000} in its place, or a newer driver"
+            f"NCCL {found.version_text} ({found.path}) was built with CUDA {major}, but the driver here "
+            f"supports CUDA up to {driver // 1000}.{driver // 10 % 100}: install nvidia-nccl-cu"
+            f"{driver // 1000} instead, or a newer driver"
         )

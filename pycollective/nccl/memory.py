@@ -1,4 +1,4 @@
-"""Device memory that NCCL has made, and that one of its communicators has registered."""
+"""Device memory that NCCL has allocated and registered with a communicator."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pycollective import _core
 from pycollective.nccl import device
 
 SINCE = 21900
-"""The version of NCCL that brought it."""
+"""The first version of NCCL with such memory."""
 
 
 class Block:
-    """A piece of it, which lives as long as an array has this object."""
+    """A block of registered memory, which is freed after the last array on it."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
 
 
 class Registered:
-    """What one rank's communicator has registered.
+    """The registered memory of one rank's communicator.
 
-    Memory that no array has any more is freed when more is asked for, or at the communicator's end: the
-    device has to be waited for, since nobody knows which streams still use it.
+    Blocks without arrays are freed at the next allocation, or at the communicator's end. Freeing waits
+    for the device, because any stream may still use the memory.
     """
 
     def __init__(self, library: _core.nccl.Library, on_device: int) -> None:
@@ -39,14 +39,14 @@ class Registered:
         return bool(self._blocks)
 
     def offset(self, address: int) -> int | None:
-        """Return how far behind the beginning of a block an address is; None: it is in none."""
+        """Return the offset of an address in its block, or None if it is in no block."""
         for begin, (nbytes, _) in list(self._blocks.items()):
             if begin <= address < begin + nbytes:
                 return address - begin
         return None
 
     def add(self, nbytes: int, register: Callable[[int, int], int]) -> Block:
-        """Make a block on this thread's device; NcclError if that, or to register it, fails."""
+        """Allocate and register a block on the current device; raise NcclError if NCCL fails."""
         address = self._library.mem_alloc(nbytes)
         try:
             handle = register(address, nbytes)
@@ -64,14 +64,14 @@ class Registered:
             self.free(None)
 
     def free(self, deregister: Callable[[int], None] | None) -> None:
-        """Free what was dropped, first waiting for the device."""
-        count = len(self._dropped)  # what is dropped during the wait is left to the next call
+        """Wait for the device, and free the dropped blocks."""
+        count = len(self._dropped)  # blocks dropped during the wait are left to the next call
         if count:
             self._gpu.synchronize()
         for _ in range(count):
             try:
                 address = self._dropped.popleft()
-            except IndexError:  # a finalizer was here in the meantime
+            except IndexError:  # a finalizer has freed the block
                 return
             _, handle = self._blocks.pop(address)
             if deregister is not None and not self._ended:
@@ -79,9 +79,9 @@ class Registered:
             self._library.mem_free(address)
 
     def end(self, deregister: Callable[[int], None] | None) -> None:
-        """Let go of the registrations, at the end of the communicator; arrays keep their memory.
+        """Deregister all memory at the communicator's end; arrays keep their memory.
 
-        What is dropped meanwhile is freed by the next `free`.
+        The next `free` frees blocks that are dropped meanwhile.
         """
         try:
             if deregister is not None:

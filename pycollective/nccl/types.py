@@ -1,4 +1,4 @@
-"""NCCL's numbers for element types and reductions, and which reductions it has."""
+"""NCCL's numbers for element types and reductions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from pycollective import _core
 
 BYTES = 1
-"""The type of what is moved as it is: ``ncclUint8``."""
+"""The type of bytes, ``ncclUint8``, for calls that only move data."""
 
-#: ``ncclDataType_t`` by the dtype's name, and the version that brought it.
+#: By the dtype's name: ``ncclDataType_t``, and the first version of NCCL that has it.
 _TYPES = {
     "int8": (0, 0), "uint8": (1, 0), "int32": (2, 0), "uint32": (3, 0), "int64": (4, 0),
     "uint64": (5, 0), "float16": (6, 0), "float32": (7, 0), "float64": (8, 0),
@@ -19,23 +19,23 @@ _TYPES = {
 }  # fmt: skip
 #: ``ncclRedOp_t``.
 _OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
-#: On bytes that are 0 or 1.
+#: The same for bools, which are bytes of 0 or 1.
 _LOGICAL = {"and": 3, "min": 3, "or": 2, "max": 2}
 
 
 def count_and_type(
     library: _core.nccl.Library, count: int, dtype: np.dtype[Any]
 ) -> tuple[int, int]:
-    """Return as how many elements of which of NCCL's types an array is reduced.
+    """Return the number of elements and NCCL's type for a reduction of ``count`` elements.
 
     Raises
     ------
     TypeError
-        NCCL does not reduce the dtype.
+        NCCL has no reduction for the dtype.
     """
     if dtype == np.bool_:
         return count, BYTES
-    if dtype.kind == "c":  # a pair of floats, which sums and means leave apart
+    if dtype.kind == "c":  # sums and means treat it as a pair of floats
         return 2 * count, _TYPES[f"float{4 * dtype.itemsize}"][0]
     number, since = _TYPES.get(dtype.name, (None, 0))
     if number is None or not dtype.isnative:
@@ -45,8 +45,8 @@ def count_and_type(
         )
     if library.version < since:
         raise TypeError(
-            f"NCCL {library.version_text} ({library.path}) has no {dtype}, which came with "
-            f"{since // 10000}.{since // 100 % 100}"
+            f"NCCL {library.version_text} ({library.path}) does not support {dtype}: install NCCL "
+            f"{since // 10000}.{since // 100 % 100} or later"
         )
     return count, number
 
@@ -61,8 +61,5 @@ def reduction_of(op: str, dtype: np.dtype[Any]) -> int:
     """
     ops = _LOGICAL if dtype == np.bool_ else _OPS
     if op not in ops or (dtype.kind == "c" and op not in ("sum", "mean")):
-        raise TypeError(
-            f"NCCL has no reduction '{op}' for dtype {dtype}: give a host array, for which there may "
-            "be one"
-        )
+        raise TypeError(f"NCCL has no reduction '{op}' for dtype {dtype}: give a host array")
     return ops[op]

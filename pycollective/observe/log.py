@@ -1,4 +1,4 @@
-"""The logger, its handler for those who have configured none, and the line about a new group."""
+"""The logger, its handler, and the settings of the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEBUG = "PYCOLLECTIVE_DEBUG"
 TIMELINE = "PYCOLLECTIVE_TIMELINE"
 WARN_AFTER = "PYCOLLECTIVE_WARN_AFTER"
 SECONDS_TO_WARNING = 10.0
-"""A call that has waited so long, or half of its timeout where that is less, says who is missing."""
+"""A call that has waited for this time, or for half of its timeout if shorter, names missing ranks."""
 LEVELS = ("INFO", "TRACE")
 TRACE = 5
 """The logging level of single calls."""
@@ -23,7 +23,7 @@ logging.addLevelName(TRACE, "TRACE")
 
 
 class Settings(NamedTuple):
-    """What the environment asks for."""
+    """The settings of the environment."""
 
     debug: str
     timeline: str
@@ -31,16 +31,16 @@ class Settings(NamedTuple):
 
 
 def settings() -> Settings:
-    """Return what the environment asks for; see to it that there is a handler if it asks for lines.
+    """Return the settings of the environment; add a handler if they turn the log on.
 
     Raises
     ------
     RendezvousError
-        It asks for what there is not.
+        A variable has an invalid value.
     """
     debug = os.environ.get(DEBUG, "")
     if debug not in ("", *LEVELS):
-        raise RendezvousError(f"{DEBUG}={debug!r}: there are {' and '.join(LEVELS)}")
+        raise RendezvousError(f"{DEBUG}={debug!r} is not {' or '.join(LEVELS)}")
     text = os.environ.get(WARN_AFTER, "")
     try:
         seconds = float(text) if text else SECONDS_TO_WARNING
@@ -51,12 +51,12 @@ def settings() -> Settings:
             f"{WARN_AFTER}={text!r} is not a positive number of seconds; 'inf' means never"
         )
     if debug:
-        _speak(TRACE if debug == "TRACE" else logging.INFO)
+        _write_to_stderr(TRACE if debug == "TRACE" else logging.INFO)
     return Settings(debug, os.environ.get(TIMELINE, ""), seconds)
 
 
 class _Stderr(logging.Handler):
-    """To what the standard error output is at that moment, with this process's rank."""
+    """A handler that writes lines with the rank to the current ``sys.stderr``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Stderr(logging.Handler):
         )
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line; what goes wrong is logging's to say."""
+        """Write the line; `logging` handles errors."""
         if not hasattr(record, "rank"):
             record.rank = os.environ.get("PYCOLLECTIVE_RANK") or os.environ.get("RANK") or "-"
         try:
@@ -76,9 +76,9 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-def _speak(level: int) -> None:
-    """Write to the standard error output, whatever logging is configured to do."""
+def _write_to_stderr(level: int) -> None:
+    """Write the log to ``sys.stderr``, whatever the program has configured."""
     if not any(isinstance(handler, _Stderr) for handler in LOG.handlers):
         LOG.addHandler(_Stderr())
-        LOG.propagate = False  # or each line would come twice
+        LOG.propagate = False  # otherwise the root logger writes each line again
     LOG.setLevel(level)

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from pycollective.atomic_files import write_atomically
 
 MOST_CALLS = 100_000
-"""Calls that a timeline keeps: the last ones."""
-_ASYNC = 0  # the row of calls that were made with async_op
+"""The number of last calls that a timeline keeps."""
+_ASYNC = 0  # the row of calls with async_op
 
 
 class Record:
-    """One call of a rank as traces and timelines show it: what was called, when, and how it ended."""
+    """One call of a rank for traces and timelines: arguments, times and error."""
 
     __slots__ = (
         "algorithm", "began", "dtype", "ended", "error", "is_message", "lane", "later",
@@ -42,7 +42,7 @@ class Record:
         self.dtype = "" if array is None else str(array.dtype)
         self.shape = [] if array is None else list(array.shape)
         self.nbytes = 0 if array is None else array.nbytes
-        self.number = 0  # among the collective calls of the rank; 0: not known
+        self.number = 0  # among the rank's collective calls; 0: unknown
         self.is_message = name in ("send", "recv")
         self.later = False
         self.error = ""
@@ -52,7 +52,7 @@ class Record:
         self.began = self.ended = time.monotonic()
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments that a timeline shows of it."""
+        """Return the arguments for the timeline."""
         found: dict[str, Any] = {"bytes": self.nbytes, "dtype": self.dtype, "shape": self.shape}
         found |= {"transport": self.transport, **self.others}
         said = {"algorithm": self.algorithm, "why": self.why, "error": self.error}
@@ -70,17 +70,15 @@ class Record:
 
 
 class Timeline:
-    """The calls of the ranks that this process has, to be written to a file.
+    """The calls of this process's ranks, to be written to a file.
 
-    Ranks are the processes of the picture, threads its rows. Times are those of the wall clock, so
-    that the files of several processes can be joined.
+    The picture has a process for each rank, and a row for each thread. Times are those of the wall
+    clock, so that the files of several processes can be joined.
 
     Parameters
     ----------
     file : str
-        Where to. In it, ``{rank}`` is replaced by the process's rank; in a folder, the file is
-        ``rank0.json``. Where several processes would write one file, ``timeline.json`` becomes
-        ``timeline.rank0.json``.
+        The file, as in `pycollective.timeline`.
     """
 
     def __init__(self, file: str) -> None:
@@ -91,16 +89,16 @@ class Timeline:
         self._calls: deque[Record] = deque(maxlen=MOST_CALLS)
         self._count = 0
         self._rank, self._alone = 0, True
-        # What time.monotonic() says, as seconds since 1970.
+        # From time.monotonic() to seconds since 1970.
         self._offset = time.time() - time.monotonic()
 
     def add_rank(self, rank: int, alone: bool) -> None:
-        """Learn of a rank of this process, and whether all others are in it as well."""
+        """Add a rank of this process; ``alone`` is True if all ranks of its group are here."""
         if self._alone and not alone:
             self._rank, self._alone = rank, False
 
     def path(self) -> Path:
-        """Return where it is written to."""
+        """Return the path of the file."""
         if "{rank}" in self._file:
             return Path(self._file.replace("{rank}", str(self._rank)))
         path = Path(self._file)
@@ -111,20 +109,20 @@ class Timeline:
         return path.with_name(f"{path.stem}.rank{self._rank}{path.suffix}")
 
     def add(self, call: Record) -> None:
-        """Add a call that is over."""
+        """Add an ended call."""
         with self._lock:
             self._calls.append(call)
             self._count += 1
 
     def write(self) -> None:
-        """Write what there is; a file that is there is replaced at once, or stays as it is.
+        """Write the file, atomically.
 
         Raises
         ------
         OSError
-            It cannot be written.
+            The file cannot be written.
         """
-        if os.getpid() != self._owner:  # a forked child's copy
+        if os.getpid() != self._owner:  # in a forked child
             return
         with self._writing:
             self._write()
@@ -149,7 +147,7 @@ class Timeline:
             for lane in _firsts(rows)
         ]  # fmt: skip
         about += [_named("thread_name", *row, name) for row, name in rows.items()]
-        dropped = {"calls that are not in it, before these": count - len(calls)}
+        dropped = {"earlier calls that are missing": count - len(calls)}
         _write(self.path(), about + events, dropped)
 
     def _events(self, call: Record, number: int) -> list[dict[str, Any]]:
@@ -186,14 +184,14 @@ def _write(path: Path, events: list[dict[str, Any]], other: dict[str, Any]) -> N
 
 
 def merge(files: Iterable[Path], target: Path) -> int:
-    """Join the timelines of several processes; return the number of events.
+    """Join the timelines of several processes, and return the number of events.
 
     Raises
     ------
     ValueError
         One of the files is not a timeline.
     OSError
-        One cannot be read or written.
+        A file cannot be read or written.
     """
     events: list[dict[str, Any]] = []
     for file in files:

@@ -26,7 +26,7 @@ def soon(monkeypatch):
     """Whatever is looked for now and then is looked for often."""
     gc.collect()  # communicators of earlier tests, whose end is none of these tests' business
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(watching, "_NEWS_SECONDS", 0.1)
+    monkeypatch.setattr(watching, "_CAUSE_SECONDS", 0.1)
     monkeypatch.setattr(watch.Watch, "SECONDS", 0.02)
     monkeypatch.setattr(watch.Watch, "GRACE", 0.1)
 
@@ -176,7 +176,7 @@ def test_devices_that_stand_still(gpus, on_gpus):
             time.sleep(0.01)
 
     for error in on_gpus(local_group(2, timeout=20), work):
-        assert isinstance(error, CollectiveError) and "or a device stands still" in str(error)
+        assert isinstance(error, CollectiveError) and "or a device hangs" in str(error)
 
 
 def test_a_rank_that_leaves(gpus, on_gpus):
@@ -268,7 +268,7 @@ def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
     what = "NCCL reports" if failing == "abort" else "can no longer be watched: async_error fails"
     assert isinstance(mine, NcclError) and what in str(mine), mine
     assert isinstance(other, AbortedError) and what in str(other), other
-    assert ("not aborted in good order: abort fails" in caplog.text) == (failing == "abort")
+    assert ("failed to abort a communicator: abort fails" in caplog.text) == (failing == "abort")
 
 
 def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
@@ -296,7 +296,7 @@ def test_an_end_that_fails(gpus, caplog):
     mine = begun(alone, gpus)._gpu.nccl._nccl
     mine._comm = Part(mine._comm, "destroy", "abort")
     alone.close()
-    assert "not aborted in good order: abort fails" in caplog.text
+    assert "failed to abort a communicator: abort fails" in caplog.text
     mine._comm._whole.abort()
 
 

@@ -76,7 +76,7 @@ def test_info_needs_no_configuration(monkeypatch, logger, capsys, caplog):
 def test_wrong_values(monkeypatch, value):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", value)
     for make in (pc.init, lambda: pc.local_group(2)):
-        with pytest.raises(RendezvousError, match="there are INFO and TRACE"):
+        with pytest.raises(RendezvousError, match="is not INFO or TRACE"):
             make()
 
 

@@ -168,7 +168,7 @@ def test_no_more_than_so_many_calls(tmp_path, monkeypatch):
         for _ in range(8):
             comm.barrier()
     content = json.loads((tmp_path / "t.json").read_text())
-    assert content["otherData"] == {"calls that are not in it, before these": 3}
+    assert content["otherData"] == {"earlier calls that are missing": 3}
     assert [e["args"]["call"] for e in slices(tmp_path / "t.json")] == [4, 5, 6, 7, 8]
 
 
