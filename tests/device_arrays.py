@@ -201,7 +201,7 @@ def _fetching(name):
     return fetch
 
 
-# What cannot be answered without bringing the values to the host.
+# These methods copy the values to the host.
 for _name in ["item", "tolist", "__bool__", "__int__", "__float__", "__index__"]:
     setattr(DeviceArray, _name, _fetching(_name))
 

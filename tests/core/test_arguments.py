@@ -65,7 +65,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_strange_arguments_of_a_call_get_a_clear_error(name):
+def test_calls_invalid_arguments_raise_clear_errors(name):
     raw = []
     for argument in inspect.signature(getattr(pc.Communicator, name)).parameters:
         if argument == "self" or (name.startswith("recv") and argument == "timeout"):
@@ -78,7 +78,7 @@ def test_strange_arguments_of_a_call_get_a_clear_error(name):
     assert not raw
 
 
-def test_strange_arguments_of_algorithms_get_a_clear_error():
+def test_algorithms_invalid_arguments_raise_clear_errors():
     def yields(strange):
         def steps(rank, size):
             yield strange
@@ -127,7 +127,7 @@ def test_strange_arguments_of_algorithms_get_a_clear_error():
      (sum, "sum"), (min, "min"), (max, "max"), (ReduceOp.SUM, "sum"), (ReduceOp.MEAN, "mean"),
      (np.str_("max"), "max")],
 )  # fmt: skip
-def test_ops_that_are_functions_or_members_of_reduce_op_are_understood(on_ranks, op, name):
+def test_op_function_or_member_of_reduce_op_is_accepted(on_ranks, op, name):
     def work(comm):
         x = np.array([1.5, -2.0]) * (comm.rank + 1)
         assert comm.all_reduce(x, op).tolist() == comm.all_reduce(x, name).tolist()
@@ -141,7 +141,7 @@ def test_ops_that_are_functions_or_members_of_reduce_op_are_understood(on_ranks,
 
 
 @pytest.mark.parametrize("op", [np.bitwise_and, np.bitwise_or, np.bitwise_xor])
-def test_bitwise_functions_are_understood(op):
+def test_op_bitwise_function_is_accepted(op):
     (comm,) = pc.local_group(1)
     assert comm.all_reduce(np.array([6, 3]), op).tolist() == [6, 3]
     logical = {np.bitwise_and: np.logical_and}.get(op, np.logical_or)
@@ -151,7 +151,7 @@ def test_bitwise_functions_are_understood(op):
 
 
 @pytest.mark.parametrize("op", [None, print, 3, len])
-def test_ops_that_there_are_none_of_are_listed(op):
+def test_op_unknown_error_lists_all_ops(op):
     (comm,) = pc.local_group(1)
     for call in (comm.all_reduce, comm.reduce, comm.reduce_scatter):
         with pytest.raises(
@@ -161,7 +161,7 @@ def test_ops_that_there_are_none_of_are_listed(op):
     assert comm.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
 
 
-def test_broadcast_of_none_says_what_the_other_ranks_must_give(on_ranks):
+def test_broadcast_without_x_and_out_raises_type_error(on_ranks):
     def work(comm):
         if comm.rank == 0:
             return comm.broadcast(np.arange(3.0))
@@ -177,7 +177,7 @@ def test_broadcast_of_none_says_what_the_other_ranks_must_give(on_ranks):
 
 
 @pytest.mark.parametrize("strange", [None, "x", [1], 0, -1.0, float("nan"), np.ones(2)])
-def test_a_timeout_that_is_none_is_refused_where_it_is_set(on_ranks, strange):
+def test_timeout_invalid_raises_where_it_is_set(on_ranks, strange):
     def work(comm):
         if comm.rank == 0:
             with pytest.raises((TypeError, ValueError), match="timeout must be a positive number"):

@@ -58,7 +58,7 @@ def layouts():
 
 
 @pytest.mark.parametrize("layout", layouts())
-def test_layouts_of_inputs(layout, on_ranks):
+def test_input_of_any_layout_is_reduced(layout, on_ranks):
     def work(c):
         x = layouts()[layout]
         n = c.size
@@ -81,7 +81,7 @@ def test_layouts_of_inputs(layout, on_ranks):
 
 
 @pytest.mark.parametrize("layout", ["Fortran", "transposed", "strided", "backwards", "unaligned"])
-def test_layouts_of_outputs(layout, on_ranks):
+def test_output_of_any_layout_gets_the_result(layout, on_ranks):
     def work(c):
         out = layouts()[layout]
         x = np.array(out)
@@ -99,14 +99,14 @@ def test_layouts_of_outputs(layout, on_ranks):
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
 
 
-def test_overlapping_input_and_output(alone):
+def test_input_overlapping_output_is_copied(alone):
     x = np.arange(10.0)
     np.testing.assert_array_equal(alone.all_reduce(x[:8], out=x[2:]), np.arange(8.0))
     x = np.arange(9.0).reshape(3, 3)
     np.testing.assert_array_equal(alone.broadcast(x, out=x.T), np.arange(9.0).reshape(3, 3))
 
 
-def test_arrays_of_others_as_inputs(alone):
+def test_input_of_other_libraries_is_reduced(alone):
     for x in (
         array.array("d", [1, 2, 3]),
         memoryview(np.arange(1.0, 4)),
@@ -130,7 +130,7 @@ def test_arrays_of_others_as_inputs(alone):
     lambda: Interface(np.zeros(2)),
     lambda: np.zeros(2).view(np.recarray),
 ], ids=["array", "ctypes", "memoryview", "interface", "subclass"])  # fmt: skip
-def test_arrays_of_others_as_outputs(alone, make):
+def test_output_of_other_libraries_gets_the_result(alone, make):
     out = make()
     assert alone.all_reduce([1.0, 2.0], out=out) is out
     np.testing.assert_array_equal(np.asarray(out), [1.0, 2.0])
@@ -140,7 +140,7 @@ def test_arrays_of_others_as_outputs(alone, make):
     np.testing.assert_array_equal(np.asarray(out), [5.0, 6.0])
 
 
-def test_what_is_refused(alone):
+def test_unsupported_arrays_raise_clear_errors(alone):
     x = np.ones(2)
     read_only = np.zeros(2)
     read_only.flags.writeable = False
@@ -165,7 +165,7 @@ def test_what_is_refused(alone):
 
 
 @pytest.mark.skipif(dtypes.bfloat16 is None, reason="needs ml_dtypes")
-def test_bfloat16_in_every_layout(on_ranks):
+def test_bfloat16_of_any_layout_is_reduced(on_ranks):
     def work(c):
         x = np.arange(12).reshape(3, 4).astype(dtypes.bfloat16)
         for y in (x, np.asfortranarray(x), x[::2, ::-1], x[:0], x[0, 0]):

@@ -8,7 +8,7 @@ import time
 from pycollective._core import Arrivals
 
 
-def test_what_has_come_is_seen_at_once_and_what_has_not_is_not_waited_for_long():
+def test_spin_until_returns_at_once_after_arrival_and_soon_without():
     arrivals = Arrivals()
     assert arrivals.spin_until(0)
     assert not arrivals.spin_until(1)  # it returns: the caller waits in another way
@@ -19,7 +19,7 @@ def test_what_has_come_is_seen_at_once_and_what_has_not_is_not_waited_for_long()
     assert not arrivals.spin_until(3)
 
 
-def test_others_run_meanwhile():
+def test_spin_until_lets_other_threads_run():
     arrivals = Arrivals()
     end = threading.Event()
 

@@ -88,7 +88,7 @@ def test_async_op_every_collective_returns_work(ranks, on_ranks):
     assert on_ranks(local_group(ranks, timeout=30), work) == [True] * ranks
 
 
-def test_calls_keep_their_order_with_blocking_ones_among_them(on_ranks):
+def test_async_calls_and_blocking_calls_keep_their_order(on_ranks):
     def work(c):
         x, works = np.array([c.rank + 1.0]), []
         for i in range(50):
@@ -109,7 +109,7 @@ def test_calls_keep_their_order_with_blocking_ones_among_them(on_ranks):
     assert isinstance(got[0], float)
 
 
-def test_a_call_fails_at_wait_on_all_ranks(on_ranks):
+def test_wait_after_a_failure_raises_on_all_ranks(on_ranks):
     def work(c):
         works = [c.all_reduce(np.ones(3 + c.rank), async_op=True) for _ in range(2)]
         with pytest.raises(
@@ -129,7 +129,7 @@ def test_a_call_fails_at_wait_on_all_ranks(on_ranks):
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
 
 
-def test_bad_arguments_are_refused_at_once():
+def test_async_op_invalid_arguments_raise_at_once():
     (c,) = local_group(1)
     out = np.zeros(2)
     out.flags.writeable = False
@@ -139,7 +139,7 @@ def test_bad_arguments_are_refused_at_once():
         c.broadcast(np.ones(2), algorithm="x", async_op=True)
 
 
-def test_wait_may_give_up_and_the_call_goes_on(on_ranks):
+def test_wait_timeout_leaves_the_call_running(on_ranks):
     a, b = local_group(2, timeout=30)
     under_way = a.all_reduce(np.ones(2), async_op=True)
     assert not under_way.done()
@@ -154,13 +154,13 @@ def test_wait_may_give_up_and_the_call_goes_on(on_ranks):
     np.testing.assert_array_equal(under_way.wait(20), [2, 2])
 
 
-def test_the_call_has_a_deadline_of_its_own():
+def test_async_call_has_its_own_deadline():
     a, _b = local_group(2)
     with pytest.raises(pc.CollectiveTimeoutError, match="rank 0 waited until its deadline"):
         a.barrier(timeout=0.1, async_op=True).wait(20)
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_call(ctrl_c):
+def test_wait_interrupted_leaves_the_call_running(ctrl_c):
     a, b = local_group(2, timeout=30)
     under_way = a.all_reduce(np.ones(2), async_op=True)
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -172,7 +172,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_call(ctrl_c):
     np.testing.assert_array_equal(under_way.wait(20), [2, 2])
 
 
-def test_arrays_are_kept_when_nobody_else_keeps_them():
+def test_async_call_keeps_its_arrays_alive():
     a, b = local_group(2, timeout=30)
     a.all_reduce(np.arange(200_000.0), async_op=True)  # neither array nor work are kept
     gc.collect()
@@ -182,7 +182,7 @@ def test_arrays_are_kept_when_nobody_else_keeps_them():
 
 
 @pytest.mark.parametrize("ranks", [2, min(_core.usable_cores(), 8) + 1])
-def test_progress_needs_no_interpreter(ranks):
+def test_async_call_progresses_while_the_gil_is_held(ranks):
     """Calls that depend on each other's peers end while this thread holds the interpreter."""
     import ctypes
 
@@ -194,7 +194,7 @@ def test_progress_needs_no_interpreter(ranks):
     assert [w.wait()[0] for w in works] == [ranks] * ranks
 
 
-def test_works_as_contexts_wait_at_the_end(on_ranks):
+def test_work_as_context_waits_at_the_end(on_ranks):
     def work(c):
         a, b = np.ones(2), np.full(3, 2.0)
         with c.all_reduce(a, out=a, async_op=True), c.all_reduce(b, out=b, async_op=True):
@@ -204,7 +204,7 @@ def test_works_as_contexts_wait_at_the_end(on_ranks):
     assert on_ranks(local_group(2, timeout=30), work) == [16.0, 16.0]
 
 
-def test_close_waits_for_what_is_under_way(on_ranks):
+def test_close_waits_for_unfinished_calls(on_ranks):
     def work(c):
         under_way = c.all_reduce(np.ones(2), async_op=True)
         if c.rank:
@@ -218,14 +218,14 @@ def test_close_waits_for_what_is_under_way(on_ranks):
     assert progress_threads_become(0)
 
 
-def test_close_ends_at_the_deadline_of_the_call():
+def test_close_waits_until_the_deadline_of_a_call():
     a, _b = local_group(2)
     under_way = a.all_reduce(np.ones(2), timeout=0.2, async_op=True)
     a.close()
     assert isinstance(under_way.exception(), pc.CollectiveTimeoutError)
 
 
-def test_a_communicator_that_is_dropped_fails_its_calls():
+def test_dropped_communicator_fails_its_calls():
     assert progress_threads_become(0)
     a, b = local_group(2)
     under_way = a.all_reduce(np.ones(2), async_op=True)
@@ -240,7 +240,7 @@ def test_a_communicator_that_is_dropped_fails_its_calls():
     assert progress_threads_become(0)
 
 
-def test_no_thread_before_the_first_such_call(on_ranks):
+def test_progress_thread_starts_with_the_first_async_call(on_ranks):
     assert progress_threads_become(0)
     comms = local_group(2)
     on_ranks(comms, lambda c: c.barrier())
@@ -253,7 +253,7 @@ def test_no_thread_before_the_first_such_call(on_ranks):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_has_no_part_in_them():
+def test_work_in_a_forked_child_raises():
     a, b = local_group(2, timeout=30)
     under_way = a.all_reduce(np.ones(2), async_op=True)
     child = os.fork()
@@ -271,7 +271,7 @@ def test_a_forked_child_has_no_part_in_them():
     np.testing.assert_array_equal(under_way.wait(20), [2, 2])
 
 
-def test_replicas_reduce_in_cross_replica_context_after_what_is_under_way():
+def test_cross_replica_reduce_follows_unfinished_calls():
     from pycollective.comm import all_reduce_together
 
     comms = local_group(2, timeout=30)
@@ -280,7 +280,7 @@ def test_replicas_reduce_in_cross_replica_context_after_what_is_under_way():
     assert [w.wait().tolist() for w in works] == [x.tolist() for x in both] == [[2.0, 2.0]] * 2
 
 
-def test_nothing_keeps_a_communicator_whose_calls_are_over(on_ranks):
+def test_communicator_without_unfinished_calls_is_freed(on_ranks):
     """Calls that Python makes there keep it, and it has their errors."""
 
     def work(c):

@@ -30,7 +30,7 @@ def wait_until(condition, seconds=10.0):
     ],
     ids=["all_gather", "split"],
 )
-def test_communicator_dropped_after_a_call_that_nobody_waited_for_is_freed(on_ranks, call):
+def test_communicator_dropped_after_an_unawaited_call_is_freed(on_ranks, call):
     comms = pc.local_group(2, timeout=20)
     alive = [weakref.ref(comm) for comm in comms]
 
@@ -45,7 +45,7 @@ def test_communicator_dropped_after_a_call_that_nobody_waited_for_is_freed(on_ra
     leftovers.assert_no_threads()
 
 
-def test_call_that_lets_go_of_its_communicator_on_the_progress_thread_ends_it():
+def test_communicator_released_on_the_progress_thread_leaves_the_group():
     """A thread cannot join itself: the end of the next communicator joins it."""
     mine, theirs = pc.local_group(2, timeout=20)
     let_go = threading.Event()
@@ -87,7 +87,7 @@ def test_async_call_with_an_error_of_its_own_aborts_the_group(on_ranks):
     assert on_ranks(pc.local_group(2, timeout=20), work) == [text] * 2
 
 
-def test_work_whose_task_raised_a_python_error_raises_it_again():
+def test_work_raises_the_python_error_of_its_task():
     (comm,) = pc.local_group(1, timeout=20)
     done = pc.Work([comm._core.run_later(lambda: 1 / 0)], lambda: None)
     for _ in range(2):

@@ -74,7 +74,7 @@ def _explore(model: Path, ranks: int, faults: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
-def test_two_ranks_in_every_interleaving(build: Build) -> None:
+def test_model_every_interleaving_of_two_ranks_is_right(build: Build) -> None:
     status, said = _explore(build(), 2, "none")
     assert status == 0, said
     states = sum(int(line.partition(": ")[2].split()[0]) for line in said.splitlines())
@@ -84,7 +84,7 @@ def test_two_ranks_in_every_interleaving(build: Build) -> None:
 @pytest.mark.parametrize(
     ("ranks", "faults"), [(2, "death"), (2, "timeout"), (3, "none"), (3, "death"), (3, "timeout")]
 )
-def test_ranks_that_die_or_give_up_in_every_interleaving(
+def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
     build: Build, ranks: int, faults: str
 ) -> None:
     status, said = _explore(build(), ranks, faults)
@@ -131,7 +131,7 @@ def test_ranks_that_die_or_give_up_in_every_interleaving(
          "  return found;", 2, "death", "does not name the dead rank"),
     ],
 )  # fmt: skip
-def test_a_planted_fault_is_found(
+def test_model_finds_a_planted_fault(
     build: Build, source: str, line: str, replacement: str, ranks: int, faults: str, found: str
 ) -> None:
     status, said = _explore(build(source, line, replacement), ranks, faults)

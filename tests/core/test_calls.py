@@ -23,7 +23,7 @@ from pycollective.comm.work import DONE, Work
         (Call("barrier", None, None, 1.0), "barrier()"),
     ],
 )  # fmt: skip
-def test_words_of_a_call_say_what_ranks_must_agree_on(call, words):
+def test_call_text_has_the_values_on_which_ranks_agree(call, words):
     assert str(call) == words
 
 
@@ -44,7 +44,7 @@ class Doubling:
         return DONE
 
 
-def test_any_engine_can_be_traced(tmp_path, caplog):
+def test_traced_records_the_calls_of_any_engine(tmp_path, caplog):
     caplog.set_level(5, "pycollective")
     (comm,) = pc.local_group(1)
     engine, target = Doubling(), np.empty(3)
@@ -76,7 +76,7 @@ class Held:
             raise self.error
 
 
-def test_work_with_another_end_ends_once_and_after_the_first_end():
+def test_work_then_runs_once_after_the_first_finish():
     task, ends = Held(), []
     work = Work([task], lambda: ends.append("first")).then(lambda: ends.append("second") or 7)
     with pytest.raises(RuntimeError, match="still runs"):
@@ -85,7 +85,7 @@ def test_work_with_another_end_ends_once_and_after_the_first_end():
     assert (work.result(), work.result(), ends) == (7, 7, ["first", "second"])
 
 
-def test_joined_works_are_done_when_all_are_and_raise_the_error_of_each():
+def test_work_joined_is_done_with_all_works_and_raises_their_errors():
     tasks = [Held(), Held()]
     joined = Work.joined([Work([task]) for task in tasks], lambda: "both")
     tasks[0].done = True

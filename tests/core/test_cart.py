@@ -25,7 +25,7 @@ def test_dims_create_is_balanced_and_keeps_what_is_given(size, dims, want):
 
 
 @pytest.mark.parametrize("dims", [[4], [2, 2], [5, 0], [], [-1, 0], [7, 0]])
-def test_cart_of_other_lengths_than_ranks_raises_value_error(dims):
+def test_cart_lengths_without_as_many_ranks_raise_value_error(dims):
     (comm, *_) = pc.local_group(6)
     with pytest.raises(ValueError, match=r"grid|length|shape"):
         comm.cart(dims)
@@ -70,7 +70,7 @@ GRIDS = [
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("later", [False, True])
-def test_neighbors_get_the_blocks_that_are_meant_for_them(kind, later, on_ranks):
+def test_neighbor_all_to_all_gives_each_neighbour_its_block(kind, later, on_ranks):
     """Also where one rank is the neighbour on both sides, and where a rank is its own."""
 
     def work(comm):
@@ -95,7 +95,7 @@ def test_neighbors_get_the_blocks_that_are_meant_for_them(kind, later, on_ranks)
     assert on_ranks(make_group(kind, 4), work) == [True] * 4
 
 
-def test_neighbors_exchange_the_halo_of_a_field_in_place(on_ranks):
+def test_neighbor_all_to_all_exchanges_a_halo_in_place(on_ranks):
     """Rows and columns of different lengths, as views of one array."""
     whole = np.arange(8.0 * 12).reshape(8, 12)
 
@@ -113,7 +113,7 @@ def test_neighbors_exchange_the_halo_of_a_field_in_place(on_ranks):
     assert on_ranks(pc.local_group(4, timeout=20), work) == [True] * 4
 
 
-def test_neighbors_without_a_block_each_raise_value_error():
+def test_neighbor_all_to_all_wrong_number_of_blocks_raises_value_error():
     (comm,) = pc.local_group(1)
     grid = comm.cart([1, 1])
     for x, out, text in (

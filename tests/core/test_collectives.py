@@ -39,7 +39,7 @@ def test_collectives_of_several_segments_are_right(ranks, on_ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_rows_and_scalars_as_mpi_has_them(ranks, on_ranks):
+def test_gathers_and_scatter_take_the_shapes_of_mpi4py(ranks, on_ranks):
     """A part may be one row, and a result may be stacked."""
     comms = local_group(ranks, timeout=30)
     rows = np.arange(3.0 * ranks).reshape(ranks, 3)
@@ -67,7 +67,7 @@ def test_rows_and_scalars_as_mpi_has_them(ranks, on_ranks):
     check(on_ranks(comms, thin), list(rows[:, :1]))
 
 
-def test_what_says_dtype_and_rows_of_a_ragged_scatter(on_ranks):
+def test_ragged_scatter_takes_the_row_shape_from_x_or_out(on_ranks):
     counts = [2, 0, 3]
     whole = np.arange(10.0).reshape(5, 2)
 
@@ -81,7 +81,7 @@ def test_what_says_dtype_and_rows_of_a_ragged_scatter(on_ranks):
     check(on_ranks(local_group(3, timeout=30), work), np.split(whole, [2, 2]))
 
 
-def test_strided_arrays_and_overlaps(on_ranks):
+def test_collectives_of_strided_or_overlapping_arrays_are_right(on_ranks):
     comms = local_group(3, timeout=30)
     x = np.arange(12.0).reshape(3, 4)
     check(on_ranks(comms, lambda c: c.all_gather(x.T[c.rank])), [x.T[:3].ravel()] * 3)
@@ -110,7 +110,7 @@ def test_strided_arrays_and_overlaps(on_ranks):
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("bytes_per_pack", [0, 1, 100, 1 << 20])
-def test_all_reduce_many(bytes_per_pack, kind, on_ranks):
+def test_all_reduce_many_gives_the_sums_of_all_arrays(bytes_per_pack, kind, on_ranks):
     comms = make_group(kind, 3)
     shapes = [(3, 2), (), (0,), (40,), (5, 1)]
     dtypes = ["float32", "float64", "float32", "float64", "float32"]
@@ -168,7 +168,7 @@ def test_all_reduce_many(bytes_per_pack, kind, on_ranks):
          ["direct", "chain"]),
     ],
 )  # fmt: skip
-def test_calls_that_do_not_belong_together(calls, named, on_ranks):
+def test_collectives_differing_calls_raise_mismatch_error(calls, named, on_ranks):
     for order in (calls, calls[::-1]):
         comms = local_group(2, timeout=30)
         results = on_ranks(comms, lambda c, order=order: order[c.rank](c))
@@ -230,7 +230,7 @@ def test_collectives_wrong_arguments_raise():
         comm.all_reduce_many([x], bytes_per_pack=-1)
 
 
-def test_ragged_scatter_says_what_is_wrong(on_ranks):
+def test_ragged_scatter_wrong_arguments_raise_clear_errors(on_ranks):
     (c,) = local_group(1)
     with pytest.raises(TypeError, match="counts only with ragged=True"):
         c.scatter(np.ones(1), counts=[1])
@@ -264,7 +264,7 @@ def test_ragged_scatter_says_what_is_wrong(on_ranks):
         ("tcp", 3, "all_gather", [("direct", 32 << 10), ("ring", None)]),
     ],
 )
-def test_what_auto_means(kind, ranks, collective, borders):
+def test_auto_chooses_by_bytes_ranks_and_transport(kind, ranks, collective, borders):
     comms = make_group(kind, ranks)
     first = 0
     for name, last in borders:
@@ -275,7 +275,7 @@ def test_what_auto_means(kind, ranks, collective, borders):
         c.close()
 
 
-def test_auto_counts_the_bytes_of_all_parts(on_ranks):
+def test_auto_of_all_gather_counts_the_bytes_of_all_parts(on_ranks):
     comms = make_group("tcp", 3)
 
     def work(c):

@@ -29,7 +29,7 @@ def contributions(ranks, shape, dtype, seed=0):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
-def test_in_place_and_many_blocks(ranks, algorithm, on_ranks):
+def test_all_reduce_in_place_of_many_blocks_is_right(ranks, algorithm, on_ranks):
     comms = local_group(ranks, timeout=30)
     x = contributions(ranks, (2_300_007,), "float32")  # several blocks of segments
     want = x.sum(axis=0)
@@ -46,7 +46,7 @@ def test_in_place_and_many_blocks(ranks, algorithm, on_ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_auto_is_right_and_one_of_them(ranks, on_ranks):
+def test_all_reduce_auto_is_right_and_one_of_the_algorithms(ranks, on_ranks):
     comms = local_group(ranks, timeout=30)
     for size in (0, 1, 33_000, 300_000):
         x = contributions(ranks, (size,), "float32")
@@ -56,7 +56,7 @@ def test_auto_is_right_and_one_of_them(ranks, on_ranks):
         assert any(f"sum, {name})" in last for name in ALGORITHMS), last
 
 
-def test_int_sums_wrap_and_nan_wins(on_ranks):
+def test_all_reduce_wraps_ints_and_keeps_nan(on_ranks):
     comms = local_group(2, timeout=30)
     top = np.array([np.iinfo("int32").max], "int32")
     for result in on_ranks(comms, lambda c: c.all_reduce(top)):
@@ -67,7 +67,7 @@ def test_int_sums_wrap_and_nan_wins(on_ranks):
             assert np.isnan(result).all()
 
 
-def test_read_only_arrays_and_lists(on_ranks):
+def test_all_reduce_of_read_only_arrays_and_lists_is_right(on_ranks):
     comms = local_group(3, timeout=30)
     x = contributions(3, (4, 6), "float64")
     frozen = [np.frombuffer(a.tobytes()).reshape(a.shape) for a in x]
@@ -76,7 +76,7 @@ def test_read_only_arrays_and_lists(on_ranks):
             np.testing.assert_array_equal(result, x.sum(axis=0))
 
 
-def test_strided_and_overlapping_out(on_ranks):
+def test_all_reduce_into_strided_or_overlapping_out_is_right(on_ranks):
     comms = local_group(2, timeout=30)
     x = contributions(2, (5,), "float64")
 
@@ -97,7 +97,7 @@ def test_strided_and_overlapping_out(on_ranks):
         np.testing.assert_array_equal(result, x.sum(axis=0))
 
 
-def test_scalars_and_shapes_are_kept(on_ranks):
+def test_all_reduce_keeps_scalars_and_shapes(on_ranks):
     comms = local_group(2, timeout=30)
     for shape in ((), (1, 1), (2, 0, 3), (2, 3)):
         for result in on_ranks(comms, lambda c, s=shape: c.all_reduce(np.ones(s))):
@@ -106,7 +106,7 @@ def test_scalars_and_shapes_are_kept(on_ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_barrier_holds_everybody_back(ranks, on_ranks):
+def test_barrier_returns_after_all_ranks_have_called_it(ranks, on_ranks):
     comms = local_group(ranks, timeout=30)
     arrived = []
 
@@ -120,7 +120,7 @@ def test_barrier_holds_everybody_back(ranks, on_ranks):
     assert on_ranks(comms, work) == [None] * ranks
 
 
-def test_together_runs_the_same_schedule(on_ranks):
+def test_all_reduce_together_gives_the_bits_of_all_reduce(on_ranks):
     x = np.random.default_rng(3).standard_normal((3, 5000)).astype("float32")
     for algorithm in ALGORITHMS:
         apart = on_ranks(
@@ -131,7 +131,7 @@ def test_together_runs_the_same_schedule(on_ranks):
             assert one.tobytes() == other.tobytes()
 
 
-def test_together_with_threads_for_large_arrays():
+def test_all_reduce_together_of_large_arrays_is_right():
     x = contributions(2, (600_000,), "float64")
     for result in all_reduce_together(local_group(2), list(x), "sum"):
         np.testing.assert_array_equal(result, x.sum(axis=0))
@@ -159,7 +159,7 @@ def test_together_with_threads_for_large_arrays():
          ["float64[0]", "float64[1]"]),
     ],
 )  # fmt: skip
-def test_calls_that_do_not_belong_together(calls, named, on_ranks):
+def test_differing_calls_raise_mismatch_error_on_all_ranks(calls, named, on_ranks):
     for order in (calls, calls[::-1]):
         comms = local_group(2, timeout=30)
         results = on_ranks(comms, lambda c, order=order: order[c.rank](c))
@@ -171,7 +171,7 @@ def test_calls_that_do_not_belong_together(calls, named, on_ranks):
             comms[0].barrier()
 
 
-def test_who_is_missing_is_named(on_ranks):
+def test_timeout_names_the_missing_rank(on_ranks):
     comms = local_group(3, timeout=0.3)
     results = on_ranks(
         comms, lambda c: c.all_reduce(np.ones(4), algorithm="ring") if c.rank != 1 else None
@@ -183,7 +183,7 @@ def test_who_is_missing_is_named(on_ranks):
         assert "rank 0 is in all_reduce #1 (float64[4], sum, ring)" in str(results[rank])
 
 
-def test_abort_wakes_everybody(on_ranks):
+def test_abort_ends_the_wait_of_all_ranks(on_ranks):
     comms = local_group(3, timeout=30)
 
     def work(c):
@@ -204,7 +204,7 @@ def test_abort_wakes_everybody(on_ranks):
     assert on_ranks(local_group(3, timeout=30), lambda c: c.barrier()) == [None] * 3
 
 
-def test_one_call_at_a_time_per_rank(on_ranks):
+def test_concurrent_calls_of_one_rank_raise(on_ranks):
     comms = local_group(2, timeout=5)
     started = threading.Event()
 
@@ -223,7 +223,7 @@ def test_one_call_at_a_time_per_rank(on_ranks):
     assert not first.is_alive()
 
 
-def test_ctrl_c_ends_a_wait(ctrl_c):
+def test_interrupt_ends_a_wait(ctrl_c):
     comms = local_group(2, timeout=60)
     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
     began = time.monotonic()
@@ -234,7 +234,7 @@ def test_ctrl_c_ends_a_wait(ctrl_c):
         comms[1].barrier()
 
 
-def test_ctrl_c_is_not_lost_while_a_dtype_is_named():
+def test_interrupt_while_a_dtype_is_named_is_raised():
     """NumPy names dtypes that the core does not know in Python, and Python looks for signals there."""
     (comm,) = local_group(1)
     x = np.ones(3, "M8[s]")
@@ -287,7 +287,7 @@ def test_all_reduce_wrong_arguments_raise():
         local_group(0)
 
 
-def test_groups_come_and_go(on_ranks):
+def test_groups_can_be_made_and_dropped_repeatedly(on_ranks):
     before = threading.active_count()
     for _ in range(200):
         on_ranks(local_group(2, timeout=30), lambda c: c.barrier())
@@ -296,7 +296,7 @@ def test_groups_come_and_go(on_ranks):
 
 
 @pytest.mark.slow
-def test_many_ranks_and_calls(on_ranks):
+def test_many_calls_of_many_ranks_are_right(on_ranks):
     """More ranks than cores, calls in a random order of algorithms and sizes."""
     ranks = 24
     comms = local_group(ranks, timeout=120)
@@ -358,7 +358,7 @@ linux = pytest.mark.skipif(
 
 
 @linux
-def test_reductions_of_all_ranks_by_one_thread_need_no_further_threads():
+def test_all_reduce_together_starts_no_threads():
     body = """
 groups = pc.local_group(12, timeout=10)
 arrays, outs = ([np.ones(1 << 17) for _ in groups] for _ in range(2))
@@ -372,7 +372,7 @@ for name in ("direct", "ring"):
 
 
 @linux
-def test_an_async_call_whose_thread_cannot_start_says_so_and_can_be_repeated():
+def test_async_call_without_a_thread_raises_and_can_be_repeated():
     body = """
 x = np.ones(4)
 groups = pc.local_group(32, timeout=10)
@@ -392,7 +392,7 @@ for c in groups:
 
 
 @linux
-def test_close_after_a_message_that_found_no_memory_returns():
+def test_close_after_a_message_without_memory_returns():
     body = """
 (group,) = pc.local_group(1, timeout=10)
 group.send(np.ones(1), 0)

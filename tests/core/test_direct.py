@@ -36,7 +36,7 @@ def off_by(x: np.ndarray, items: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, pytest.param(7, marks=pytest.mark.slow)])
-def test_every_size_in_place_and_not(kind, ranks, on_ranks):
+def test_direct_of_any_size_is_right_also_in_place(kind, ranks, on_ranks):
     comms = group(kind, ranks)
     for size in SIZES:
         x = np.random.default_rng(size).integers(-9, 9, (ranks, size)).astype("float32")
@@ -56,7 +56,7 @@ def test_every_size_in_place_and_not(kind, ranks, on_ranks):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_calls_round_the_staging(kind, on_ranks):
+def test_direct_many_calls_reuse_the_staging_buffer(kind, on_ranks):
     sizes = np.random.default_rng(1).integers(1, 60_000, 400).tolist()
 
     def work(c):
@@ -70,7 +70,7 @@ def test_many_calls_round_the_staging(kind, on_ranks):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [5, 3_000, 30_000])
-def test_halves_are_rounded_once(kind, dtype, size, on_ranks):
+def test_direct_rounds_halves_once(kind, dtype, size, on_ranks):
     x = np.random.default_rng(2).standard_normal((3, size)).astype(dtype)
     want = x.astype("float32").sum(axis=0, dtype="float32").astype(dtype)
     for result in on_ranks(group(kind, 3), lambda c: c.all_reduce(x[c.rank])):
@@ -78,7 +78,7 @@ def test_halves_are_rounded_once(kind, dtype, size, on_ranks):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_results_larger_than_the_caches(kind, on_ranks):
+def test_direct_results_larger_than_the_caches_are_right(kind, on_ranks):
     """Stores past the caches work from any address to any address."""
     part = 12_000_001
     whole = np.arange(2 * part, dtype="uint32").view("uint8")[: 2 * part]
@@ -102,7 +102,7 @@ def test_results_larger_than_the_caches(kind, on_ranks):
     on_ranks(group(kind, 2), work)
 
 
-def test_reproducible_needs_direct():
+def test_reproducible_with_another_algorithm_raises_value_error():
     (alone,) = local_group(1)
     for call in (alone.all_reduce, alone.all_reduce_many):
         with pytest.raises(ValueError, match="only the algorithm 'direct' does, not 'ring'"):
@@ -110,7 +110,7 @@ def test_reproducible_needs_direct():
 
 
 @pytest.mark.parametrize("bytes_per_pack", [0, 1 << 20])
-def test_reproducible_packs_have_the_bits_of_their_arrays(bytes_per_pack, on_ranks):
+def test_reproducible_buckets_have_the_bits_of_their_arrays(bytes_per_pack, on_ranks):
     x = np.random.default_rng(5).standard_normal((3, 4, 50)).astype("float16")
 
     def work(c):
@@ -124,7 +124,7 @@ def test_reproducible_packs_have_the_bits_of_their_arrays(bytes_per_pack, on_ran
         assert packed == alone
 
 
-def test_the_messages_of_direct_give_the_same_bits(on_ranks):
+def test_direct_as_an_own_schedule_gives_the_same_bits(on_ranks):
     # A user's table of the same schedule goes through the executor, not the direct path.
     for ranks in (2, 3, 5):
         x = np.random.default_rng(4).standard_normal((ranks, 9_001)).astype("float32")
@@ -145,7 +145,7 @@ def test_the_messages_of_direct_give_the_same_bits(on_ranks):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [(3, 4), (3, 30_000), (30_000, 30_001), (300_000, 5)])
-def test_other_lengths_are_a_mismatch_at_once(kind, sizes, on_ranks):
+def test_direct_differing_lengths_raise_mismatch_error(kind, sizes, on_ranks):
     def work(c):
         with pytest.raises(pc.MismatchError) as error:
             c.all_reduce(np.zeros(sizes[c.rank]))
@@ -158,7 +158,7 @@ def test_other_lengths_are_a_mismatch_at_once(kind, sizes, on_ranks):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 30_000])
-def test_a_rank_that_does_not_come_is_waited_for(kind, size, on_ranks):
+def test_direct_missing_rank_raises_timeout_error(kind, size, on_ranks):
     comms = group(kind, 2)
 
     def work(c):
@@ -180,13 +180,13 @@ class TestFastPath:
         (comm,) = local_group(1, timeout=30)
         return comm
 
-    def test_it_is_a_method(self, alone):
+    def test_fast_path_is_a_documented_method(self, alone):
         assert "element-wise reduction" in pc.Communicator.all_reduce.__doc__
         assert pc.Communicator.all_reduce.__name__ == "all_reduce"
         assert callable(alone.all_reduce)
         np.testing.assert_array_equal(pc.Communicator.all_reduce(alone, np.ones(3)), np.ones(3))
 
-    def test_all_argument_forms_give_the_same(self, alone):
+    def test_fast_path_takes_all_forms_of_arguments(self, alone):
         x = np.arange(6.0).reshape(2, 3)
         ways = [
             lambda: alone.all_reduce(x),
@@ -204,7 +204,7 @@ class TestFastPath:
             np.testing.assert_array_equal(way(), x)
         assert alone.all_reduce(x) is not x
 
-    def test_more_kinds_of_calls_than_are_kept(self, alone):
+    def test_fast_path_with_more_kinds_of_calls_than_are_cached(self, alone):
         for _ in range(3):
             for size in range(1, 30):
                 x = np.arange(size, dtype="int16")
@@ -238,13 +238,13 @@ class TestFastPath:
         want = x[:8].copy()
         np.testing.assert_array_equal(alone.all_reduce(x[:8], out=x[2:]), want)
 
-    def test_closed_communicator_raises(self, alone):
+    def test_fast_path_of_a_closed_communicator_raises(self, alone):
         alone.all_reduce(np.ones(2))
         alone.close()
         with pytest.raises(pc.CollectiveError, match="closed"):
             alone.all_reduce(np.ones(2))
 
-    def test_subclasses_and_other_byte_orders(self, alone):
+    def test_fast_path_subclasses_are_reduced_and_other_byte_orders_raise(self, alone):
         class Mine(np.ndarray):
             pass
 
@@ -252,7 +252,7 @@ class TestFastPath:
         with pytest.raises(TypeError, match="dtype >f8"):
             alone.all_reduce(np.ones(3, ">f8"))
 
-    def test_threads_may_share_the_interpreter(self):
+    def test_fast_path_of_ranks_in_threads_makes_progress(self):
         comms = local_group(4, timeout=30)
         results = []
 
@@ -270,7 +270,7 @@ class TestFastPath:
         assert results == [4.0] * 4
 
 
-def test_a_thread_that_only_computes_and_ranks_that_are_threads_get_on(on_ranks):
+def test_fast_path_beside_a_computing_thread_makes_progress(on_ranks):
     """The GIL goes to both, although the ranks pass it among themselves."""
     counted, ending = [0], threading.Event()
 

@@ -84,7 +84,7 @@ def test_every_call_of_a_random_program_gives_what_numpy_does(on_ranks, kind, ra
 @pytest.mark.parametrize("count", [5, 3000, 50_000])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", ["threads", "shm"])
-def test_calls_in_place(on_ranks, kind, shared, count):
+def test_collectives_in_place_are_right(on_ranks, kind, shared, count):
     def work(comm):
         size, me = comm.size, comm.rank
         make = comm.empty if shared else np.empty
@@ -118,7 +118,7 @@ def test_calls_in_place(on_ranks, kind, shared, count):
 
 
 @pytest.mark.parametrize("kind", ["threads", "shm"])
-def test_roots_that_do_not_wait_are_at_most_one_call_ahead(on_ranks, kind):
+def test_root_is_at_most_one_call_ahead_of_its_peers(on_ranks, kind):
     """Whoever reads a slot late reads what was posted in that call, and not in a later one."""
 
     def work(comm):
@@ -135,7 +135,7 @@ def test_roots_that_do_not_wait_are_at_most_one_call_ahead(on_ranks, kind):
 
 @pytest.mark.parametrize("kind", ["threads", "shm"])
 @pytest.mark.parametrize("name", CALLS)
-def test_asynchronous_calls_give_the_same(on_ranks, kind, name):
+def test_asynchronous_calls_give_the_results_of_blocking_calls(on_ranks, kind, name):
     call = {
         "reduce_scatter": lambda c, x: c.reduce_scatter(x, async_op=True),
         "all_reduce": lambda c, x: c.all_reduce(x, async_op=True),
@@ -163,7 +163,7 @@ def test_asynchronous_calls_give_the_same(on_ranks, kind, name):
 
 
 @pytest.mark.parametrize("kind", ["threads", "shm", "mixed"])
-def test_all_reduce_many_short_and_general_way_make_the_same_call(kind, on_ranks):
+def test_all_reduce_many_fast_and_general_path_make_the_same_call(kind, on_ranks):
     """Rank 0's arrays are plain, the others' lie apart: both ways join them, and agree on shapes."""
 
     def work(c):
@@ -192,7 +192,7 @@ def test_all_reduce_many_short_and_general_way_make_the_same_call(kind, on_ranks
     assert got[0][6] == [2, 3, 4, 5, 6]
 
 
-def test_all_reduce_many_other_shapes_of_the_same_length_is_a_mismatch(on_ranks):
+def test_all_reduce_many_differing_shapes_raise_mismatch_error(on_ranks):
     def work(c):
         shapes = [(2,), (3,)] if c.rank else [(3,), (2,)]
         with pytest.raises(pc.MismatchError):

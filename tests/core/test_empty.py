@@ -23,7 +23,7 @@ def shm_group(size):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("dtype", ["float32", "int16", "complex128"])
-def test_reduced_where_it_is(ranks, dtype, on_ranks):
+def test_empty_all_reduce_works_on_mapped_memory(ranks, dtype, on_ranks):
     def work(c):
         x = c.empty((7, 4_321), dtype)
         y = c.empty((7, 4_321), dtype)
@@ -47,7 +47,7 @@ def test_reduced_where_it_is(ranks, dtype, on_ranks):
     on_ranks(shm_group(ranks), work)
 
 
-def test_only_some_ranks_have_it(on_ranks):
+def test_empty_on_some_ranks_only_is_right(on_ranks):
     def work(c):
         x = c.empty(50_000)
         if c.rank == 1:
@@ -59,7 +59,7 @@ def test_only_some_ranks_have_it(on_ranks):
     on_ranks(shm_group(3), work)
 
 
-def test_threads_and_one_rank_get_ordinary_arrays(on_ranks):
+def test_empty_among_threads_or_of_one_rank_is_ordinary(on_ranks):
     def work(c):
         x = c.empty([3, 2], "int8")
         x.fill(1)
@@ -96,7 +96,7 @@ EVERYTHING = [
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("shm", 2), ("shm", 3), ("mixed", 3), ("mixed", 5)])
-def test_every_collective_reads_it_where_it_is(kind, ranks, on_ranks):
+def test_empty_is_read_in_place_by_every_collective(kind, ranks, on_ranks):
     items = 40_000  # of a rank's part: a message of 320 kB is not copied
     whole = np.arange(ranks * items).reshape(ranks, items) % 1009
 
@@ -140,7 +140,7 @@ def test_every_collective_reads_it_where_it_is(kind, ranks, on_ranks):
 
 
 @pytest.mark.parametrize(("kind", "how"), [("shm", "ring"), ("mixed", "hierarchical")])
-def test_nothing_is_copied_on_the_host(kind, how, monkeypatch, on_ranks):
+def test_empty_all_reduce_leaves_message_slots_unused(kind, how, monkeypatch, on_ranks):
     """The slots through which messages go stay untouched."""
     used = {}
     for make in ("comm.empty", "numpy.empty"):
@@ -169,7 +169,7 @@ def test_nothing_is_copied_on_the_host(kind, how, monkeypatch, on_ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shm", "mixed"])
-def test_memory_is_given_back(kind, monkeypatch, on_ranks):
+def test_empty_dropped_arrays_free_their_memory(kind, monkeypatch, on_ranks):
     comms, (descriptor, *_) = with_memories(monkeypatch, kind, 3 if kind == "mixed" else 2)
 
     def work(c):
@@ -185,7 +185,7 @@ def test_memory_is_given_back(kind, monkeypatch, on_ranks):
     assert os.fstat(descriptor).st_blocks - before < 2 * 8 * 20 * 2 + (4 << 20) // 512
 
 
-def test_arrays_outlive_the_communicator(on_ranks):
+def test_empty_arrays_outlive_the_communicator(on_ranks):
     arrays = on_ranks(shm_group(2), lambda c: c.empty(1000))
     gc.collect()
     for x in arrays:
@@ -235,7 +235,7 @@ def test_empty_long_arrays_cost_no_descriptors(on_ranks):
     del kept
 
 
-def test_empty_short_arrays_that_were_dropped_give_their_memory_back(monkeypatch, on_ranks):
+def test_empty_dropped_short_arrays_free_their_memory(monkeypatch, on_ranks):
     comms, (descriptor,) = with_memories(monkeypatch, "shm", 2)
 
     def work(c):

@@ -57,7 +57,7 @@ def test_packing_equal_dtypes_copies(dtype):
     check_packings(Host, fresh(), dtype, dtype, 1.0)
 
 
-def test_a_piece_that_is_not_aligned():
+def test_packing_a_piece_that_is_not_aligned_is_right():
     random = fresh()
     room = make_room(random, 4096)
     whole, piece = view(room, F32, 3, 301), view(room, F16, 2049, 300)
@@ -71,12 +71,12 @@ def test_a_piece_that_is_not_aligned():
     [(F64, F16, 1.0), (BF16, F64, 2.0), (np.dtype("i4"), np.dtype("i4"), 2.0), (F32, C64, 1.0)],
     ids=str,
 )
-def test_what_is_not_converted(packed, piece, scale):
+def test_packing_unsupported_conversion_raises(packed, piece, scale):
     with pytest.raises(ValueError, match=f"cannot pack {piece} as {packed} times"):
         cuda.pack_on_host(np.zeros(5, packed), [np.zeros(5, piece)], [0], scale)
 
 
-def test_how_arrays_are_cut():
+def test_cut_covers_every_item_with_aligned_vectors():
     """Every item is in the head, a vector or behind them; vectors are aligned; at any size."""
     random = fresh()
     for _ in range(300):
@@ -101,7 +101,7 @@ def test_how_arrays_are_cut():
             assert cuda.cut(arrays, count, item, tile, 100)[:3] == (0, 0, 0)
 
 
-def test_numbers_of_arrays():
+def test_combine_any_number_of_arrays_is_right():
     x = np.zeros(3, "f4")
     with pytest.raises(ValueError, match="1 to 16 sources into 1 to 16 targets, not 17 into 1"):
         cuda.combine_on_host("sum", [x] * 17, [x])
@@ -110,12 +110,12 @@ def test_numbers_of_arrays():
 
 
 @pytest.mark.skipif(cuda.built(), reason="this build has CUDA")
-def test_without_cuda_it_says_so():
+def test_cuda_without_the_build_raises():
     with pytest.raises(RuntimeError, match="no CUDA part"):
         cuda.combine("sum", F32, [0], [0], 0)
 
 
 @pytest.mark.skipif(not cuda.built() or cuda.device_count()[0] > 0, reason="not CUDA without GPU")
-def test_without_a_gpu_it_says_so():
+def test_cuda_without_a_gpu_raises():
     with pytest.raises(RuntimeError, match="CUDA, reading the properties of device 0: .+ \\(cuda"):
         cuda.combine("sum", F32, [0], [0], 0)

@@ -22,7 +22,7 @@ def error_of(call) -> Exception | None:
 
 @pytest.mark.parametrize("kind", ["tcp", "mixed"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_leave_in_a_call_is_a_lost_rank_to_peers_and_an_abort_to_itself(kind, size):
+def test_leave_within_a_call_raises_peer_lost_error_on_peers(kind, size):
     comms = make_group(kind, size, timeout=30)
     leaver, peers = comms[0], comms[1:]
     own: list[Exception | None] = []

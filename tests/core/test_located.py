@@ -12,7 +12,7 @@ from pycollective.dtypes import bfloat16
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_minloc_and_maxloc_are_numpys_over_the_ranks(kind, on_ranks):
+def test_minloc_and_maxloc_give_the_results_of_numpy(kind, on_ranks):
     names = [*INTS, *FLOATS, "bool"]
     x = np.random.default_rng(5).integers(0, 3, (3, 500))  # of which many are equal
 
@@ -31,7 +31,7 @@ def test_minloc_and_maxloc_are_numpys_over_the_ranks(kind, on_ranks):
     assert on_ranks(make_group(kind, 3), work) == [(3.0, 0)] * 3
 
 
-def test_minloc_of_nan_and_infinity(on_ranks):
+def test_minloc_of_nan_and_infinity_is_that_of_argmin(on_ranks):
     x = np.array(
         [[np.inf, 1.0, -0.0, np.inf], [np.inf, np.nan, 0.0, 7.0], [np.inf, np.nan, 1, 8.0]]
     )
@@ -56,7 +56,7 @@ def test_maxloc_with_indices_takes_the_lowest_of_equal_values(on_ranks):
     assert on_ranks(pc.local_group(3, timeout=20), work) == [([5, big + 2], [98, big + 2])] * 3
 
 
-def test_minloc_of_what_has_no_order_raises_type_error():
+def test_minloc_of_a_dtype_without_order_raises_type_error():
     (comm,) = pc.local_group(1)
     with pytest.raises(TypeError, match="complex"):
         comm.minloc(np.ones(2, complex))

@@ -38,7 +38,7 @@ COUNTS = [300, pytest.param(1000, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_many_groups_of_threads(count):
+def test_many_groups_of_threads_leave_nothing_behind(count):
     x = np.ones(3)
 
     def use():
@@ -63,7 +63,7 @@ def test_many_groups_of_threads(count):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_many_groups_by_split(on_ranks, count):
+def test_many_groups_by_split_leave_nothing_behind(on_ranks, count):
     def work(c):
         for i in range(count // 2):
             new = c.split(0, key=-c.rank)

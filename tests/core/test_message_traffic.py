@@ -117,7 +117,7 @@ def exchange(c: Any, messages: list[Sent], seed: int, with_collectives: bool) ->
 
 @pytest.mark.parametrize("seed", range(1 if SANITIZED else 3))
 @pytest.mark.parametrize("kind", rank_groups.ALL_KINDS)
-def test_random_messages_of_two_threads_a_rank_arrive_whole_and_in_order(kind, seed, on_ranks):
+def test_messages_of_two_threads_per_rank_arrive_in_order(kind, seed, on_ranks):
     ranks, count = 2 + seed % 3, 100 if SANITIZED else 240
     plans = [
         plan(10 * seed + 1, ranks, count, range(3)),

@@ -36,7 +36,7 @@ def test_a_ring_of_messages_of_any_length(ranks, on_ranks):
     assert on_ranks(local_group(ranks, timeout=30), work) == [True] * ranks
 
 
-def test_layouts_and_dtypes(pair, on_ranks):
+def test_messages_of_any_layout_and_dtype_arrive(pair, on_ranks):
     xs = [
         np.asfortranarray(np.arange(12.0).reshape(3, 4)),
         np.arange(40, dtype="int16")[::3],
@@ -66,7 +66,7 @@ def test_layouts_and_dtypes(pair, on_ranks):
         np.testing.assert_array_equal(result, x)
 
 
-def test_tags_choose_and_order_holds_within_a_tag(pair, on_ranks):
+def test_messages_with_one_tag_arrive_in_order(pair, on_ranks):
     def work(c):
         if c.rank == 0:
             for i in range(20):
@@ -79,7 +79,7 @@ def test_tags_choose_and_order_holds_within_a_tag(pair, on_ranks):
     assert got == [list(range(t, 18, 3)) for t in (2, 0, 1)]
 
 
-def test_send_to_oneself_is_received(pair):
+def test_send_to_this_rank_is_received(pair):
     c = pair[1]
     c.send(np.arange(5), 1, tag=7)
     np.testing.assert_array_equal(c.recv(source=1, tag=7, shape=5, dtype=int), np.arange(5))
@@ -89,7 +89,7 @@ def test_send_to_oneself_is_received(pair):
     np.testing.assert_array_equal(waits.wait(20), np.arange(5))
 
 
-def test_collectives_of_others_are_not_disturbed(on_ranks):
+def test_messages_beside_collectives_do_not_disturb_them(on_ranks):
     def work(c):
         got = []
         for i in range(30):
@@ -107,7 +107,7 @@ def test_collectives_of_others_are_not_disturbed(on_ranks):
     assert got[1] == [v for i in range(30) for v in ([3.0] if i % 3 == 0 else []) + [float(i)]]
 
 
-def test_exchange_with_works(pair, on_ranks):
+def test_messages_exchanged_with_works_arrive(pair, on_ranks):
     """As mpi4py's users write it: receives first, then sends, then wait for all."""
 
     def work(c):
@@ -127,7 +127,7 @@ def test_exchange_with_works(pair, on_ranks):
     assert on_ranks(pair, work) == [True, True]
 
 
-def test_a_mismatch_is_named_on_both_sides(pair, on_ranks):
+def test_mismatch_of_a_message_raises_on_both_ranks(pair, on_ranks):
     def work(c):
         with pytest.raises(pc.MismatchError) as caught:
             if c.rank == 0:
@@ -145,7 +145,7 @@ def test_a_mismatch_is_named_on_both_sides(pair, on_ranks):
     )
 
 
-def test_a_mismatch_that_comes_to_a_rank_that_sleeps(pair, on_ranks):
+def test_mismatch_wakes_a_sleeping_receiver(pair, on_ranks):
     def work(c):
         with pytest.raises(pc.MismatchError, match=r"receives float64\[4\] .* sent float64\[3\]"):
             if c.rank == 0:
@@ -162,7 +162,7 @@ def test_a_mismatch_that_comes_to_a_rank_that_sleeps(pair, on_ranks):
     assert on_ranks(pair, work) == [True, True]
 
 
-def test_a_mismatch_of_a_message_that_was_kept(pair, on_ranks):
+def test_mismatch_of_a_buffered_message_raises(pair, on_ranks):
     def work(c):
         if c.rank == 0:
             c.send(np.ones(2), 1, tag=1)
@@ -176,7 +176,7 @@ def test_a_mismatch_of_a_message_that_was_kept(pair, on_ranks):
     assert on_ranks(pair, work) == [None, True]
 
 
-def test_deadlines_name_what_is_waited_for(pair):
+def test_messages_timeout_names_the_message_and_the_rank(pair):
     with pytest.raises(
         pc.CollectiveTimeoutError,
         match=r"rank 1 waited until its deadline in recv \(float64\[4\], tag 3\) from rank 0\. rank 0",
@@ -194,7 +194,7 @@ def test_deadlines_name_what_is_waited_for(pair):
         under_way.wait(20)
 
 
-def test_a_failed_group_ends_the_waiting(pair):
+def test_failed_group_ends_the_wait_of_a_message(pair):
     timer = threading.Timer(0.1, lambda: pair[0].abort("stop it"))
     timer.start()
     with pytest.raises(pc.AbortedError, match="stop it"):
@@ -204,7 +204,7 @@ def test_a_failed_group_ends_the_waiting(pair):
         pair[0].send([1.0], 1)
 
 
-def test_ctrl_c_in_recv_aborts_the_group(pair, ctrl_c):
+def test_recv_interrupted_aborts_the_group(pair, ctrl_c):
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
@@ -243,7 +243,7 @@ def test_messages_wrong_arguments_raise(pair):
         c.recv(out, 1)
 
 
-def test_close_waits_and_a_dropped_communicator_fails_its_messages(pair):
+def test_close_waits_for_messages_and_a_dropped_communicator_fails_them(pair):
     a, b = pair
     under_way = a.recv(source=1, shape=2, dtype=float, async_op=True)
     closing = threading.Thread(target=a.close)
@@ -260,7 +260,7 @@ def test_close_waits_and_a_dropped_communicator_fails_its_messages(pair):
         under_way.wait(20)
 
 
-def test_a_receiver_that_does_not_come_bounds_what_is_kept():
+def test_send_without_a_receiver_buffers_a_bounded_amount():
     """A send waits when the pipe is full; memory does not grow."""
     a, b = local_group(2)
     sent = 0
@@ -274,7 +274,7 @@ def test_a_receiver_that_does_not_come_bounds_what_is_kept():
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_two_threads_that_receive_from_a_rank_that_leaves_both_get_peer_lost_error(kind):
+def test_recv_of_two_threads_from_a_leaving_rank_raises_in_both(kind):
     """One of them notices the end of the connection while the other goes to sleep."""
     for _ in range(5):
         comms = make_group(kind, 2, timeout=30)

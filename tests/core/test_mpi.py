@@ -59,7 +59,7 @@ def mpirun(tmp_path):
 
 @pytest.mark.parametrize("which", ["reductions", "moves"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_suite_over_real_mpi(mpirun, ranks, which):
+def test_every_collective_on_real_mpi_is_right(mpirun, ranks, which):
     body = """
 from cases import FACTORS, Case, Known, pairwise, play
 factors = dict(FACTORS[WHICH])
@@ -79,7 +79,7 @@ print(count > 100)
     assert mpirun(ranks, body.replace("WHICH", repr(which))) == ["True"] * ranks
 
 
-def test_mpi_hands_out_where_to_meet_and_a_secret(mpirun):
+def test_multi_worker_under_mpirun_exchanges_address_and_secret(mpirun):
     """As on several hosts, where mpirun does not say where the first process is."""
     body = """
 for name in [name for name in os.environ if name.startswith("PYCOLLECTIVE_SECRET")]:
@@ -99,7 +99,7 @@ strategy.close()
     assert mpirun(2, body) == ["1 2.0"] * 2
 
 
-def test_messages_and_splits(mpirun):
+def test_messages_and_splits_on_real_mpi_are_right(mpirun):
     body = """
 for size in (0, 1, 300_000):
     for step in range(n):
@@ -119,7 +119,7 @@ print("done")
     assert mpirun(3, body) == ["done"] * 3
 
 
-def test_calls_that_differ_and_ranks_that_leave(mpirun):
+def test_differing_calls_and_leaving_ranks_on_real_mpi_raise(mpirun):
     body = """
 first = comm.split(0)
 try:
@@ -163,7 +163,7 @@ for call in (lambda: comm.all_reduce(np.ones(2), algorithm="ring"),
     assert mpirun(2, body) == ["True"] * (2 + 1 + 2 + 1 + 2 + 6)
 
 
-def test_workers_on_mpi(mpirun):
+def test_multi_worker_strategy_on_mpi_trains(mpirun):
     body = """
 options = pc.distribute.experimental.CommunicationOptions(implementation="MPI")
 strategy = pc.distribute.MultiWorkerMirroredStrategy(communication_options=options)
@@ -193,7 +193,7 @@ if n > 1:  # what only one of them saves ends all
     assert numbers(two[0]) == pytest.approx(numbers(one), rel=1e-5)
 
 
-def test_workers_on_several_hosts_need_no_address(mpirun):
+def test_multi_worker_strategy_on_several_hosts_needs_no_address(mpirun):
     """If ranks may be on several hosts, MPI distributes the address and a secret."""
     body = """
 os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = os.environ["MPI_LOCALNRANKS"] = "1"

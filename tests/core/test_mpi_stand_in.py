@@ -47,7 +47,7 @@ def chosen_by_mpi(which):
 
 @pytest.mark.parametrize("which", ["reductions", "moves"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_collective_gives_what_the_core_gives(on_mpi, ranks, which):
+def test_mpi_collectives_give_the_results_of_the_core(on_mpi, ranks, which):
     chosen = chosen_by_mpi(which)
     assert len(chosen) > 100
 
@@ -60,7 +60,7 @@ def test_every_collective_gives_what_the_core_gives(on_mpi, ranks, which):
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "mean"])
-def test_reductions_in_place_leave_mpi_buffers_that_do_not_overlap(on_mpi, op):
+def test_mpi_reductions_in_place_use_disjoint_buffers(on_mpi, op):
     def work(comm):
         x = np.arange(6.0) * (comm.rank + 1)
         comm.all_reduce(x, op, out=x)
@@ -73,7 +73,7 @@ def test_reductions_in_place_leave_mpi_buffers_that_do_not_overlap(on_mpi, op):
     assert on_mpi(2, work) == [(want, want), (want, None)]
 
 
-def test_messages_and_splits(on_mpi):
+def test_mpi_messages_and_splits_are_right(on_mpi):
     def work(comm):
         for step in range(comm.size):
             comm.send(np.full(5, comm.rank + 0.5), (comm.rank + step) % comm.size, tag=step)
@@ -89,7 +89,7 @@ def test_messages_and_splits(on_mpi):
     assert on_mpi(3, work) == [[3.0] * 3] * 3
 
 
-def test_calls_that_differ_are_named(on_mpi):
+def test_mpi_differing_calls_raise_mismatch_error(on_mpi):
     def work(comm):
         with pytest.raises(
             pc.MismatchError, match=r"rank 0 is in all_reduce\(float64\[4\], sum\)"
@@ -105,7 +105,7 @@ def test_calls_that_differ_are_named(on_mpi):
     assert on_mpi(2, work) == [None, None]
 
 
-def test_a_rank_that_leaves_is_lost_and_one_that_does_not_come_is_waited_for(on_mpi, monkeypatch):
+def test_mpi_leaving_rank_is_lost_and_missing_rank_times_out(on_mpi, monkeypatch):
     monkeypatch.setattr("pycollective.comm.mpi_group._GRACE", 0.05)
 
     def work(comm):
@@ -130,7 +130,7 @@ def test_a_rank_that_leaves_is_lost_and_one_that_does_not_come_is_waited_for(on_
     assert on_mpi(2, work) == [None, None]
 
 
-def test_items_without_bytes_are_moved(on_mpi):
+def test_mpi_moves_items_without_bytes(on_mpi):
     def work(comm):
         x = np.zeros(4, "V0")
         return [
@@ -142,7 +142,7 @@ def test_items_without_bytes_are_moved(on_mpi):
     assert on_mpi(2, work) == [want, want]
 
 
-def test_what_is_no_communicator_of_mpi_is_refused(on_mpi):
+def test_from_mpi_of_another_object_raises_type_error(on_mpi):
     def work(comm):
         with pytest.raises(TypeError, match="needs an intracommunicator"):
             pc.Communicator.from_mpi("MPI.COMM_WORLD")
@@ -152,7 +152,7 @@ def test_what_is_no_communicator_of_mpi_is_refused(on_mpi):
     assert on_mpi(1, work) == [None]
 
 
-def test_timeline_has_the_calls_of_a_group_on_mpi(on_mpi, tmp_path):
+def test_mpi_calls_are_in_the_timeline(on_mpi, tmp_path):
     def work(comm):
         comm.all_reduce(np.ones(3))
         comm.barrier(async_op=True).wait()

@@ -34,7 +34,7 @@ def test_objects_arrive_as_they_were_sent(kind, on_ranks):
     assert on_ranks(make_group(kind, 3), work) == [True] * 3
 
 
-def test_objects_that_are_not_json_need_pickle(on_ranks):
+def test_object_that_is_not_json_needs_pickle(on_ranks):
     day = datetime.date(2026, 11, 25)
 
     def work(comm):
@@ -65,7 +65,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("call", ["broadcast_object", "all_gather_object", "gather_object", "send"])
-def test_pickle_that_was_not_asked_for_is_never_opened(call, on_ranks):
+def test_pickled_object_without_pickle_true_is_not_unpickled(call, on_ranks):
     def work(comm):
         with pytest.raises((pc.MismatchError, pc.AbortedError), match="give the same pickle="):
             if call != "send":
@@ -83,7 +83,7 @@ def test_pickle_that_was_not_asked_for_is_never_opened(call, on_ranks):
     openers.clear()
 
 
-def test_object_longer_than_the_bound_is_refused_by_both_sides(monkeypatch, on_ranks):
+def test_object_longer_than_the_limit_raises_on_both_ranks(monkeypatch, on_ranks):
     monkeypatch.setattr(objects, "MOST_BYTES", 100)
 
     def work(comm):

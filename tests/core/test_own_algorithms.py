@@ -39,7 +39,7 @@ def test_own_algorithm_gives_sums_and_means(mine, ranks, on_ranks):
             np.testing.assert_array_equal(mean, x.sum(axis=0) / ranks)
 
 
-def test_a_call_under_way_keeps_its_algorithm():
+def test_async_call_keeps_its_algorithm_alive():
     def with_own(comm, x):
         @algorithm(num_chunks=1, collective="broadcast")
         def short_lived(rank, size):
@@ -61,7 +61,7 @@ def test_a_call_under_way_keeps_its_algorithm():
     np.testing.assert_array_equal(work.wait(), np.arange(5.0))
 
 
-def test_the_same_steps_as_the_cores_ring():
+def test_own_ring_has_the_steps_of_the_cores_ring():
     for size in (*range(1, 24), 64):
         ring.verify(size)
         made = ring.for_ranks(size).schedule  # with the marks of complete chunks
@@ -71,7 +71,7 @@ def test_the_same_steps_as_the_cores_ring():
         ]
 
 
-def test_worked_out_once_for_all_threads(on_ranks):
+def test_own_algorithm_is_planned_once_for_all_threads(on_ranks):
     calls = []
 
     @algorithm(num_chunks=1)
@@ -89,7 +89,7 @@ def test_worked_out_once_for_all_threads(on_ranks):
     assert calls == [0, 1]
 
 
-def test_broken_ones_raise_and_do_not_run(on_ranks):
+def test_invalid_own_algorithm_raises_before_it_runs(on_ranks):
     @algorithm(num_chunks=1)
     def forgets_a_rank(rank, size):
         yield copy(input[0], output[0])
@@ -116,7 +116,7 @@ def test_broken_ones_raise_and_do_not_run(on_ranks):
         comm._core.all_reduce(np.ones(1), np.ones(1), "sum", ring.for_ranks(3), False, 1.0)
 
 
-def test_absurd_spans_are_refused():
+def test_own_algorithm_with_invalid_spans_raises():
     far = 2**31 - 1
     for span in (output[far], output[0:far], output[-1], output[2:1], output[-far:-1]):
         wild = algorithm(num_chunks=2)(lambda rank, size, span=span: [copy(span, span)])
@@ -124,7 +124,7 @@ def test_absurd_spans_are_refused():
             wild.verify(1)
 
 
-def test_two_of_one_name_do_not_mix(on_ranks):
+def test_own_algorithms_with_one_name_raise_mismatch_error(on_ranks):
     @algorithm(num_chunks=1)
     def ring(rank, size):
         if rank == 0:
@@ -141,13 +141,28 @@ def test_two_of_one_name_do_not_mix(on_ranks):
     assert all(isinstance(r, pc.MismatchError) for r in results), results
 
 
-def test_show_and_rounds():
+def test_own_algorithm_can_be_shown():
     assert ring.show(3).startswith("ring all_reduce: 3 ranks, 3 chunks\nrank 0:\n")
     assert algorithms.rounds(ring, 4) == algorithms.rounds("ring", 4)
     assert repr(ring) == "<Algorithm ring>"
 
 
-def test_other_collectives_take_ones_own(on_ranks):
+def test_example_of_the_documentation_runs(capsys, monkeypatch):
+    blocks = re.findall(r"```(\w*)\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    space: dict[str, object] = {}
+    for language, text in blocks:
+        if language == "python":
+            exec(text, space)
+    assert failed == []
+    shown = [text for language, text in blocks if language == ""]
+    assert capsys.readouterr().out == shown[0]
+    (simulated,) = [text for language, text in blocks if language == "text"]
+    assert space["text"] == simulated.rstrip("\n")
+
+
+def test_own_algorithms_run_in_every_collective(on_ranks):
     def work(c):
         r, n = c.rank, c.size
         for root in (0, n - 1):

@@ -9,7 +9,7 @@ import pycollective as pc
 from pycollective import local_group
 
 
-def test_each_start_sends_what_the_array_then_holds(on_ranks):
+def test_start_uses_the_current_values(on_ranks):
     def work(comm):
         x, total = np.zeros(5), np.empty(5)
         request = pc.Persistent(comm.all_reduce, x, "sum", out=total)
@@ -47,7 +47,7 @@ def test_messages_and_calls_without_a_result_can_be_persistent(on_ranks):
     assert on_ranks(local_group(2), work) == [True, True]
 
 
-def test_a_request_is_started_and_waited_for_in_turn(on_ranks):
+def test_start_twice_or_wait_first_raises(on_ranks):
     first, second = local_group(2, timeout=20)
     request = pc.Persistent(first.barrier)
     assert request.done()
@@ -65,7 +65,7 @@ def test_a_request_is_started_and_waited_for_in_turn(on_ranks):
     assert request.done()
 
 
-def test_an_error_ends_the_request(on_ranks):
+def test_wait_after_an_error_ends_the_request(on_ranks):
     def work(comm):
         request = pc.Persistent(comm.all_reduce, np.zeros(2 + comm.rank))
         with pytest.raises(pc.MismatchError):
@@ -77,7 +77,7 @@ def test_an_error_ends_the_request(on_ranks):
     assert on_ranks(local_group(2, timeout=20), work) == [True, True]
 
 
-def test_arguments_are_checked_before_the_first_start():
+def test_persistent_invalid_arguments_raise_before_the_first_start():
     (comm,) = local_group(1)
     x = np.zeros(2)
     for text, call, args, options in (

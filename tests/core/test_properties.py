@@ -50,7 +50,7 @@ def on_all(comms, work):
 
 @given(data=st.data())
 @calmly
-def test_all_reduce_of_anything(data):
+def test_all_reduce_of_random_arrays_is_right(data):
     ranks = data.draw(st.integers(1, 5), "ranks")
     kind = data.draw(st.sampled_from(ALL_KINDS), "transport")
     dtype = data.draw(st.sampled_from(["float32", "float64", "int8", "uint16", "int64"]), "dtype")
@@ -100,7 +100,7 @@ CALLS = st.lists(
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @given(ranks=st.integers(1, 4), calls=CALLS)
 @calmly
-def test_any_sequence_of_calls(kind, ranks, calls):
+def test_random_sequences_of_calls_are_right(kind, ranks, calls):
     """No call disturbs the next one, of any kind."""
 
     def value(rank, turn, n):

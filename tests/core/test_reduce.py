@@ -100,7 +100,7 @@ def test_combine_arrays_any_size_and_alignment(dtype, op, shift):
 
 
 @in_table
-def test_targets_that_are_sources(dtype, op):
+def test_combine_in_place_is_right(dtype, op):
     n = 5003
     x = values(dtype, (4, n), 1)
     want = reference(op, [x[0], x[1]])
@@ -124,7 +124,7 @@ def test_targets_that_are_sources(dtype, op):
 
 @in_table
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 16])
-def test_many_sources_and_targets(dtype, op, ranks):
+def test_combine_of_many_sources_and_targets_is_right(dtype, op, ranks):
     for n in (0, 1, 97, 10_007):
         x = values(dtype, (ranks, n), n + ranks)
         before = x.tobytes()
@@ -137,7 +137,7 @@ def test_many_sources_and_targets(dtype, op, ranks):
         assert x.tobytes() == before
 
 
-def test_halves_of_many_sources_are_rounded_once():
+def test_combine_rounds_halves_of_many_sources_once():
     """1 + 2^-11 sixteen times is lost step by step, and is not in float32."""
     for dtype, little in ((F16, 2.0**-11), (BF16, 2.0**-8)):
         sources = [np.array([1.0], dtype)] + [np.array([little], dtype)] * 16
@@ -162,7 +162,7 @@ def all_patterns(dtype: np.dtype) -> np.ndarray:
 
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_every_pattern_is_widened(dtype, portable):
+def test_halves_of_every_bit_pattern_are_widened(dtype, portable):
     x = all_patterns(dtype)
     got = np.zeros(65536, "float32")
     convert_halves(x, got, portable)
@@ -177,7 +177,7 @@ def test_every_pattern_is_widened(dtype, portable):
 
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_every_pattern_comes_back_and_ties_go_to_even(dtype, portable):
+def test_halves_of_every_bit_pattern_are_rounded_to_even(dtype, portable):
     """All numbers, the middles between neighbours, and what lies directly beside those."""
     top = 0x7C00 if dtype == F16 else 0x7F80  # infinity
     exact = np.arange(top + 1, dtype="uint16").view(dtype).astype("float64")
@@ -204,7 +204,7 @@ def test_every_pattern_comes_back_and_ties_go_to_even(dtype, portable):
 
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_nan_stays_nan_with_its_sign(dtype, portable):
+def test_halves_keep_nan_with_its_sign(dtype, portable):
     bits = np.array(
         [0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x7F801000, 0xFF800001, 0xFFFFFFFF], "uint32"
     )
@@ -216,7 +216,7 @@ def test_nan_stays_nan_with_its_sign(dtype, portable):
 
 @settings(max_examples=200, deadline=None)
 @given(hnp.arrays("uint32", st.integers(1, 70), elements=st.integers(0, 2**32 - 1)))
-def test_any_float32_is_narrowed_as_the_references_do(bits):
+def test_float32_is_narrowed_as_by_the_references(bits):
     x = bits.view("float32")
     for dtype in HALVES:
         for portable in (False, True):
@@ -233,7 +233,7 @@ def test_any_float32_is_narrowed_as_the_references_do(bits):
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_ints_wrap_and_means_go_toward_zero(dtype):
+def test_combine_wraps_ints_and_rounds_means_toward_zero(dtype):
     top, bottom = np.iinfo(dtype).max, np.iinfo(dtype).min
     x = np.array([top, top, bottom, 7], dtype)
     y = np.array([1, top, bottom, 0], dtype)
@@ -249,7 +249,7 @@ def test_ints_wrap_and_means_go_toward_zero(dtype):
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_a_mean_of_any_int_and_size(dtype):
+def test_mean_of_any_int_and_size_is_right(dtype):
     """Every number of 8 and 16 bits; more ranks than the type can count; the ends of the wide ones."""
     info = np.iinfo(dtype)
     if dtype.itemsize <= 2:
@@ -269,7 +269,7 @@ def test_a_mean_of_any_int_and_size(dtype):
 
 @pytest.mark.parametrize("dtype", [*HALVES, F32, F64], ids=str)
 @pytest.mark.parametrize("op", ["min", "max"])
-def test_min_and_max_of_nan_give_nan(dtype, op):
+def test_combine_min_and_max_of_nan_give_nan(dtype, op):
     x = np.array([np.nan, 1.0, np.nan, np.inf] * 9, dtype)
     y = np.array([2.0, np.nan, np.nan, -np.inf] * 9, dtype)
     out = np.zeros(36, dtype)
@@ -280,7 +280,7 @@ def test_min_and_max_of_nan_give_nan(dtype, op):
     np.testing.assert_array_equal(out.astype("float32"), [np.nan, np.nan, np.nan, number] * 9)
 
 
-def test_any_byte_but_0_is_true():
+def test_combine_of_bools_takes_any_other_byte_than_0_as_true():
     a = np.array([0, 1, 2, 255, 2, 0], "uint8").view(bool)
     b = np.array([0, 0, 4, 2, 0, 128], "uint8").view(bool)
     for op, want in {
@@ -293,7 +293,7 @@ def test_any_byte_but_0_is_true():
 
 
 @pytest.mark.parametrize(("dtype", "op"), REFUSED, ids=lambda v: str(v))
-def test_what_has_no_meaning_is_refused_by_name(dtype, op):
+def test_combine_op_that_the_dtype_lacks_raises_type_error(dtype, op):
     x = np.ones(3, dtype)
     with pytest.raises(TypeError, match=f"there is no '{op}' of {dtype} arrays: ") as refused:
         reduce_arrays(op, [x, x], [x.copy()])
@@ -305,7 +305,7 @@ def test_what_has_no_meaning_is_refused_by_name(dtype, op):
     "dtype", [">f4", ">i2", "longdouble", "M8[s]", "m8[s]", "V2", "S2", "U1",
               [("a", "f4")], ml_dtypes.float8_e4m3fn, ml_dtypes.int4], ids=str
 )  # fmt: skip
-def test_other_dtypes_are_refused_by_name(dtype):
+def test_combine_of_an_unsupported_dtype_raises_type_error(dtype):
     x = np.zeros(3, dtype)
     with pytest.raises(TypeError) as refused:
         reduce_arrays("max", [x], [x])

@@ -28,7 +28,7 @@ def test_every_size_to_64_is_proved(collective, algorithm):
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), ALL)
-def test_fingerprints_beyond_64_ranks(collective, algorithm):
+def test_verify_beyond_64_ranks_proves_schedules(collective, algorithm):
     for size in (65, 100, 257):
         algorithms.verify(algorithm, size, collective)
 
@@ -119,7 +119,7 @@ def test_swapping_steps_is_found_or_harmless_but_never_crashes():
     assert found > 200
 
 
-def test_contribution_counted_twice():
+def test_verify_contribution_counted_twice_is_found():
     steps = [
         [Step(Verb.recv_reduce, 1, span("input", 0), span("output", 0), True),
          Step(Verb.reduce, -1, span("input", 0), span("output", 0)),
@@ -129,7 +129,7 @@ def test_contribution_counted_twice():
     assert "counted twice" in problem(1, steps)
 
 
-def test_deadlock_names_the_ranks():
+def test_verify_deadlock_names_the_ranks():
     steps = [
         [Step(Verb.recv_reduce, 1 - r, span("input", 0), span("output", 0), True),
          Step(Verb.send, 1 - r, span("input", 0))]
@@ -140,7 +140,7 @@ def test_deadlock_names_the_ranks():
     assert "rank 1 waits in step 0" in text
 
 
-def test_two_messages_under_way_need_a_receiver():
+def test_verify_second_message_without_a_receiver_is_found():
     """Schedules may rely on one unreceived message between two ranks, not on two."""
     swap = [
         [Step(Verb.send, 1 - r, span("input", 0)), Step(Verb.send, 1 - r, span("input", 1)),
@@ -151,7 +151,7 @@ def test_two_messages_under_way_need_a_receiver():
     assert "deadlock" in problem(2, swap)
 
 
-def test_writing_what_a_peer_may_still_read():
+def test_verify_write_to_data_that_a_peer_reads_is_found():
     """In place, rank 0 overwrites its chunk without having heard that rank 1 has read it."""
     steps = [
         [Step(Verb.send, 1, span("input", 0)),
@@ -163,19 +163,19 @@ def test_writing_what_a_peer_may_still_read():
     assert "may still be reading" in problem(1, steps, in_place=True)
 
 
-def test_writing_to_the_input():
+def test_verify_write_to_the_input_is_found():
     steps = [[Step(Verb.copy, -1, span("input", 0), span("input", 0))]]
     assert "writes to the input" in problem(1, steps)
 
 
-def test_missing_contribution_is_described():
+def test_verify_missing_contribution_is_described():
     steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))] for _ in range(2)]
     assert problem(1, steps) == (
         "rank 0 ends with a wrong output[0]: chunk 0 with 1 contributions from ranks 0"
     )
 
 
-def test_message_to_unknown_peer_is_rejected():
+def test_verify_message_to_an_unknown_rank_is_rejected():
     steps = [
         [Step(Verb.copy, -1, span("input", 0), span("output", 0)),
          Step(Verb.send, 0, span("output", 0))],
@@ -183,14 +183,14 @@ def test_message_to_unknown_peer_is_rejected():
     assert "no such peer" in problem(1, steps)
 
 
-def test_barrier_that_does_not_wait_is_rejected():
+def test_verify_barrier_that_does_not_wait_is_rejected():
     good = algorithms.schedule("dissemination", 4, "barrier")
     assert verify(Schedule(Collective.barrier, 1, [s[:2] for s in good.steps]), False) == (
         "rank 0 leaves the barrier before rank 1 has entered"
     )
 
 
-def test_names_and_errors():
+def test_algorithm_names_are_listed_and_others_raise():
     assert algorithms.names()[0] == "ring"
     with pytest.raises(ValueError, match="no all_reduce algorithm is called 'bus'.*ring"):
         algorithms.schedule("bus", 4)
@@ -211,7 +211,7 @@ def test_show_prints_every_step():
 
 
 @pytest.mark.parametrize("size", range(2, 33))
-def test_ring_moves_the_least(size):
+def test_ring_moves_the_fewest_bytes(size):
     """Each rank sends 2 (size - 1) chunks of a buffer of `size` chunks: the lower bound."""
     made = algorithms.schedule("ring", size)
     for steps in made.steps:
@@ -239,7 +239,7 @@ def messages(made: Schedule) -> list[int]:
 
 
 @pytest.mark.parametrize("size", range(2, 33))
-def test_halving_doubling_moves_the_least_in_few_rounds(size):
+def test_halving_doubling_moves_the_fewest_bytes_in_few_rounds(size):
     made = algorithms.schedule("halving_doubling", size)
     p = 1 << (size.bit_length() - 1)
     assert made.chunks == p
@@ -265,7 +265,7 @@ def test_double_tree_shares_the_work(size):
     ("collective", "algorithm"),
     [(c, a) for c, a in ALL if c in ("reduce_scatter", "all_gather", "all_to_all")],
 )
-def test_parts_move_the_least(collective, algorithm, size):
+def test_schedules_of_parts_move_the_fewest_bytes(collective, algorithm, size):
     made = algorithms.schedule(algorithm, size, collective)
     sent = [sum(s.source.count for s in steps if s.verb == Verb.send) for steps in made.steps]
     assert sent == [size - 1] * size
@@ -289,7 +289,7 @@ def test_halving_and_doubling_take_few_turns(size):
         assert len(picture) == 2 + rounds
 
 
-def test_short_arrays_are_proved_too():
+def test_schedules_of_short_arrays_are_proved():
     """Chunk 1 may be overwritten because of what is heard in a message about chunk 2."""
     c = [span("output", i) for i in range(3)]
     i = [span("input", i) for i in range(3)]
@@ -314,7 +314,7 @@ def test_short_arrays_are_proved_too():
     assert "counted twice" in verify(made, True)
 
 
-def test_a_chunk_in_another_ones_place():
+def test_verify_chunk_in_a_wrong_place_is_found():
     """The last chunk may be short: nothing else fits there."""
     steps = [
         [Step(Verb.copy, -1, span("input", 0), span("output", 1)),
@@ -324,7 +324,7 @@ def test_a_chunk_in_another_ones_place():
     assert "puts chunk 0 where chunk 1 belongs" in problem(2, steps)
 
 
-def test_scratch_is_checked():
+def test_verify_checks_scratch():
     through = [[Step(Verb.copy, -1, span("input", 0), span("scratch", 1)),
                 Step(Verb.copy, -1, span("scratch", 1), span("output", 0))]]  # fmt: skip
     assert prove(Schedule(Collective.all_reduce, 1, through, 2)) == ""
@@ -342,7 +342,7 @@ def test_scratch_is_checked():
     assert "may still be reading" in prove(Schedule(Collective.all_reduce, 1, again, 1))
 
 
-def test_several_parts_go_round():
+def test_verify_schedules_with_several_parts_per_message():
     """Behind the last part of a buffer comes the first; behind the last chunk nothing."""
 
     def by_rank_0(first, count=2):
@@ -366,7 +366,7 @@ def test_several_parts_go_round():
     assert "chunks outside 0:2" in prove(Schedule(Collective.all_gather, 1, scratch, 2))
 
 
-def test_reducing_where_nothing_is_reduced():
+def test_verify_reduce_in_a_move_is_found():
     steps = [
         [Step(Verb.copy, -1, span("input", 0), span("output", 0)),
          Step(Verb.send, 1, span("output", 0))],
@@ -375,7 +375,7 @@ def test_reducing_where_nothing_is_reduced():
     assert "does not" in verify(Schedule(Collective.broadcast, 1, steps), False)
 
 
-def test_rounds_are_a_picture():
+def test_rounds_prints_a_table_of_messages():
     assert algorithms.rounds("ring", 3).splitlines() == [
         "ring all_reduce: 3 ranks, 3 chunks",
         "round  rank 0  rank 1  rank 2",

@@ -36,7 +36,7 @@ def test_sendrecv_round_a_ring_shifts_arrays_of_any_length(kind, later, on_ranks
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("later", [False, True])
-def test_sendrecv_without_a_neighbour_leaves_out_as_it_is(kind, later, on_ranks):
+def test_sendrecv_without_a_neighbour_leaves_out_unchanged(kind, later, on_ranks):
     def work(comm):
         with comm:
             after = comm.rank + 1 if comm.rank + 1 < comm.size else None

@@ -89,13 +89,13 @@ def test_reduce_scatter_sends_several_parts_together(kind, ranks, on_ranks):
     on_ranks(make_group(kind, ranks, 30.0), work)
 
 
-def test_they_are_proved():
+def test_schedules_with_several_parts_are_proved():
     for size in range(1, 20):
         through_rank_0.verify(size)
         added_by_rank_0.verify(size)
 
 
-def test_ragged_parts_do_not_go_through_scratch(on_ranks):
+def test_ragged_parts_with_scratch_raise_value_error(on_ranks):
     @algorithm(num_chunks=lambda size: size, num_scratch=1, collective="all_gather")
     def kept(rank, size):
         yield copy(input[0], scratch[0])
@@ -113,7 +113,7 @@ def test_ragged_parts_do_not_go_through_scratch(on_ranks):
 
 
 @pytest.mark.parametrize("kind", ["threads", "shm", "tcp", "mixed"])
-def test_items_that_parts_of_messages_cut(kind, on_ranks):
+def test_items_cut_by_message_parts_arrive_whole(kind, on_ranks):
     """Nothing that moves messages in parts knows where an item of 13 bytes ends."""
     rows = np.zeros((3, 30_011), "i4, u1, f8")
     rows["f0"], rows["f1"] = np.arange(3)[:, None], np.arange(30_011) % 251

@@ -24,7 +24,7 @@ def comms():
         comm.close()
 
 
-def test_numpys_arrays_are_shared_within_the_block_only(comms):
+def test_shared_arrays_concern_only_the_block(comms):
     before = np.ones(100_000)
     with pc.shared_arrays():
         made = [np.ones(100_000), np.zeros((300, 300)), np.ones(100_000) + before]
@@ -35,7 +35,7 @@ def test_numpys_arrays_are_shared_within_the_block_only(comms):
     assert (made[2] == 2).all() and (made[1] == 0).all()
 
 
-def test_switch_lasts_until_it_is_turned_off(comms):
+def test_shared_arrays_called_last_until_they_are_turned_off(comms):
     pc.shared_arrays()
     try:
         assert _core.is_shared(np.ones(100_000))
@@ -47,7 +47,7 @@ def test_switch_lasts_until_it_is_turned_off(comms):
     assert not _core.is_shared(np.ones(100_000))
 
 
-def test_zeros_are_zero_where_memory_is_used_again(comms):
+def test_zeros_in_reused_memory_are_zero(comms):
     with pc.shared_arrays():
         for _ in range(3):
             x = np.zeros(50_000)
@@ -67,7 +67,7 @@ def test_shared_arrays_grow_and_shrink(comms):
         np.testing.assert_array_equal(y, np.arange(200_000))
 
 
-def test_freed_memory_is_used_again(comms):
+def test_freed_memory_is_reused(comms):
     first = comms[0].empty(100_000)
     place = first.ctypes.data
     del first

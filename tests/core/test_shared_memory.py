@@ -66,7 +66,7 @@ def test_open_refuses_memory_of_another_size():
             _core.ShmGroup.open(made)
 
 
-def test_open_refuses_what_is_no_shared_memory(tmp_path):
+def test_open_of_a_file_raises(tmp_path):
     with (
         open(tmp_path / "file", "w+b") as file,
         pytest.raises((OSError, RuntimeError), match="not a descriptor of shared memory"),
@@ -109,7 +109,7 @@ def test_forked_child_that_drops_a_group_does_not_leave_it():
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp", "mixed"])
-def test_forked_child_that_speaks_for_a_rank_is_not_heard(kind):
+def test_forked_child_cannot_act_for_a_rank(kind):
     comms = make_group(kind, 2, 30.0)
     group = comms[0]._group
 
@@ -173,7 +173,7 @@ def test_forked_child_that_writes_to_shared_arrays_writes_for_itself(on_ranks):
 
 
 @pytest.mark.slow
-def test_memory_of_64_ranks_that_all_talk_to_all_stays_below_a_gib(on_ranks):
+def test_memory_of_64_ranks_that_exchange_messages_stays_below_a_gib(on_ranks):
     size = 64
     memory = _core.ShmGroup.create(size, 0)
     members = [_core.ShmGroup.open(memory.descriptor) for _ in range(size)]

@@ -122,7 +122,7 @@ def test_each_rank_gets_a_mismatch_once_in_its_call_or_in_close(on_ranks, kind, 
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_close_after_a_refused_call_does_not_raise_its_mismatch_again(on_ranks, kind):
+def test_close_after_a_raised_mismatch_does_not_raise_it_again(on_ranks, kind):
     groups = make_group(kind, 3, 20)
     on_ranks(groups, lambda group: error_of(lambda: _message_of_another_type(group)))
     refused = on_ranks(groups, lambda group: error_of(lambda: group.all_reduce(np.ones(4))))
@@ -151,7 +151,7 @@ def _receive(group, x):
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("call", [_all_reduce, _by_messages, _ragged, _receive])
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_mismatch_of_an_asynchronous_call_is_raised_once(on_ranks, kind, call, waits):
+def test_mismatch_of_an_asynchronous_call_is_raised_once(on_ranks, kind, call, waits):
     """The call raises it, or wait(), or close() where nobody waited."""
 
     def work(group):
@@ -169,7 +169,7 @@ def test_a_mismatch_of_an_asynchronous_call_is_raised_once(on_ranks, kind, call,
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp", "mixed"])
-def test_a_call_that_meets_a_later_call_of_a_peer_names_the_call_in_its_place(on_ranks, kind):
+def test_mismatch_with_a_later_call_names_the_peers_call_in_its_place(on_ranks, kind):
     """Rank 2 expects a message of its first call from rank 1, and gets one of the second."""
 
     def work(group):
@@ -209,7 +209,7 @@ def test_close_after_equal_calls_raises_nothing(on_ranks, kind):
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_rank_that_has_made_fewer_calls_closes_in_good_order(on_ranks, kind):
+def test_close_of_a_rank_with_fewer_calls_raises_nothing(on_ranks, kind):
     def work(group):
         if group.rank == 1:
             group.send(np.ones(1), 0)
@@ -221,7 +221,7 @@ def test_a_rank_that_has_made_fewer_calls_closes_in_good_order(on_ranks, kind):
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp", "mixed"])
-def test_the_first_of_several_differing_calls_is_named(on_ranks, kind):
+def test_mismatch_names_the_first_differing_calls(on_ranks, kind):
     def work(group):
         group.barrier()
         group.gather(np.ones(2), 1 if group.rank == 0 else 0)  # rank 0 and 2 exchange nothing
@@ -234,7 +234,7 @@ def test_the_first_of_several_differing_calls_is_named(on_ranks, kind):
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_rank_that_leaves_is_lost_at_once_to_those_that_wait_for_it(kind):
+def test_leaving_rank_is_lost_to_waiting_ranks_at_once(kind):
     first, second = make_group(kind, 2, 60)
     errors = []
     waits = threading.Thread(
@@ -250,7 +250,7 @@ def test_a_rank_that_leaves_is_lost_at_once_to_those_that_wait_for_it(kind):
 
 
 @pytest.mark.parametrize("call", ["recv", "async all_reduce", "all_reduce"])
-def test_a_rank_that_nobody_has_any_more_is_lost_at_once(call):
+def test_dropped_rank_is_lost_at_once(call):
     """The thread of rank 1 has raised, and let go of its communicator with that."""
     first, second = pc.local_group(2, timeout=60)
     errors = []
@@ -273,7 +273,7 @@ def test_a_rank_that_nobody_has_any_more_is_lost_at_once(call):
     assert "rank 1 has left the group" in str(errors[0])
 
 
-def test_a_rank_that_raises_in_its_with_block_aborts_the_others_at_once(on_ranks):
+def test_error_in_a_with_block_aborts_the_other_ranks_at_once(on_ranks):
     def work(group):
         with group:
             if group.rank == 1:
@@ -287,7 +287,7 @@ def test_a_rank_that_raises_in_its_with_block_aborts_the_others_at_once(on_ranks
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_two_ranks_that_both_receive_are_both_said_to(on_ranks, kind):
+def test_timeout_of_two_receiving_ranks_names_both(on_ranks, kind):
     def work(comm):
         return str(error_of(lambda: comm.recv(source=1 - comm.rank, shape=3, dtype="int8", tag=5)))
 
@@ -297,7 +297,7 @@ def test_two_ranks_that_both_receive_are_both_said_to(on_ranks, kind):
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_message_that_came_late_is_no_longer_said_to_be_waited_for(on_ranks, kind):
+def test_timeout_does_not_name_a_message_that_has_arrived(on_ranks, kind):
     def work(comm):
         if comm.rank == 0:
             late = comm.recv(source=1, shape=1, dtype=float, async_op=True)
@@ -316,7 +316,7 @@ def test_a_message_that_came_late_is_no_longer_said_to_be_waited_for(on_ranks, k
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_deadline_names_the_rank_that_did_not_come(on_ranks, kind):
+def test_timeout_names_the_rank_that_did_not_join(on_ranks, kind):
     def work(comm):
         return None if comm.rank == 2 else str(error_of(lambda: comm.all_reduce(np.ones(3))))
 

@@ -45,7 +45,7 @@ def span(buffer, first, count=1):
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 64, 100, 1000])
-def test_latency_alone_gives_the_rounds(n):
+def test_simulate_latency_alone_counts_rounds(n):
     cluster = Cluster.flat(n, Link(latency=2e-6))
     rounds = math.ceil(math.log2(n))
     assert time_of("ring", cluster, n * 64) == pytest.approx(2 * (n - 1) * 2e-6)
@@ -60,7 +60,7 @@ def test_latency_alone_gives_the_rounds(n):
 
 
 @pytest.mark.parametrize("n", [2, 5, 8, 100])
-def test_bandwidth_alone_gives_the_bytes(n):
+def test_simulate_bandwidth_alone_counts_bytes(n):
     cluster = Cluster.flat(n, Link(0.0, bandwidth=1e9))
     one = CHUNK / 1e9
     assert time_of("ring", cluster, n * CHUNK) == pytest.approx(2 * (n - 1) * one)
@@ -72,7 +72,7 @@ def test_bandwidth_alone_gives_the_bytes(n):
     assert time_of("direct", cluster, n * CHUNK, "gather") == pytest.approx((n - 1) * one)
 
 
-def test_halving_doubling_by_hand():
+def test_simulate_halving_doubling_is_the_sum_by_hand():
     cluster = Cluster.flat(8, Link(1e-6, bandwidth=1e9))
     moved = 2 * 8 * CHUNK * 7 / 8 / 1e9
     assert time_of("halving_doubling", cluster, 8 * CHUNK) == pytest.approx(2 * 3 * 1e-6 + moved)
@@ -80,7 +80,7 @@ def test_halving_doubling_by_hand():
 
 @pytest.mark.parametrize("n", [2, 3, 8, 65, 300])
 @pytest.mark.parametrize("copies", [False, True])
-def test_ring_is_alpha_beta_gamma(n, copies):
+def test_simulate_ring_is_the_alpha_beta_gamma_formula(n, copies):
     """2(n-1) turns of latency, two overheads and a chunk's transfer; n-1 reductions."""
     link = Link(3e-6, 2e9, 0.5e-6, sender_copies=copies, receiver_copies=copies)
     cluster = Cluster.flat(n, link, reduce_rate=8e9, copy_rate=5e9)
@@ -97,7 +97,7 @@ def test_ring_is_alpha_beta_gamma(n, copies):
     assert result.bus_bandwidth == pytest.approx(2 * (n - 1) * CHUNK / want)
 
 
-def test_blocks_follow_each_other():
+def test_simulate_pipelines_blocks():
     n, blocks = 4, 5
     cluster = Cluster.flat(n, Link(1e-6, 1e9))
     one = time_of("ring", cluster, n * CHUNK)
@@ -109,7 +109,7 @@ def test_blocks_follow_each_other():
     )
 
 
-def test_scratch_is_read_before_the_next_block():
+def test_simulate_reads_scratch_before_the_next_block():
     """Rank 1 hears nothing, but may not overwrite what rank 0 has not read."""
     steps = [
         [Step(Verb.recv, 1, target=span("output", 0))],
@@ -126,7 +126,7 @@ def test_scratch_is_read_before_the_next_block():
         assert time_of(made, cluster, 64 * blocks, segment_bytes=64) == pytest.approx(1)
 
 
-def test_short_arrays_send_less():
+def test_simulate_short_arrays_send_fewer_bytes():
     cluster = Cluster.flat(8, Link(1e-6))
     assert simulate("ring", cluster, 64).messages == 14  # one chunk has something in it
     assert simulate("ring", cluster, 0).seconds == 0
@@ -141,7 +141,7 @@ def exchange(k):
 
 
 @pytest.mark.parametrize("k", [1, 2, 8])
-def test_a_shared_port_serves_one_after_the_other(k):
+def test_simulate_shared_port_serves_messages_in_turn(k):
     one = CHUNK / 1e9
     for shared in (False, True):
         cluster = Cluster.grid(2, k, Link(0.0), Link(1e-6, 1e9, shared=shared))
@@ -153,7 +153,7 @@ def test_a_shared_port_serves_one_after_the_other(k):
         assert result.link_messages == (0, k)
 
 
-def test_what_comes_first_is_served_first():
+def test_simulate_port_serves_in_order_of_arrival():
     """Rank 0 is busy with a copy: its message leaves after rank 1's, though its number is lower."""
     steps = [
         [Step(Verb.copy, -1, span("input", 0), span("output", 0)),
@@ -170,7 +170,7 @@ def test_what_comes_first_is_served_first():
     assert finish[2] == pytest.approx(2 * CHUNK / 1e9)
 
 
-def test_a_fan_comes_in_through_one_port():
+def test_simulate_many_senders_share_the_receivers_port():
     """The message that is received last arrives first, so the port is not idle."""
     n = 5
     others = [[Step(Verb.send, 0, span("input", 0))] for _ in range(n - 1)]
@@ -183,7 +183,7 @@ def test_a_fan_comes_in_through_one_port():
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 8])
-def test_ranks_share_cores(cores):
+def test_simulate_ranks_share_cores(cores):
     """Four ranks that copy for a second each; nothing else takes time."""
     steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))]] * 4
     made = Schedule(Collective.all_reduce, 1, steps)
@@ -193,7 +193,7 @@ def test_ranks_share_cores(cores):
     assert time_of(made, hosts, 64) == math.ceil(2 / cores)
 
 
-def test_cores_and_messages():
+def test_simulate_waiting_ranks_do_not_hold_a_core():
     """A core is not held while a rank waits for a message: the others go on."""
     n, chunk = 6, 64
     link = Link(0.0, overhead=1.0)
@@ -205,7 +205,7 @@ def test_cores_and_messages():
     assert result.seconds == pytest.approx(2 * (n - 1) * 2)
 
 
-def test_levels_of_places():
+def test_simulate_innermost_shared_level_gives_the_link():
     """Sockets in hosts in racks: the innermost place that two ranks share decides."""
     ranks = range(8)
     places = [[r // d for r in ranks] for d in (2, 4)]
@@ -251,7 +251,7 @@ LINKS = st.builds(
     st.integers(0, 100_000),
     st.floats(1e8, 1e12),
 )
-def test_nothing_is_faster_than_its_ports(which, n, data, within, between, bytes, rate):
+def test_simulate_is_never_faster_than_the_ports(which, n, data, within, between, bytes, rate):
     collective, name = which
     hosts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
     cluster = Cluster.of_hosts(hosts, within, between, reduce_rate=rate, copy_rate=rate)
@@ -280,13 +280,13 @@ def test_nothing_is_faster_than_its_ports(which, n, data, within, between, bytes
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
 @pytest.mark.parametrize("preset", CLUSTERS)
-def test_every_algorithm_beyond_64_ranks(collective, name, preset):
+def test_simulate_every_algorithm_beyond_64_ranks(collective, name, preset):
     result = simulate(name, CLUSTERS[preset](130), 1 << 20, collective)
     assert 1e-6 < result.seconds < 60
     assert len(result.finish) == 130
 
 
-def test_deadlock_says_who_waits_for_whom():
+def test_simulate_deadlock_names_the_waiting_ranks():
     steps = [
         [Step(Verb.recv, 1 - r, target=span("output", 0)), Step(Verb.send, 1 - r, span("input", 0))]
         for r in range(2)
@@ -306,7 +306,7 @@ def test_deadlock_says_who_waits_for_whom():
         simulate(broken, Cluster.grid(2, 2, Link(0.0), between), CHUNK)
 
 
-def test_messages_that_do_not_match():
+def test_simulate_unmatched_messages_raise():
     unread = [[Step(Verb.send, 1, span("input", 0))], []]
     with pytest.raises(ValueError, match="rank 0 sends to rank 1 what is never received"):
         simulate(Schedule(Collective.all_reduce, 1, unread), 2, 64)
@@ -318,7 +318,7 @@ def test_messages_that_do_not_match():
         simulate(Schedule(Collective.all_reduce, 2, differ), 2, 1024)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_simulate_invalid_arguments_raise():
     good = Cluster.flat(2, Link(1e-6))
     peerless = Schedule(Collective.all_reduce, 1, [[Step(Verb.send, 7, span("input", 0))], []])
     outside = Schedule(Collective.all_reduce, 1, [[Step(Verb.copy, -1, span("input", 9),
@@ -354,7 +354,7 @@ def test_what_makes_no_sense_is_refused():
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 90])
-def test_algorithms_of_ones_own(n):
+def test_simulate_own_algorithm(n):
     cluster = Cluster.infiniband_nvlink(n)
     mine, core = own_algorithms.ring.simulate(cluster, 1 << 20), simulate("ring", cluster, 1 << 20)
     assert mine.algorithm == "ring"
@@ -397,7 +397,7 @@ def test_show_describes_the_simulation():
     )
 
 
-def test_this_machine_is_measured():
+def test_measure_describes_this_machine():
     for ranks in (1, 2, 3):
         made = Cluster.this_machine(ranks, 1 << 16)
         assert made.ranks == ranks
@@ -409,7 +409,7 @@ def test_this_machine_is_measured():
         Cluster.this_machine(0)
 
 
-def test_what_messages_cost_is_found_again():
+def test_cluster_fitted_finds_the_costs_of_messages():
     """Four ranks with a latency of 3 s, an overhead of half a second at each end, and 1 s a call."""
     cost = {"ring": 1 + 6 * (3 + 2 * 0.5), "reduce_to_one": 1 + 2 * 3 + 2 * 4 * 0.5}
     made = Cluster.fitted(4, 1, lambda name, bytes: cost[name], Link(0.0, 1e9), call_overhead=1.0)
@@ -418,7 +418,7 @@ def test_what_messages_cost_is_found_again():
     assert made.call_overhead == 1.0
 
 
-def test_progress_is_told_and_can_end_the_work():
+def test_simulate_progress_callback_can_end_the_simulation():
     told = []
     simulate("ring", 600, 1 << 20, progress=told.append)
     assert told == sorted(told)
@@ -434,7 +434,7 @@ def test_progress_is_told_and_can_end_the_work():
 
 
 @pytest.mark.parametrize("work", ["simulate", "verify"])
-def test_ctrl_c_ends_long_work(ctrl_c, work):
+def test_simulate_interrupted_ends(ctrl_c, work):
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
@@ -447,7 +447,7 @@ def test_ctrl_c_ends_long_work(ctrl_c, work):
         timer.join()
 
 
-def test_hierarchical_is_that_of_the_clusters_hosts():
+def test_simulate_hierarchical_uses_the_hosts_of_the_cluster():
     hosts = [0, 1, 0, 1, 0]
     spread = Cluster.of_hosts(["a", "b", "a", "b", "a"], Link(1e-6), Link(1e-5, 1e9))
     assert spread.hosts == hosts and Cluster.flat(2, Link(1e-6)).hosts == [0, 1]
@@ -459,7 +459,7 @@ def test_hierarchical_is_that_of_the_clusters_hosts():
         simulate("hierarchical", spread, 1 << 20, "broadcast")
 
 
-def test_plots_are_files(tmp_path):
+def test_simulate_plot_writes_a_file(tmp_path):
     pytest.importorskip("matplotlib")
     marks = {"size of the array": ["1 KiB", "1 MiB"], "ranks": ["2", "4", "8"]}
     for name, ranks, sizes, start in (
@@ -486,7 +486,7 @@ def test_plots_are_files(tmp_path):
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), want)
 
 
-def test_plots_say_what_they_need(monkeypatch):
+def test_simulate_plot_without_matplotlib_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[plot\]'"):
         algorithms.plot(["ring"], Cluster.ethernet_10g, ranks=[2], sizes=[8])

@@ -13,7 +13,7 @@ from pycollective import local_group
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_colors_and_keys(ranks, on_ranks):
+def test_split_by_colors_and_keys(ranks, on_ranks):
     def work(c):
         r, n = c.rank, c.size
         half = c.split(r % 2, key=-r)
@@ -31,7 +31,7 @@ def test_colors_and_keys(ranks, on_ranks):
     assert on_ranks(local_group(ranks, timeout=30), work) == [2.0 * ranks] * ranks
 
 
-def test_rows_and_columns_at_the_same_time(on_ranks):
+def test_split_into_rows_and_columns_works_concurrently(on_ranks):
     """A grid: both new groups and the old one have calls under way."""
 
     def work(c):
@@ -44,7 +44,7 @@ def test_rows_and_columns_at_the_same_time(on_ranks):
     assert got == [[3 * (r // 3 * 3 + 1), 2 * (r % 3) + 3, 15] for r in range(6)]
 
 
-def test_split_of_split_groups_work(on_ranks):
+def test_split_of_a_split_group_works(on_ranks):
     def work(c):
         sizes = []
         while c.size > 1:
@@ -57,7 +57,7 @@ def test_split_of_split_groups_work(on_ranks):
     assert on_ranks(local_group(8, timeout=30), work) == [[4, 2, 1]] * 8
 
 
-def test_a_new_group_that_fails_leaves_the_old_one_as_it_is(on_ranks):
+def test_split_group_that_fails_leaves_the_first_group_working(on_ranks):
     def work(c):
         new = c.split(0)
         with pytest.raises(pc.MismatchError):
@@ -73,7 +73,7 @@ def test_a_new_group_that_fails_leaves_the_old_one_as_it_is(on_ranks):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, pc.CollectiveTimeoutError])
-def test_a_rank_that_gives_up_tells_those_who_have_the_new_group(on_ranks, error):
+def test_split_error_in_the_last_part_fails_the_new_group(on_ranks, error):
     """Rank 0 fails in the last part of the call, in which rank 1 has all that it needs."""
     others_are_done = threading.Event()
 
@@ -105,7 +105,7 @@ def test_a_rank_that_gives_up_tells_those_who_have_the_new_group(on_ranks, error
     assert re.match(told, str(heard))
 
 
-def test_it_is_a_collective_call(on_ranks):
+def test_split_with_another_call_raises_mismatch_error(on_ranks):
     def work(c):
         with pytest.raises(
             pc.MismatchError, match="rank 0 called all_gather.* rank 1 called barrier"
@@ -141,7 +141,7 @@ def test_split_async_returns_works_of_communicators(on_ranks):
     assert on_ranks(local_group(4, timeout=30), work) == [4.0] * 4
 
 
-def test_later_and_one_does_not_come(on_ranks):
+def test_split_async_with_a_missing_rank_times_out(on_ranks):
     def work(c):
         if c.rank == 0:
             split = c.split(0, async_op=True, timeout=0.3)
@@ -162,7 +162,7 @@ def test_later_and_one_does_not_come(on_ranks):
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
 
 
-def test_later_and_another_call(on_ranks):
+def test_split_async_with_another_call_raises_mismatch_error(on_ranks):
     def work(c):
         call = c.split(0, async_op=True) if c.rank else c.barrier(async_op=True)
         with pytest.raises(pc.MismatchError, match="called all_gather"):
@@ -172,7 +172,7 @@ def test_later_and_another_call(on_ranks):
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
 
 
-def test_one_that_nobody_waits_for(on_ranks):
+def test_split_async_without_wait_is_completed_by_close(on_ranks):
     def work(c):
         c.split(0, async_op=True)
         c.close()  # waits for it

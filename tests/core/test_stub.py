@@ -79,7 +79,7 @@ def compiled(module) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_stub_is_the_module(name):
+def test_stub_has_the_names_of_the_module(name):
     module = MODULES[name]
     want = {k: v for k, v in compiled(module).items() if not _is_enum(module, k)}
     assert declared(STUBS / f"{name}.pyi") == want
@@ -101,7 +101,7 @@ print("pycollective._nn" in sys.modules)
 """
 
 
-def test_kernels_are_loaded_by_the_first_import_that_needs_them(tmp_path):
+def test_kernels_are_loaded_at_their_first_use(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", USED], env=env, cwd=tmp_path, capture_output=True, text=True,

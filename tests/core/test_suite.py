@@ -79,7 +79,7 @@ def pairs(which):
 
 
 @pytest.mark.parametrize("which", FACTORS)
-def test_every_two_values_meet(which):
+def test_cases_combine_every_two_values(which):
     factors = {"group": GROUPS, **FACTORS[which]}
     found = list(pairwise(factors))
     for a, b in itertools.combinations(factors, 2):
@@ -128,7 +128,7 @@ def test_all_products_of_factors(which, of, kind, ranks, group, on_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("what", [*REDUCTIONS, *MOVES], ids=str)
-def test_arrays_of_many_blocks(what, kind, group, on_ranks):
+def test_collectives_of_many_blocks_are_right(what, kind, group, on_ranks):
     """Arrays that the executor goes through in several turns of the schedule."""
     op = "sum" if what in REDUCTIONS else ""
     cases = [
@@ -147,7 +147,7 @@ INEXACT = [
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_equal_bits_on_all_ranks_and_every_time(kind, dtype, group, on_ranks):
+def test_results_have_equal_bits_on_all_ranks_and_in_every_run(kind, dtype, group, on_ranks):
     """Numbers whose sum depends on the order: it is the same everywhere, and again."""
     for ranks in (3, 5, 8):
         x = np.random.default_rng(ranks).standard_normal((ranks, 720 * ranks)).astype(dtype)

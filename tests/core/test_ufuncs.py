@@ -96,7 +96,7 @@ def test_ufunc_of_another_name_raises_mismatch_error(other, on_ranks):
     assert on_ranks(pc.local_group(2, timeout=20), work) == [None] * 2
 
 
-def test_ufunc_that_raises_on_one_rank_ends_the_call_of_all(on_ranks):
+def test_ufunc_error_on_one_rank_ends_the_call_on_all(on_ranks):
     def work(comm):
         def fails(a, b):
             if comm.rank == 1:

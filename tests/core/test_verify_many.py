@@ -57,19 +57,19 @@ def changes(step: Step, size: int, chunks: int):
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 13, 64])
-def test_it_agrees_where_the_exact_one_works(collective, name, size):
+def test_verify_many_agrees_with_the_exact_verifier(collective, name, size):
     kind = Collective.__members__[collective]
     assert verify_many(kind, name, size) == ""
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
-def test_every_algorithm_at_300_ranks(collective, name):
+def test_verify_many_every_algorithm_at_300_ranks(collective, name):
     algorithms.verify(name, 300, collective)
 
 
 @pytest.mark.parametrize(("collective", "name"), [a for a in ALL if a[0] != "barrier"])
 @pytest.mark.parametrize("size", [4, pytest.param(70, marks=pytest.mark.slow)])
-def test_broken_ones_are_found(collective, name, size):
+def test_verify_many_finds_faults(collective, name, size):
     """Without a step, with a step twice, with another field: whatever rank it is."""
     chance = random.Random(11)
     made = algorithms.schedule(name, size, collective)
@@ -88,7 +88,7 @@ def test_broken_ones_are_found(collective, name, size):
 
 
 @pytest.mark.parametrize("size", [4, 70])
-def test_what_the_exact_one_rejects(size):
+def test_verify_many_rejects_what_the_exact_verifier_rejects(size):
     """Random disorder: nothing is accepted that the exact verifier finds fault with."""
     chance = random.Random(4)
     made = algorithms.schedule("hierarchical_copy", size)
@@ -112,7 +112,7 @@ def one_wrong(size: int, wrong: dict[int, list[Step]]) -> Schedule:
     return Schedule(made.collective, 1, [wrong.get(r, steps) for r, steps in enumerate(made.steps)])
 
 
-def test_messages_of_what_is_wrong():
+def test_verify_many_describes_faults():
     n = 100
     late = [Step(Verb.recv, 0, target=span("output", 0)), Step(Verb.send, 0, span("input", 0))]
     text = found(one_wrong(n, {5: late}))
@@ -137,7 +137,7 @@ def test_messages_of_what_is_wrong():
     assert "completes the chunk and is not marked so" in found(one_wrong(n, {0: unmarked}))
 
 
-def test_input_that_is_gone_in_place():
+def test_verify_many_overwritten_input_in_place_is_found():
     """Out of place this is a sum of two ranks; in place, rank 1's input has been overwritten."""
     n = 66
     made = algorithms.schedule("reduce_to_one", n)
@@ -148,7 +148,7 @@ def test_input_that_is_gone_in_place():
     assert "in place: reads input that has been overwritten" in text
 
 
-def test_overwriting_what_was_sent():
+def test_verify_many_overwritten_sent_data_are_found():
     """Rank 1 receives into what rank 2 has not read yet."""
     n = 66
     steps = [[] for _ in range(n)]
@@ -163,7 +163,7 @@ def test_overwriting_what_was_sent():
     assert "rank 1 has overwritten what it sent in its step 2 before it was read" in text
 
 
-def test_two_messages_of_one_pair_under_way():
+def test_verify_many_two_messages_of_one_pair_are_checked():
     n = 66
     made = algorithms.schedule("reduce_to_one", n)
     steps = list(made.steps)
@@ -176,14 +176,14 @@ def test_two_messages_of_one_pair_under_way():
 
 
 @pytest.mark.parametrize("size", [3, 70, 130])
-def test_barrier_too_short_is_rejected(size):
+def test_verify_many_short_barrier_is_rejected(size):
     good = algorithms.schedule("dissemination", size, "barrier")
     assert found(good) == ""
     short = Schedule(Collective.barrier, 1, [steps[:-2] for steps in good.steps])
     assert "leaves the barrier before rank" in found(short)
 
 
-def test_chunk_of_another_part():
+def test_verify_many_chunk_of_another_part_is_found():
     """All-to-all: two parts of one sender change places."""
     made = algorithms.schedule("direct", 70, "all_to_all")
     steps = list(made.steps[9])
@@ -214,7 +214,7 @@ def forgetful(rank, size):
     yield from [s for s in star._steps(rank, size) if s.peer != size - 1]
 
 
-def test_algorithms_of_ones_own():
+def test_verify_many_own_algorithm():
     algorithms.verify(star, 5)
     algorithms.verify(star, 100)
     with pytest.raises(ValueError, match="never received|deadlock"):
@@ -223,7 +223,7 @@ def test_algorithms_of_ones_own():
         star.verify(100)
 
 
-def test_marks_of_many_ranks():
+def test_marks_of_many_ranks_are_the_last_reductions():
     made = _core.Algorithm("star", star.schedule(100)).schedule
     marked = [
         (r, k) for r, steps in enumerate(made.steps) for k, s in enumerate(steps) if s.completes
@@ -232,7 +232,7 @@ def test_marks_of_many_ranks():
 
 
 @pytest.mark.slow
-def test_too_many_ranks_are_an_error_not_a_crash():
+def test_verify_many_too_many_ranks_raise():
     with pytest.raises(ValueError, match="too many chunks"):
         verify_many(Collective.all_to_all, "direct", 50_000)
     with pytest.raises(MemoryError):  # more than there are addresses

@@ -70,7 +70,7 @@ def test_reduce_keeps_its_deadline_while_bytes_move(kind, dtype, on_ranks):
 
 
 @pytest.mark.parametrize(("kind", "dtype"), MOVING)
-def test_reduce_hears_signals_while_bytes_move(kind, dtype, on_ranks):
+def test_reduce_handles_signals_while_bytes_move(kind, dtype, on_ranks):
     over = False
 
     def interrupt(*_):

@@ -32,7 +32,7 @@ CALLS = {
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "async"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["void", "no fields"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_moves_of_items_without_bytes_have_the_shape_of_any_other(on_ranks, kind, dtype, later):
+def test_zero_itemsize_moves_have_the_usual_shapes(on_ranks, kind, dtype, later):
     def work(comm):
         for name, (call, rows) in CALLS.items():
             if later:
@@ -51,7 +51,7 @@ def test_moves_of_items_without_bytes_have_the_shape_of_any_other(on_ranks, kind
     assert on_ranks(make_group(kind, 3, 20), work) == [[3, 3]] * 3
 
 
-def test_shapes_of_items_without_bytes_are_compared(on_ranks):
+def test_zero_itemsize_differing_shapes_raise_mismatch_error(on_ranks):
     def work(comm):
         with pytest.raises(pc.MismatchError, match=r"\[2\].*\[3\]"):
             comm.broadcast(np.zeros(2 + comm.rank, "V0"))

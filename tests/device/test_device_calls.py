@@ -116,7 +116,7 @@ def test_every_collective_on_devices_is_right(devices, on_devices, caplog):
     assert len(said) == 3 and "pycollective's device executor handles GPU arrays" in said[0]
 
 
-def test_calls_that_go_on(devices, on_devices):
+def test_async_calls_on_devices_are_right(devices, on_devices):
     """One thread makes calls of all ranks, which none of them can wait in."""
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
@@ -140,7 +140,7 @@ def test_calls_that_go_on(devices, on_devices):
         c.close()
 
 
-def test_streams_of_the_program(devices, on_devices):
+def test_calls_run_on_the_streams_of_the_program(devices, on_devices):
     def work(c):
         with devices.cuda.Stream():
             got = c.all_reduce(devices.asarray(np.arange(3.0)), algorithm="ring")
@@ -149,7 +149,7 @@ def test_streams_of_the_program(devices, on_devices):
     assert check(on_devices(local_group(4, timeout=20), work)) == [[0.0, 4.0, 8.0]] * 4
 
 
-def test_a_stream_that_is_each_threads_own(devices, on_devices, monkeypatch):
+def test_calls_on_the_per_thread_stream_are_ordered(devices, on_devices, monkeypatch):
     """The last rank enqueues on streams whose numbers mean the same in all threads."""
     named = []
     wait = devices.cuda.get_current_stream
@@ -168,7 +168,7 @@ def test_a_stream_that_is_each_threads_own(devices, on_devices, monkeypatch):
     assert wait is not None and all(ptr >= 1000 for found in named for ptr in found.values())
 
 
-def test_many_ranks_on_few_cores(devices, on_devices):
+def test_calls_of_many_ranks_on_few_cores_are_right(devices, on_devices):
     def work(c):
         with devices.cuda.Device(c.rank % 4):
             x = devices.asarray(np.full(100, c.rank, np.int64))
@@ -181,7 +181,7 @@ def test_many_ranks_on_few_cores(devices, on_devices):
     assert check(on_devices(local_group(size, timeout=60), work)) == [want] * size
 
 
-def test_calls_that_differ(devices, on_devices):
+def test_differing_calls_on_devices_raise_mismatch_error(devices, on_devices):
     kinds = [
         (lambda c, x: c.all_reduce(x, "sum" if c.rank else "max"), "max, auto", "sum, auto"),
         (lambda c, x: c.all_reduce(x[: 2 + c.rank]), r"float32\[2\]", r"float32\[3\]"),
@@ -207,7 +207,7 @@ def test_calls_that_differ(devices, on_devices):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_host_and_device_arrays_in_one_call(devices, on_devices, first):
+def test_host_and_device_arrays_in_one_call_raise_mismatch_error(devices, on_devices, first):
     def work(c):
         if not first:
             first_call(c, devices)
@@ -219,7 +219,7 @@ def test_host_and_device_arrays_in_one_call(devices, on_devices, first):
         assert "GPU" in str(error)
 
 
-def test_a_rank_that_does_not_come(devices, on_devices):
+def test_missing_rank_raises_timeout_error(devices, on_devices):
     def work(c):
         first_call(c, devices)
         if c.rank == 1:
@@ -237,7 +237,7 @@ def test_a_rank_that_does_not_come(devices, on_devices):
         assert "to which not all ranks have come: rank 1 has finished" in str(error)
 
 
-def test_a_rank_does_not_come_to_a_call_that_goes_on(devices, on_devices):
+def test_missing_rank_in_an_async_call_raises_timeout_error(devices, on_devices):
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     work = group[0].all_reduce(devices.asarray(np.zeros(4)), async_op=True, timeout=0.1)
@@ -261,7 +261,7 @@ def test_abort_fails_a_waiting_rank(devices, on_devices):
     assert isinstance(error, AbortedError) and "enough" in str(error) and nothing is None
 
 
-def test_a_communicator_that_is_dropped(devices, on_devices):
+def test_dropped_communicator_fails_calls_of_other_ranks(devices, on_devices):
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     kept = group[0].all_reduce(devices.asarray(np.zeros(4)), async_op=True)
@@ -271,7 +271,7 @@ def test_a_communicator_that_is_dropped(devices, on_devices):
         group[0].all_reduce(devices.asarray(np.zeros(4)))
 
 
-def test_arrays_are_kept_until_the_devices_are_done_with_them(devices, on_devices):
+def test_arrays_of_calls_are_kept_until_the_devices_have_finished(devices, on_devices):
     """Also where nobody has the communicators any more."""
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
@@ -290,7 +290,7 @@ def test_arrays_are_kept_until_the_devices_are_done_with_them(devices, on_device
     assert kept() is None
 
 
-def test_close_waits_for_the_others(devices, on_devices):
+def test_close_waits_for_ranks_that_join_later(devices, on_devices):
     def work(c):
         first_call(c, devices)
         x = devices.asarray(np.arange(3.0))
@@ -305,7 +305,7 @@ def test_close_waits_for_the_others(devices, on_devices):
 
 
 @pytest.mark.parametrize("how", ["auto", "ring"])
-def test_a_device_that_fails(devices, on_devices, how):
+def test_failed_device_raises_on_all_ranks(devices, on_devices, how):
     def work(c):
         first_call(c, devices)
         if c.rank == 0:
@@ -322,7 +322,7 @@ def test_a_device_that_fails(devices, on_devices, how):
 WORDS = "rank 0: device 0 failed in all_reduce on GPUs .* or before it: device 0 is broken"
 
 
-def test_a_device_that_breaks_behind_a_call(devices, on_ranks):
+def test_device_that_fails_after_a_call_raises_later(devices, on_ranks):
     """A rank that detects it fails the group: all ranks raise, and can still leave."""
     group = local_group(3, timeout=20)
 
@@ -354,7 +354,7 @@ def test_a_device_that_breaks_behind_a_call(devices, on_ranks):
             c.barrier()
 
 
-def test_a_call_that_goes_on_tells_that_its_device_broke(devices, on_devices):
+def test_async_call_of_a_failed_device_raises(devices, on_devices):
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     devices.emulated.hold(True)
@@ -371,7 +371,7 @@ def test_a_call_that_goes_on_tells_that_its_device_broke(devices, on_devices):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_stream_that_a_broken_device_does_not_let_wait(devices, on_devices, waits):
+def test_failed_device_raises_in_wait_and_in_the_next_call(devices, on_devices, waits):
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     x = devices.asarray(np.zeros(4))
@@ -384,7 +384,7 @@ def test_a_stream_that_a_broken_device_does_not_let_wait(devices, on_devices, wa
         group[1].barrier()
 
 
-def test_others_do_not_hear_of_a_device_that_broke(devices, on_devices):
+def test_failed_device_does_not_fail_other_groups(devices, on_devices):
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     devices.emulated.run()
@@ -402,7 +402,7 @@ def test_others_do_not_hear_of_a_device_that_broke(devices, on_devices):
     assert not on_device._left
 
 
-def test_ctrl_c_aborts_the_group(devices, on_devices, ctrl_c):
+def test_interrupt_aborts_the_group(devices, on_devices, ctrl_c):
     (c, other) = local_group(2, timeout=20)
     check(on_devices([c, other], lambda c: first_call(c, devices)))
     timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
@@ -414,7 +414,7 @@ def test_ctrl_c_aborts_the_group(devices, on_devices, ctrl_c):
         other.all_reduce(devices.asarray(np.zeros(4)))
 
 
-def test_a_slow_rank_is_named(devices, on_devices):
+def test_warning_on_devices_names_a_slow_rank(devices, on_devices):
     said = []
 
     def is_named():
@@ -435,7 +435,7 @@ def test_a_slow_rank_is_named(devices, on_devices):
     assert is_named()
 
 
-def test_while_calls_are_traced(devices, on_devices, tmp_path):
+def test_traced_calls_on_devices_are_right(devices, on_devices, tmp_path):
     def work(c):
         return devices.asnumpy(c.all_reduce(devices.asarray(np.ones(4)))).tolist()
 
@@ -443,7 +443,7 @@ def test_while_calls_are_traced(devices, on_devices, tmp_path):
         assert check(on_devices(local_group(2, timeout=20), work)) == [[2.0] * 4] * 2
 
 
-def test_what_is_refused(devices, on_devices):
+def test_unsupported_device_arrays_raise_clear_errors(devices, on_devices):
     (c,) = local_group(1)
     x = devices.asarray(np.ones(4, np.float32))
     with pytest.raises(ValueError, match="no all_reduce algorithm is called 'best'"):
@@ -458,7 +458,7 @@ def test_what_is_refused(devices, on_devices):
         c.all_reduce(x)
 
 
-def test_devices_that_do_not_reach_each_other(monkeypatch, on_ranks):
+def test_devices_without_peer_access_are_right(monkeypatch, on_ranks):
     cupy = make_devices(monkeypatch, cliques=(0, 1, 2))
 
     def work(c):
@@ -471,7 +471,7 @@ def test_devices_that_do_not_reach_each_other(monkeypatch, on_ranks):
     assert check(on_ranks(local_group(3, timeout=20), work)) == [[want] * 4] * 3
 
 
-def test_bfloat16_of_other_libraries(devices, on_devices, monkeypatch):
+def test_bfloat16_of_other_libraries_is_reduced(devices, on_devices, monkeypatch):
     refuse_bfloat16(monkeypatch, devices)
     done = devices.emulated.run
 

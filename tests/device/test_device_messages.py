@@ -38,7 +38,7 @@ def put(cupy, number, values):
 
 
 @pytest.mark.parametrize("reach", [True, False])
-def test_in_the_order_of_the_streams(monkeypatch, on_ranks, reach):
+def test_messages_are_ordered_with_the_streams(monkeypatch, on_ranks, reach):
     """The message has the data that the sender's stream had written before the send."""
     kinds = [np.float32, np.int16, np.complex128, np.bool_]
     kinds += [] if dtypes.bfloat16 is None else [dtypes.bfloat16]
@@ -68,7 +68,7 @@ def test_in_the_order_of_the_streams(monkeypatch, on_ranks, reach):
             c.close()
 
 
-def test_a_wait_that_is_lost_shows(monkeypatch, on_ranks):
+def test_messages_without_a_stream_wait_are_wrong(monkeypatch, on_ranks):
     """Else the test above would say nothing."""
 
     def received(seed, loses):
@@ -88,7 +88,7 @@ def test_a_wait_that_is_lost_shows(monkeypatch, on_ranks):
     assert any(received(seed, True) != want for seed in range(8))
 
 
-def test_messages_that_go_on(devices, on_ranks):
+def test_async_messages_on_devices_arrive(devices, on_ranks):
     group = pair(devices, on_ranks)
     x, out = put(devices, 0, np.arange(4.0)), put(devices, 1, np.zeros(4))
     coming = [
@@ -110,7 +110,7 @@ def test_messages_that_go_on(devices, on_ranks):
         c.close()
 
 
-def test_arrays_are_kept_until_the_devices_are_done_with_them(devices, on_ranks):
+def test_arrays_of_messages_are_kept_until_the_devices_have_finished(devices, on_ranks):
     group = pair(devices, on_ranks)
     devices.emulated.run()
     devices.emulated.hold(True)
@@ -149,7 +149,7 @@ def test_recv_of_another_shape_or_dtype_raises(devices, on_ranks):
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_a_device_that_fails_is_heard_of(devices, on_ranks, sends):
+def test_failed_device_in_a_message_aborts_the_group(devices, on_ranks, sends):
     group = pair(devices, on_ranks)
     if not sends:
         group[0].send(put(devices, 0, np.zeros(3)), 1)

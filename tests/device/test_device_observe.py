@@ -138,7 +138,7 @@ def test_times_of_a_timed_call_that_the_device_has_not_ended_are_those_of_the_ho
         assert on_ranks(local_group(2, timeout=20), work) == [None, None]
 
 
-def test_a_call_that_fails(devices, on_ranks, tmp_path):
+def test_timeline_has_a_failed_call_of_a_device(devices, on_ranks, tmp_path):
     """A device that broke has no times; the file says what has failed."""
     file = tmp_path / "timeline.json"
     x = devices.asarray(np.ones(4, np.float32))
@@ -163,7 +163,7 @@ def test_a_call_that_fails(devices, on_ranks, tmp_path):
     assert failed and all("device 0 failed" in e["args"]["error"] for e in failed)
 
 
-def test_what_is_not_watched_is_not_timed(monkeypatch, on_ranks):
+def test_untraced_calls_are_not_timed(monkeypatch, on_ranks):
     devices = make_devices(monkeypatch)
     monkeypatch.setattr(on_device, "_Clock", None)
     comms = local_group(2, timeout=20)

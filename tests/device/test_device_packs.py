@@ -28,7 +28,9 @@ def made(devices, dtype, random):
      ("f4", "f8", True), ("i8", "i8", True),
      ("?", "i4", False), ("u4", "i8", False), ("f2", "f8", False)],
 )  # fmt: skip
-def test_a_pack_takes_few_calls(devices, monkeypatch, kernels, dtype, work, converts):
+def test_bucket_on_a_device_takes_few_launches(
+    devices, monkeypatch, kernels, dtype, work, converts
+):
     if not kernels:
         monkeypatch.setattr(on_device, "runtime", lambda: None)
     arrays, hosts = made(devices, dtype, np.random.default_rng())
@@ -43,7 +45,7 @@ def test_a_pack_takes_few_calls(devices, monkeypatch, kernels, dtype, work, conv
     np.testing.assert_array_equal(devices.asnumpy(flat), want)
 
 
-def test_one_array_is_only_converted(devices, monkeypatch):
+def test_bucket_of_one_array_is_only_converted(devices, monkeypatch):
     x = devices.asarray(np.arange(6, dtype=np.float16).reshape(2, 3))
     assert not join([x])[1]
     assert devices.emulated.counts["packs"] == 0
@@ -55,7 +57,7 @@ def test_one_array_is_only_converted(devices, monkeypatch):
     assert devices.calls == calls + 1 and flat.dtype == np.float32
 
 
-def test_parts_go_to_arrays_of_any_layout(devices):
+def test_spread_writes_arrays_of_any_layout(devices):
     for order, launched in (("C", 1), ("F", 1)):
         flat = devices.asarray(np.arange(16.0))
         targets = [devices.asarray(np.zeros((2, 3), order=order)), devices.asarray(np.zeros(10))]
@@ -67,7 +69,7 @@ def test_parts_go_to_arrays_of_any_layout(devices):
 
 @pytest.mark.parametrize("per_thread", [False, True])
 @pytest.mark.parametrize("later", [False, True])
-def test_all_reduce_many(devices, on_ranks, monkeypatch, per_thread, later):
+def test_all_reduce_many_on_devices_is_right(devices, on_ranks, monkeypatch, per_thread, later):
     """Two dtypes, so two packs for each rank: a launch to make each, and one to bring it back."""
     if per_thread:
         own = type("Stream", (devices.cuda.Stream,), {})(ptr=2)

@@ -31,7 +31,7 @@ def expect(found, wanted, what):
 
 
 @pytest.mark.parametrize("how", ["auto", *algorithms.names("all_reduce")])
-def test_all_reduce_in_any_order_is_right(how):
+def test_all_reduce_in_any_order_of_execution_is_right(how):
     for size in SIZES:
         for name, world in cases(size):
             for count, in_place in ((150, False), (100, True)):
@@ -41,7 +41,7 @@ def test_all_reduce_in_any_order_is_right(how):
 
 
 @pytest.mark.parametrize("how", ["ring", "hierarchical_copy"])
-def test_the_bits_are_those_of_hosts(how):
+def test_bits_on_devices_are_those_of_the_host(how):
     size, count = 3, 4_000_001  # more than a block
     drawn = np.random.default_rng(5).standard_normal((size, count))
     x = [row.astype(np.float32) for row in drawn]
@@ -59,7 +59,7 @@ def test_the_bits_are_those_of_hosts(how):
 
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])
-def test_with_a_root(collective):
+def test_rooted_collectives_on_devices_are_right(collective):
     for how in ["auto", *algorithms.names(collective)]:
         for size in SIZES:
             for name, world in cases(size):
@@ -128,7 +128,7 @@ def test_collectives_of_ragged_parts_are_right(how):
             expect(found, parts, f"scatter of {size}, {name}")
 
 
-def test_ragged_all_to_all():
+def test_ragged_all_to_all_on_devices_is_right():
     size = 4
     table = np.arange(size * size).reshape(size, size) % 5
     rows = [np.repeat(np.arange(size) + 10 * r, table[r]).astype(np.int64) for r in range(size)]
@@ -150,7 +150,7 @@ NUMPYS = {
 
 
 @pytest.mark.parametrize("how", ["auto", "ring", "reduce_to_one"])
-def test_types_and_operations(how):
+def test_types_and_operations_on_devices_are_right(how):
     size = 4
     kinds = [(t, o) for t in NUMBERS for o in ("sum", "prod", "min", "max", "mean")]
     kinds += [(t, o) for t in NUMBERS[:8] for o in ("and", "or", "xor")]
@@ -174,7 +174,7 @@ def test_types_and_operations(how):
 
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("how", ["auto", "ring", "halving_doubling", "hierarchical_copy"])
-def test_the_bits_are_those_of_cpus(how, size, on_ranks):
+def test_bits_on_devices_are_those_of_threads(how, size, on_ranks):
     """Sums of float32 in the same order, and halves rounded in the same places."""
     rng = np.random.default_rng(5)
     for dtype in (np.float32, np.float16):
@@ -191,7 +191,7 @@ def test_the_bits_are_those_of_cpus(how, size, on_ranks):
             expect(found, wanted, f"{how} {op} of {np.dtype(dtype)}")
 
 
-def test_reproducible_is_the_order_of_the_ranks(on_ranks):
+def test_reproducible_on_devices_combines_in_rank_order(on_ranks):
     x = [y.astype(np.float16) for y in np.random.default_rng(2).normal(size=(5, 100))]
     for name, where in layouts(5).items():
         world = World(*where)
@@ -203,7 +203,7 @@ def test_reproducible_is_the_order_of_the_ranks(on_ranks):
 
 
 @pytest.mark.parametrize("count", [1, 40_000])
-def test_one_shot_and_two_shot(count):
+def test_one_shot_and_two_shot_kernels_are_right(count):
     """Small arrays and large ones, in place as well, between devices that reach each other."""
     for devices, cliques in (([0, 1, 2], [0] * 3), ([0, 0, 1, 1], [0] * 2), ([0] * 3, [0])):
         size = len(devices)
@@ -219,7 +219,7 @@ def test_one_shot_and_two_shot(count):
                 assert launches == (1 if count == 1 and max(devices) == 0 else max(devices) + 1)
 
 
-def test_ranks_that_share_a_device_have_one_launch_and_no_copies():
+def test_ranks_on_one_device_need_one_launch_and_no_copies():
     world = World([0] * 8, [0], shared_streams=True)
     x = data(8, 100)
     for r in range(8):
@@ -232,7 +232,7 @@ def test_ranks_that_share_a_device_have_one_launch_and_no_copies():
 
 
 @pytest.mark.parametrize("size", [16, 17, 33])
-def test_more_ranks_than_a_launch_takes(size):
+def test_more_ranks_than_one_launch_combines_are_right(size):
     for devices in ([0] * size, [r % 2 for r in range(size)]):
         world = World(devices, [0, 0])
         x = data(size, 50)
@@ -242,7 +242,7 @@ def test_more_ranks_than_a_launch_takes(size):
         assert world.runtime.counts["allocations"] == world.runtime.counts["frees"]
 
 
-def test_an_algorithm_of_ones_own():
+def test_own_algorithm_on_devices_is_right():
     @algorithm(num_chunks=2)
     def line(rank, size):
         for c in range(2):
@@ -266,7 +266,7 @@ def test_an_algorithm_of_ones_own():
             expect(found, [sum(x)] * size, name)
 
 
-def test_no_scratch_is_left_behind():
+def test_scratch_on_devices_is_freed():
     for collective in ("all_reduce", "reduce_scatter", "all_gather"):
         for how in algorithms.names(collective):
             world = World(*layouts(6)["none reach"])
@@ -290,7 +290,7 @@ def right(how, lost, seed, where):
 
 
 @pytest.mark.parametrize("how", ["auto", "ring", "halving_doubling"])
-def test_a_wait_that_is_lost_shows(how):
+def test_schedules_without_a_stream_wait_are_wrong(how):
     """Each wait is needed: without it, some order of execution gives a wrong result."""
     where = layouts(4)["all reach"]
     world = World(*where)

@@ -41,7 +41,7 @@ def put(cupy, device, values, dtype=np.float32):
 
 @pytest.mark.parametrize("make", OPS)
 @pytest.mark.parametrize("devices", [(0, 1), (0, 0, 1, 1)])
-def test_reduce_outside_of_replicas(two, make, devices):
+def test_reduce_in_cross_replica_context_is_right(two, make, devices):
     """Between devices, and among replicas of which several share one."""
     ops = make()
     values = [np.arange(50) + r for r in range(len(devices))]
@@ -58,7 +58,7 @@ def test_reduce_outside_of_replicas(two, make, devices):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_reduction_to_one_device_runs_as_a_schedule(two, shared):
+def test_reduce_to_one_device_runs_as_a_schedule(two, shared):
     """In a pack; on one device as one launch. What only that device can do stays there."""
     devices = (0, 0, 0) if shared else (0, 1, 0)
 
@@ -96,7 +96,7 @@ def test_reduction_to_one_device_runs_as_a_schedule(two, shared):
 
 @pytest.mark.parametrize("make", OPS[:3])
 @pytest.mark.parametrize("num_packs", [0, 2])
-def test_all_reduce_in_replicas(two, make, num_packs):
+def test_all_reduce_in_replica_context_is_right(two, make, num_packs):
     strategy = d.MirroredStrategy(cross_device_ops=make(num_packs))
 
     def step():
@@ -118,7 +118,7 @@ def test_all_reduce_in_replicas(two, make, num_packs):
     strategy.extended.abort_collectives("the test is over")
 
 
-def test_replicas_of_one_device_share_a_result_that_is_written_once(two):
+def test_replicas_on_one_device_share_one_result(two):
     value = PerReplica([put(two, 0, np.full(4, r)) for r in range(3)])
     got = d.NcclAllReduce().batch_reduce("SUM", [(value, value)])[0]
     assert len({array_backend.address(v.array) for v in got.values}) == 1
@@ -127,7 +127,7 @@ def test_replicas_of_one_device_share_a_result_that_is_written_once(two):
     assert len({array_backend.address(v.array) for v in by_ring.values}) == 3
 
 
-def test_without_the_executor_it_goes_over_the_host_and_says_so(two, monkeypatch, caplog):
+def test_without_the_executor_arrays_use_host_memory_with_a_warning(two, monkeypatch, caplog):
     monkeypatch.setattr(on_device, "runtime", lambda: None)
     monkeypatch.setattr(cross_device_ops, "_logged", defaultdict(itertools.count))
     value = PerReplica([put(two, r, [1.0 + r, 2.0]) for r in range(2)])
@@ -136,7 +136,7 @@ def test_without_the_executor_it_goes_over_the_host_and_says_so(two, monkeypatch
     assert "HierarchicalCopy of GPU arrays goes over the host's memory" in caplog.text
 
 
-def test_cpus_and_devices_mixed(two):
+def test_replicas_on_cpus_and_devices_are_right(two):
     strategy = d.MirroredStrategy(["cpu:0", "gpu:1"], d.HierarchicalCopyAllReduce())
 
     def step():
@@ -151,7 +151,7 @@ def test_cpus_and_devices_mixed(two):
     strategy.extended.abort_collectives("the test is over")
 
 
-def test_replicas_that_share_a_gpu_without_nccl(two):
+def test_replicas_on_one_gpu_without_nccl_are_right(two):
     config.set_logical_device_configuration("gpu:0", 3)
     strategy = d.MirroredStrategy()
     assert "NcclAllReduce (no NCCL here: by the core's kernels)" in strategy.describe()
@@ -170,7 +170,7 @@ def test_replicas_that_share_a_gpu_without_nccl(two):
 @pytest.mark.parametrize("make", OPS)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_training_is_that_of_cpus(two, make, shared, overlaps):
+def test_training_on_devices_equals_training_on_cpus(two, make, shared, overlaps):
     if shared:  # gpu:0 and gpu:1 are replicas on one GPU
         config.set_logical_device_configuration("gpu:0", 2)
 

@@ -1,4 +1,4 @@
-"""What needs a GPU: the real CuPy in the place of the stand-in, and the cases of the other rooms."""
+"""Fixtures for tests on a GPU, with the real CuPy and the cases of other folders."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# The cases are theirs; what differs here is where they are computed.
-sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in ("core", "keras", "nn")]
+# The tests import cases from these folders, and compute them on the GPU.
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("core", "keras", "nn")]
 
 
 @pytest.fixture(autouse=True)
 def without_nccl():
-    """Leave the library that there is to the tests."""
+    """Override the fixture that hides NCCL: these tests use the installed library."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The kernels that combine and pack, on a GPU: the bits of the table, whatever the alignment."""
+"""The kernels that combine and pack, on a GPU: the same bits as the table, at any alignment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pycollective._core.device import cuda_runtime
 
 pytestmark = pytest.mark.gpu
 
-# tests/gpu/run.sh says so where compute-sanitizer makes everything hundreds of times slower.
+# Set by tests/gpu/run.sh under compute-sanitizer, which is hundreds of times slower.
 QUICK = "PYCOLLECTIVE_QUICK" in os.environ
 
 
@@ -38,9 +38,8 @@ def gpu(cupy):
 
         @staticmethod
         def there_and_back(room, work):
-            with cupy.cuda.using_allocator(
-                None
-            ):  # no pool, so that compute-sanitizer knows its end
+            # Without a pool, so that compute-sanitizer sees the end of the memory.
+            with cupy.cuda.using_allocator(None):
                 there = cupy.asarray(room)
             assert there.data.ptr % 64 == 0
             work(there.data.ptr, cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr)
@@ -68,7 +67,7 @@ def gpu(cupy):
 
 
 @pytest.mark.parametrize(("dtype", "op"), TABLE, ids=lambda v: str(v))
-def test_combining(gpu, dtype, op):
+def test_combine_gives_the_bits_of_the_table(gpu, dtype, op):
     check_combinations(gpu, fresh(), dtype, op)
 
 
@@ -79,11 +78,11 @@ def test_packing_converts_and_scales(gpu, packed, piece):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_packing_copies(gpu, dtype):
+def test_packing_equal_dtypes_copies(gpu, dtype):
     check_packings(gpu, fresh(), dtype, dtype, 1.0)
 
 
-def test_a_piece_that_is_not_aligned(gpu):
+def test_packing_a_piece_that_is_not_aligned_is_right(gpu):
     room = make_room(fresh(), 4096)
     view(room, F32, 2049, 300)[...] = np.arange(300)
     gpu.pack(room, F32, 3, [(2049, 300, 1)], F32, 0.5, False)
@@ -91,8 +90,8 @@ def test_a_piece_that_is_not_aligned(gpu):
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_more_than_four_gibibytes(cupy, gpu, ranks):
-    """Sums of 2^30 + 3 float32; places beyond 32 bits."""
+def test_combine_more_than_four_gibibytes_is_right(cupy, gpu, ranks):
+    """Sum 2^30 + 3 float32, whose offsets need more than 32 bits."""
     count = (1 << 30) + 3
     free, _ = cupy.cuda.Device().mem_info
     if QUICK or free < (ranks + 1) * count * 4:
@@ -110,6 +109,6 @@ def test_more_than_four_gibibytes(cupy, gpu, ranks):
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_one_launch_of_more_arrays_than_fit(gpu):
+def test_combine_more_sources_than_one_launch_takes_raises(gpu):
     with pytest.raises(ValueError, match="1 to 16 sources"):
         check_combination(gpu, fresh(), F32, "sum", 17, 5, [0], [0])

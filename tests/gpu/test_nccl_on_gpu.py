@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def library(cupy):
-    """NCCL; its absence is a failure here, and no reason to skip."""
+    """Return NCCL; fail, and do not skip, if it is missing."""
     found = nccl.library()
     require_cuda(found, cupy.cuda.runtime.driverGetVersion())
     assert cuda_major(found) is not None
@@ -30,7 +30,7 @@ def library(cupy):
 
 @pytest.fixture
 def several(cupy):
-    """The number of GPUs, at most four."""
+    """Return the number of GPUs, at most four."""
     count = cupy.cuda.runtime.getDeviceCount()
     if count < 2:
         pytest.skip("one GPU")
@@ -53,7 +53,7 @@ def on_gpus(cupy, on_ranks, ranks, work):
 
 
 def every_collective(cupy, c):
-    """Check all collectives as one rank, with small whole numbers."""
+    """Check all collectives on one rank, with small whole numbers."""
     n, r, get = c.size, c.rank, cupy.asnumpy
     values = [np.arange(4 * n, dtype=np.float32).reshape(2 * n, 2) + q for q in range(n)]
     x, total, whole = cupy.asarray(values[r]), sum(values), np.concatenate(values)
@@ -83,11 +83,11 @@ def every_collective(cupy, c):
     return type(c._gpu.nccl or c._gpu.own).__name__
 
 
-def test_a_world_of_one_rank(cupy, library, on_ranks):
+def test_collectives_of_one_rank_use_nccl(cupy, library, on_ranks):
     assert on_gpus(cupy, on_ranks, 1, lambda c: every_collective(cupy, c)) == ["Nccl"]
 
 
-def test_two_ranks_on_one_gpu_go_another_way(cupy, library, on_ranks, caplog):
+def test_ranks_on_one_gpu_do_not_use_nccl(cupy, library, on_ranks, caplog):
     ranks = cupy.cuda.runtime.getDeviceCount() + 1
     found = on_gpus(cupy, on_ranks, ranks, lambda c: every_collective(cupy, c))
     if on_device.runtime() is None:
@@ -96,14 +96,14 @@ def test_two_ranks_on_one_gpu_go_another_way(cupy, library, on_ranks, caplog):
         assert found == ["DeviceExecutor"] * ranks
 
 
-def test_several_gpus(cupy, library, several, on_ranks):
+def test_collectives_on_several_gpus_use_nccl(cupy, library, several, on_ranks):
     found = on_gpus(cupy, on_ranks, several, lambda c: every_collective(cupy, c))
     assert found == ["Nccl"] * several
 
 
 @pytest.mark.parametrize("count", [1000, 1 << 25])
-def test_messages_between_gpus(cupy, library, several, on_ranks, count):
-    """Both send first, also what is longer than NCCL's buffers."""
+def test_messages_between_gpus_arrive(cupy, library, several, on_ranks, count):
+    """Let both ranks send first, also arrays longer than NCCL's buffers."""
 
     def work(c):
         out = cupy.zeros(count)
@@ -115,8 +115,8 @@ def test_messages_between_gpus(cupy, library, several, on_ranks, count):
     assert all(on_gpus(cupy, on_ranks, 2, work))
 
 
-def test_the_present_stream_is_honoured(cupy, library):
-    """What comes before the call on the stream is done before, and what follows finds the result."""
+def test_calls_are_ordered_with_the_current_stream(cupy, library):
+    """The call follows earlier work of the stream, and later work sees its result."""
     (alone,) = local_group(1)
     x = cupy.zeros(1 << 24, np.float32)
     for later in (False, True):
@@ -130,7 +130,7 @@ def test_the_present_stream_is_honoured(cupy, library):
     alone.close()
 
 
-def test_torch_and_jax(cupy, library):
+def test_arrays_of_torch_and_jax_are_reduced(cupy, library):
     (alone,) = local_group(1)
     torch = pytest.importorskip("torch")
     x = torch.arange(5.0, device="cuda")
@@ -145,7 +145,7 @@ def test_torch_and_jax(cupy, library):
     alone.close()
 
 
-def test_memory_and_buffers_of_nccl(cupy, library):
+def test_registered_memory_of_nccl_works(cupy, library):
     comm = _core.nccl.Comm(library, library.unique_id(), 1, 0, blocking=True, max_ctas=4)
     address = library.mem_alloc(1 << 20)
     registration = comm.register(address, 1 << 20)
@@ -163,9 +163,9 @@ def test_memory_and_buffers_of_nccl(cupy, library):
     library.mem_free(address)
 
 
-def test_registered_arrays(cupy, library, on_ranks):
+def test_empty_on_gpus_is_reduced_and_outlives_the_communicator(cupy, library, on_ranks):
     def work(c):
-        for count in (1000, 1 << 20):  # the second one frees the first
+        for count in (1000, 1 << 20):  # the second allocation frees the first
             x = c.empty(count, np.float32, device="gpu")
             x.fill(c.rank + 1)
             c.all_reduce(x, out=x)
@@ -173,13 +173,13 @@ def test_registered_arrays(cupy, library, on_ranks):
         return x
 
     ranks = min(4, cupy.cuda.runtime.getDeviceCount())
-    for array in on_gpus(cupy, on_ranks, ranks, work):  # they outlive the communicators
+    for array in on_gpus(cupy, on_ranks, ranks, work):  # the arrays outlive the communicators
         with array.device:
             array += 1
             assert float(array[0]) == ranks * (ranks + 1) / 2 + 1
 
 
-def test_a_timeline_has_the_times_of_the_gpu(cupy, library, tmp_path):
+def test_timeline_has_the_times_of_the_gpu(cupy, library, tmp_path):
     (alone,) = local_group(1)
     x = cupy.ones(1 << 26, np.float32)
     alone.all_reduce(x)
@@ -209,9 +209,9 @@ with cupy.cuda.Device(0):
 """
 
 
-def test_processes_that_share_a_gpu_by_nccl(cupy, library):
+def test_processes_on_one_gpu_use_nccl(cupy, library):
     if library.version < 23000:
-        pytest.skip("NCCL 2.30 brought it")
+        pytest.skip("needs NCCL 2.30")
     run = subprocess.run(
         [sys.executable, "-m", "pycollective", "run", "-n", "2", sys.executable, "-c", SHARES],
         env={**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1"},
@@ -220,12 +220,12 @@ def test_processes_that_share_a_gpu_by_nccl(cupy, library):
     assert run.stdout.count("Nccl {3.0}") == 2, run.stdout + run.stderr
 
 
-def test_a_rank_that_does_not_come(cupy, library, several, on_ranks):
+def test_missing_rank_raises_peer_lost_error(cupy, library, several, on_ranks):
     def work(c):
         x = cupy.ones(4, np.float32)
         c.all_reduce(x)
         c.barrier()
-        time.sleep(2.5)  # so that all have told how many calls they made
+        time.sleep(2.5)  # until heartbeats have exchanged the numbers of calls
         if c.rank == 0:
             until = time.monotonic() + 60
             while time.monotonic() < until and c._group.failure is None:
@@ -239,7 +239,7 @@ def test_a_rank_that_does_not_come(cupy, library, several, on_ranks):
                 c.all_reduce(x, timeout=3)
         except CollectiveError as error:
             assert isinstance(error, PeerLostError) and "rank 0 has made 1 of" in str(error)
-        cupy.cuda.get_current_stream().synchronize()  # what was aborted has left the device
+        cupy.cuda.get_current_stream().synchronize()  # aborted kernels have ended
         return time.monotonic() - begin < 30
 
     assert all(on_gpus(cupy, on_ranks, 2, work))

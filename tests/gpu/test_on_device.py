@@ -1,4 +1,4 @@
-"""The project's device executor on real GPUs: ranks that share one, and ranks that have one each."""
+"""The device executor on real GPUs: ranks on one GPU, and ranks with one GPU each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(params=["one GPU", "all GPUs"])
 def on_gpus(request, cupy, on_ranks):
-    """Return a function that calls ``work(communicator)`` for each rank, on a stream of its own."""
+    """Return a function that calls ``work(communicator)`` for each rank, each on its own stream."""
     if on_device.runtime() is None:
         pytest.skip("this core has no CUDA part")
     count = cupy.cuda.runtime.getDeviceCount() if request.param == "all GPUs" else 1
@@ -42,7 +42,7 @@ def on_gpus(request, cupy, on_ranks):
     return run
 
 
-def test_a_timeline_has_the_times_of_the_gpu(cupy, on_gpus, tmp_path):
+def test_timeline_has_the_times_of_the_device(cupy, on_gpus, tmp_path):
     """A call begins when its stream comes to it: behind what has been computed before."""
     file = tmp_path / "timeline.json"
 
@@ -71,8 +71,8 @@ def test_a_timeline_has_the_times_of_the_gpu(cupy, on_gpus, tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("count", [1, 1000, 3_000_001])
-def test_all_reduce(cupy, on_gpus, ranks, count):
-    """By every algorithm, in place too, many calls one behind the other."""
+def test_all_reduce_by_every_algorithm_is_right(cupy, on_gpus, ranks, count):
+    """Run every algorithm, also in place, in many consecutive calls."""
 
     def work(c):
         x = cupy.random.RandomState(c.rank).randint(0, 1000, count).astype(np.float32)
@@ -94,8 +94,8 @@ def test_all_reduce(cupy, on_gpus, ranks, count):
     assert on_gpus(ranks, work) == [True] * ranks
 
 
-def test_bfloat16(cupy, on_gpus):
-    """Which CuPy does not compute with, or not everywhere."""
+def test_all_reduce_of_bfloat16_is_right(cupy, on_gpus):
+    """CuPy does not compute with bfloat16, so that the core's kernels must."""
     x = (np.arange(3001) % 5).astype(ml_dtypes.bfloat16)
 
     def work(c):
@@ -112,7 +112,7 @@ def test_bfloat16(cupy, on_gpus):
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_the_other_collectives(cupy, on_gpus, ranks):
+def test_other_collectives_on_gpus_are_right(cupy, on_gpus, ranks):
     def work(c):
         x = cupy.arange(ranks * 1000, dtype=np.int64).reshape(ranks, 1000) + c.rank
         everyone = [x - c.rank + r for r in range(ranks)]
@@ -133,8 +133,8 @@ def test_the_other_collectives(cupy, on_gpus, ranks):
     assert on_gpus(ranks, work) == [True] * ranks
 
 
-def test_messages(cupy, on_gpus):
-    """Round a ring; by the executor, what is sent may be overwritten at once."""
+def test_messages_round_a_ring_arrive(cupy, on_gpus):
+    """Send round a ring; with the executor, a sent array may be overwritten at once."""
 
     def work(c):
         x, out = cupy.empty(3_000_001, np.float32), cupy.empty(3_000_001, np.float32)
@@ -151,7 +151,7 @@ def test_messages(cupy, on_gpus):
     assert on_gpus(3, work) == [True] * 3
 
 
-def test_the_bits_are_those_of_cpus(cupy, on_gpus, on_ranks):
+def test_bits_on_gpus_are_those_of_the_host(cupy, on_gpus, on_ranks):
     for dtype in (np.float32, np.float16):
         x = [np.random.default_rng(r).normal(size=5000).astype(dtype) for r in range(4)]
         for how in ("direct", "ring", "halving_doubling"):

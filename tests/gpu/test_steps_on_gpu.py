@@ -1,4 +1,4 @@
-"""Updates in one launch, loss scaling, copies beside computing, and logical devices on a GPU."""
+"""Training steps on a GPU: updates in one launch, loss scaling, copies, logical devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shapes", [kernels.SHAPES, [(5,)] * 97, [(3_000_001,), (1,)]])
-def test_updates(cupy, dtype, shapes):
+def test_updates_of_optimizers_equal_those_of_the_host(cupy, dtype, shapes):
     close = {"rtol": 1e-5 if dtype == "float32" else 1e-12, "atol": 1e-6}
     params, ms, vs = (
         kernels.drawn(shapes, dtype),
@@ -46,7 +46,7 @@ def test_updates(cupy, dtype, shapes):
 @pytest.mark.parametrize("dtype", normalization.TOLERANCE)
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("shape", [(4, 3, 5, 6), (64, 32, 32, 16), (0, 3)], ids=str)
-def test_batch_normalization(cupy, dtype, activation, shape):
+def test_batch_normalization_equals_that_of_the_host(cupy, dtype, activation, shape):
     wide = "float32" if dtype == "float16" else dtype
     values = [*kernels.drawn([shape], dtype), *kernels.drawn([shape[-1:]] * 2, wide)]
     (upstream,) = kernels.drawn([shape], dtype)
@@ -62,7 +62,7 @@ def test_batch_normalization(cupy, dtype, activation, shape):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("case", [*pooling.CASES, ((64, 26, 26, 32), 2, None, "VALID")], ids=str)
-def test_max_pooling(cupy, case, dtype):
+def test_max_pooling_equals_that_of_the_host(cupy, case, dtype):
     shape, *how = case
     x = (pooling.RNG.integers(-3, 3, shape) / 2).astype(dtype)
     x.reshape(-1)[::11] = np.nan
@@ -77,7 +77,7 @@ def test_max_pooling(cupy, case, dtype):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps(cupy, name):
+def test_steps_on_a_gpu_equal_those_of_the_host(cupy, name):
     counts = SimpleNamespace(fetched=0, calls=0)
     far = name == "scaled too far"
     options = OPTIMIZERS[name], counts, "float32" if far else "float64"
@@ -91,7 +91,7 @@ def test_steps(cupy, name):
         assert int(optimizer.iterations) == STEPS - LEFT_OUT
 
 
-def test_copies_beside_what_is_computed(cupy):
+def test_copies_while_the_device_computes_are_right(cupy):
     upload = Upload()
     total = cupy.zeros((2000, 2000), np.float32)
     factor = cupy.full((2000, 2000), 1e-4, np.float32)
@@ -102,11 +102,11 @@ def test_copies_beside_what_is_computed(cupy):
         copied = upload(array)
         array[...] = -1
         fetched = Fetch((copied == step).all())
-        del copied  # its memory is given to the next one
+        del copied  # the next copy gets its memory
         assert fetched.value()
 
 
-def test_two_logical_devices_of_one_gpu(cupy, monkeypatch):
+def test_logical_devices_of_one_gpu_train_as_cpus(cupy, monkeypatch):
     monkeypatch.setattr(config, "_state", config._State())
     config.set_logical_device_configuration("gpu:0", 2)
     expected = fitted(convolutional(distribute.MirroredStrategy(["cpu:0", "cpu:1"])))
@@ -118,7 +118,7 @@ def test_two_logical_devices_of_one_gpu(cupy, monkeypatch):
     assert {v.values[1]._current().array.device.id for v in model.trainable_weights} == {0}
 
 
-#: Keeps its stream busy for a while.
+#: A kernel that keeps its stream busy.
 SPIN = """
 extern "C" __global__ void spin(long long cycles) {
   const long long begin = clock64();
@@ -131,11 +131,11 @@ extern "C" __global__ void spin(long long cycles) {
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_no_step_waits_for_the_device(cupy, monkeypatch, policy, replicas):
-    """While the device is busy with something else, the host is through with a step."""
+    """The host completes a step while the device is still busy with another kernel."""
     monkeypatch.setattr(config, "_state", config._State())
     if replicas > 1:
         if on_device.runtime() is None:
-            pytest.skip("this core has no CUDA part: gradients go over the host")
+            pytest.skip("the core has no CUDA part: gradients are copied through host memory")
         config.set_logical_device_configuration("gpu:0", replicas)
     strategy = distribute.MirroredStrategy([f"gpu:{r}" for r in range(replicas)])
     layers = tf.keras.layers
@@ -166,7 +166,7 @@ def test_no_step_waits_for_the_device(cupy, monkeypatch, policy, replicas):
         optimizer.minimize(loss, model.trainable_variables, tape=tape)
         return loss
 
-    for _ in range(5):  # kernels are compiled, plans made, and the pool has memory
+    for _ in range(5):  # compile kernels, make plans and fill the memory pool
         strategy.run(replica, args=batch)
     cupy.cuda.Device().synchronize()
     cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(4_000_000_000),))
@@ -178,7 +178,7 @@ def test_no_step_waits_for_the_device(cupy, monkeypatch, policy, replicas):
     assert spun.done
 
 
-def test_memory_is_used_again_from_step_to_step(cupy):
+def test_memory_is_reused_between_steps(cupy):
     model = convolutional(STRATEGIES["one device"]())
     pool = cupy.get_default_memory_pool()
     fitted(model)

@@ -1,4 +1,4 @@
-"""Layers, convolution by both routes, and `fit` on a GPU: the values of the host."""
+"""Layers, both implementations of convolution, and `fit` on a GPU equal the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def route(request, monkeypatch):
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_convolution(cupy, route, case, dtype, activation):
+def test_convolution_equals_that_of_the_host(cupy, route, case, dtype, activation):
     values = arrays(case, dtype)
     found = results(cupy.asarray, values, case, activation)
     for ours, right in zip(found, results(np.asarray, values, case, activation), strict=True):
@@ -37,8 +37,8 @@ def test_convolution(cupy, route, case, dtype, activation):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_convolution_of_halves(cupy, route, case):
-    """With sums in float32: what is rounded are inputs and results."""
+def test_convolution_of_halves_sums_in_float32(cupy, route, case):
+    """Sums are in float32; only inputs and results are rounded."""
     values = [v.astype(np.float16) for v in arrays(case, "float64")]
     found = results(cupy.asarray, values, case, None)
     wide = results(np.asarray, [v.astype(np.float64) for v in values], case, None)
@@ -59,7 +59,7 @@ def test_cudnn_has_engines_for_the_tutorial(cupy):
 
 
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
-def test_layers(cupy, cls):
+def test_layers_equal_those_of_the_host(cupy, cls):
     for here, x, there, moved in twins(cupy, cls):
         found = gradients(there, moved)
         for ours, theirs in zip(found, gradients(here, x), strict=True):
@@ -70,7 +70,7 @@ def test_layers(cupy, cls):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_fit(cupy, name):
+def test_fit_on_a_gpu_equals_fit_on_the_host(cupy, name):
     expected = fitted(convolutional(distribute.get_strategy()))
     model = convolutional(STRATEGIES[name]())
     found = fitted(model)

@@ -11,7 +11,7 @@ from pycollective.nccl.device import Fetch, Upload, description, library_version
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
 @pytest.mark.parametrize("device", [0, 2])
-def test_an_upload_begins_when_its_memory_is_free(gpus, device, dtype):
+def test_upload_waits_until_its_memory_is_free(gpus, device, dtype):
     array = np.arange(12).reshape(3, 4).astype(dtype)
     with gpus.cuda.Device(device):
         before = len(gpus.cuda.streams[device])
@@ -29,7 +29,7 @@ def test_an_upload_begins_when_its_memory_is_free(gpus, device, dtype):
     assert gpus.sent == 3
 
 
-def test_where_no_memory_can_be_locked(gpus, monkeypatch):
+def test_upload_without_pinned_memory_works(gpus, monkeypatch):
     def refuse(size):
         raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
 
@@ -39,7 +39,7 @@ def test_where_no_memory_can_be_locked(gpus, monkeypatch):
     np.testing.assert_array_equal(gpus.asnumpy(upload(array.T)), array.T)
 
 
-def test_a_fetch_keeps_the_value_of_its_time(gpus):
+def test_fetch_keeps_the_value_at_its_begin(gpus):
     there = gpus.asarray(np.array([[1.5, 2.5]]))
     fetch = Fetch(there)
     there[0, 0] = 9
@@ -50,7 +50,7 @@ def test_a_fetch_keeps_the_value_of_its_time(gpus):
     assert gpus.fetched == 0
 
 
-def test_what_is_said_of_a_gpu(gpus):
+def test_description_of_an_unknown_gpu_has_placeholders(gpus):
     assert description(1) == "a GPU, 0 GiB, sm_??"
     assert library_version() == "?"
     gpus.__version__ = "14.2.0"
@@ -58,7 +58,7 @@ def test_what_is_said_of_a_gpu(gpus):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_copy_to_another_gpu_is_ordered_with_both(gpus, turned):
+def test_copy_to_another_gpu_is_ordered_on_both_streams(gpus, turned):
     cuda = gpus.cuda
     with cuda.Device(1):
         array = gpus.asarray(np.arange(6.0).reshape(2, 3))
@@ -76,7 +76,7 @@ def test_a_copy_to_another_gpu_is_ordered_with_both(gpus, turned):
     np.testing.assert_array_equal(gpus.asnumpy(moved), gpus.asnumpy(array))
 
 
-def test_what_lies_on_a_gpu_is_not_copied_to_it(gpus):
+def test_placed_array_on_its_gpu_is_not_copied(gpus):
     with gpus.cuda.Device(1):
         array = gpus.asarray(np.ones(2))
         stream = gpus.cuda.get_current_stream()

@@ -12,7 +12,7 @@ from pycollective.nccl import loading
 TIMED = ("all_reduce_many", "reduce_scatter", "scatter", "gather_ragged", "send_recv")
 
 
-def test_what_is_timed_is_right(gpus, tmp_path, capsys):
+def test_bench_on_gpus_checks_results(gpus, tmp_path, capsys):
     out = tmp_path / "out.json"
     status = cli.main(
         ["bench", "--device", "gpu", "-c", *TIMED, "-b", "1K", "-e", "1K", "-i", "5", "-w", "1",
@@ -34,7 +34,7 @@ def test_bench_registered_memory_is_used(gpus, capsys):
     assert sum("CommRegister" in line for line in gpus.log()) > 0
 
 
-def test_what_cannot_be_timed(gpus, monkeypatch, capsys):
+def test_bench_unsupported_options_raise(gpus, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["bench", "--device", "gpu", "--tune"])
     assert "--tune does not work with --device gpu" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_every_collective_on_gpus_is_right(gpus, on_gpus):
     assert check(on_gpus(local_group(size, timeout=20), work)) == [True] * size
 
 
-def test_types_and_layouts(gpus, on_gpus):
+def test_gpu_arrays_of_any_type_and_layout_are_reduced(gpus, on_gpus):
     names = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
              "complex64", "complex128"]  # fmt: skip
 
@@ -163,7 +163,7 @@ class Interface:
         self.__cuda_array_interface__ = {"version": 3}
 
 
-def test_arrays_of_other_libraries(gpus, on_gpus):
+def test_gpu_arrays_of_other_libraries_are_reduced(gpus, on_gpus):
     taken = gpus.asarray
     gpus.from_dlpack = lambda x: x.array
     gpus.asarray = lambda x, dtype=None: x.array if isinstance(x, Interface) else taken(x, dtype)
@@ -202,7 +202,7 @@ def test_bfloat16_of_other_libraries(gpus, on_gpus, monkeypatch, shared):
     assert check(on_gpus(local_group(2, timeout=20), work)) == [name] * 2
 
 
-def test_bfloat16_without_its_package(gpus, monkeypatch):
+def test_bfloat16_without_ml_dtypes_raises_type_error(gpus, monkeypatch):
     monkeypatch.setattr(array_backend, "bfloat16", None)
     (alone,) = local_group(1)
     tensor = Foreign(np.ones(3), 2)
@@ -213,7 +213,7 @@ def test_bfloat16_without_its_package(gpus, monkeypatch):
         alone.all_reduce(tensor)
 
 
-def test_what_is_refused(gpus):
+def test_unsupported_gpu_arrays_raise_clear_errors(gpus):
     (alone,) = local_group(1)
     x, host = gpus.asarray(np.ones(4, np.float32)), np.ones(4, np.float32)
     for given, out, places in (
@@ -239,7 +239,7 @@ def test_what_is_refused(gpus):
         alone.all_reduce(x)
 
 
-def test_a_stream_of_the_program(gpus, on_gpus):
+def test_calls_run_on_the_stream_of_the_program(gpus, on_gpus):
     def work(c):
         x = gpus.asarray(np.ones(4, np.float32))
         c.all_reduce(x)
@@ -260,7 +260,7 @@ def test_a_stream_of_the_program(gpus, on_gpus):
         assert mine[2] not in mine[:2]  # beside the program's streams
 
 
-def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
+def test_call_returns_before_the_device_has_finished(gpus, on_gpus):
     begun = threading.Barrier(2)
 
     def work(c):
@@ -289,7 +289,7 @@ def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
     assert check(on_gpus(local_group(2, timeout=20), work)) == [([2.0] * 4, [1.0] * 4)] * 2
 
 
-def test_the_stream_that_is_another_one_in_each_thread(gpus):
+def test_calls_on_the_per_thread_stream_are_ordered(gpus):
     """NCCL launches from its own threads, where it would be a third one."""
     (alone,) = local_group(1, timeout=20)
     x = gpus.asarray(np.ones(4, np.float32))
@@ -314,7 +314,7 @@ def test_the_stream_that_is_another_one_in_each_thread(gpus):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_calls_that_differ_far_behind(gpus, on_gpus, same):
+def test_differing_calls_with_long_texts_raise_mismatch_error(gpus, on_gpus, same):
     """All of what is called is compared, also what is not shown."""
     size = 150
 
@@ -334,7 +334,7 @@ def test_calls_that_differ_far_behind(gpus, on_gpus, same):
 
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_arrays_of_another_gpu_than_the_present_one(gpus, on_ranks, first):
+def test_array_of_another_gpu_than_the_current_one_is_reduced(gpus, on_ranks, first):
     """A call's temporary copies are on its arrays' GPU, with NCCL and through the host."""
 
     def work(c):
@@ -364,7 +364,7 @@ def test_arrays_of_another_gpu_than_the_present_one(gpus, on_ranks, first):
     assert check(on_ranks(local_group(2, timeout=20), work)) == [want] * 2
 
 
-def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
+def test_all_to_all_does_not_send_a_part_in_its_place(gpus, on_gpus):
     def work(c):
         x = gpus.asarray(np.arange(4, dtype=np.float32))
         out = x[:2] if c.rank == 0 else gpus.asarray(np.zeros(2, np.float32))
@@ -378,7 +378,7 @@ def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
     ]
 
 
-def test_an_exchange_is_one_operation(gpus, on_gpus, monkeypatch):
+def test_messages_of_an_exchange_are_one_operation(gpus, on_gpus, monkeypatch):
     """NCCL buffers little: of ranks that all send first none would come to receive."""
     monkeypatch.setenv("FAKE_NCCL_BUFFER", "0")
     size = 3
@@ -413,7 +413,7 @@ def test_an_exchange_is_one_operation(gpus, on_gpus, monkeypatch):
     assert len(pairs) == 3 * size
 
 
-def test_messages_are_not_among_the_calls_of_all(gpus, on_gpus):
+def test_messages_do_not_count_as_collective_calls(gpus, on_gpus):
     """So nobody is taken for late who has sent fewer."""
 
     def work(c):
@@ -428,7 +428,7 @@ def test_messages_are_not_among_the_calls_of_all(gpus, on_gpus):
     assert on_gpus(local_group(3, timeout=20), work) == [1] * 3
 
 
-def test_a_message_that_was_put_off_by_a_group_that_fails(gpus, on_gpus):
+def test_deferred_message_of_a_failed_group_raises(gpus, on_gpus):
     def work(c):
         x = gpus.asarray(np.ones(4, np.float32))
         c.all_reduce(x)
@@ -446,7 +446,7 @@ def test_a_message_that_was_put_off_by_a_group_that_fails(gpus, on_gpus):
         assert isinstance(error, AbortedError) and "it is over" in str(error), error
 
 
-def test_a_split_has_its_own(gpus, on_gpus):
+def test_split_has_its_own_nccl_communicator(gpus, on_gpus):
     def work(c):
         part = c.split(c.rank % 2, timeout=20)
         x = gpus.asarray(np.full(2, c.rank, np.float32))
@@ -458,7 +458,7 @@ def test_a_split_has_its_own(gpus, on_gpus):
     assert found == [([6.0] * 2, [2.0 + 2 * (r % 2)] * 2) for r in range(4)]
 
 
-def test_ranks_on_one_gpu_go_over_the_host(gpus, on_ranks, caplog):
+def test_ranks_on_one_gpu_copy_through_host_memory(gpus, on_ranks, caplog):
     def work(c):
         x = gpus.asarray(np.arange(4, dtype=np.float32))
         got = gpus.asnumpy(c.all_reduce(x))
@@ -481,7 +481,9 @@ def test_ranks_on_one_gpu_go_over_the_host(gpus, on_ranks, caplog):
 
 
 @pytest.mark.parametrize(("version", "setting"), [(22803, "1"), (23000, "0")])
-def test_ranks_on_one_gpu_where_nccl_is_not_set_so(gpus, on_ranks, monkeypatch, version, setting):
+def test_ranks_on_one_gpu_without_the_variable_do_not_use_nccl(
+    gpus, on_ranks, monkeypatch, version, setting
+):
     monkeypatch.setenv("FAKE_NCCL_VERSION", str(version))
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", setting)
     monkeypatch.setattr("os.getpid", threading.get_ident)
@@ -494,7 +496,9 @@ def one_sum(gpus, c):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_ranks_on_one_gpu_by_nccl(gpus, on_ranks, monkeypatch, caplog, processes):
+def test_ranks_on_one_gpu_with_the_variable_use_nccl(
+    gpus, on_ranks, monkeypatch, caplog, processes
+):
     """Processes may share one where NCCL is set so; threads have one stream, and may not."""
     monkeypatch.setenv("FAKE_NCCL_VERSION", "23000")
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
@@ -505,7 +509,9 @@ def test_ranks_on_one_gpu_by_nccl(gpus, on_ranks, monkeypatch, caplog, processes
     assert ("ranks 0 and 1 share a GPU" in caplog.text) == (processes == 1)
 
 
-def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, tmp_path):
+def test_without_nccl_arrays_are_copied_through_host_memory(
+    gpus, on_gpus, caplog, monkeypatch, tmp_path
+):
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
 
     def work(c):
@@ -515,7 +521,7 @@ def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, 
     assert "NCCL cannot be used: rank 0: NCCL cannot be used (PYCOLLECTIVE_NCCL_LIB" in caplog.text
 
 
-def test_several_versions_are_refused(gpus, on_gpus, monkeypatch):
+def test_different_versions_of_nccl_raise(gpus, on_gpus, monkeypatch):
     from pycollective.comm import gpu
 
     true = gpu.exchange
@@ -530,7 +536,7 @@ def test_several_versions_are_refused(gpus, on_gpus, monkeypatch):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_host_and_gpu_arrays_in_one_call(gpus, on_gpus, first):
+def test_host_and_gpu_arrays_in_one_call_raise_mismatch_error(gpus, on_gpus, first):
     def work(c):
         x = np.ones(4, np.float32)
         y = gpus.asarray(x)
@@ -544,7 +550,7 @@ def test_host_and_gpu_arrays_in_one_call(gpus, on_gpus, first):
     assert "a GPU array" in str(host) and "all_reduce" in str(host)
 
 
-def test_calls_that_differ(gpus, on_gpus):
+def test_differing_calls_on_gpus_raise_mismatch_error(gpus, on_gpus):
     def work(c):
         return c.all_reduce(gpus.asarray(np.ones(3 + c.rank, np.float32)))
 
@@ -554,7 +560,7 @@ def test_calls_that_differ(gpus, on_gpus):
         assert "rank 1 is in all_reduce(float32[4], sum)" in str(error)
 
 
-def test_an_older_library(monkeypatch, older_path, no_library, on_ranks):
+def test_all_to_all_with_an_older_nccl_is_right(monkeypatch, older_path, no_library, on_ranks):
     """An NCCL without functions for gather, scatter and all_to_all."""
     gpus = fake_gpus.make_gpus(monkeypatch, older_path)
 
@@ -567,7 +573,7 @@ def test_an_older_library(monkeypatch, older_path, no_library, on_ranks):
     assert check(on_ranks(local_group(2, timeout=20), work)) == [[0, 2], [1, 3]]
 
 
-def test_an_algorithm_by_name_is_run_by_the_device_executor(gpus, on_gpus, monkeypatch):
+def test_algorithm_by_name_uses_the_device_executor(gpus, on_gpus, monkeypatch):
     """NCCL has algorithms of its own; others, and an order of the ranks, are the project's."""
     emulated = _core.device.EmulatedRuntime([0, 0, 0, 0])
     monkeypatch.setattr(on_device, "runtime", lambda: emulated)
@@ -607,7 +613,7 @@ def test_an_algorithm_by_name_is_run_by_the_device_executor(gpus, on_gpus, monke
     assert emulated.counts["combinations"] > 0
 
 
-def test_an_algorithm_by_name_goes_over_the_host_without_the_executor(gpus, on_gpus, caplog):
+def test_algorithm_by_name_without_the_executor_uses_host_memory(gpus, on_gpus, caplog):
     def work(c):
         x = gpus.asarray(np.ones(4, np.float32))
         return [gpus.asnumpy(c.all_reduce(x, algorithm=how)).tolist() for how in ("ring", "auto")]

@@ -61,7 +61,7 @@ def aborted(gpus):
     return sorted(line for line in gpus.log() if "CommAbort" in line)
 
 
-def test_an_error_of_a_call(gpus, on_gpus):
+def test_error_of_an_nccl_call_raises_on_all_ranks(gpus, on_gpus):
     failed = threading.Event()
 
     def work(c):
@@ -85,7 +85,7 @@ def test_an_error_of_a_call(gpus, on_gpus):
     assert aborted(gpus) == ["rank 0: CommAbort", "rank 1: CommAbort"]
 
 
-def test_an_error_that_comes_later(gpus, on_gpus):
+def test_asynchronous_nccl_error_raises_on_all_ranks(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
@@ -105,7 +105,7 @@ def test_an_error_that_comes_later(gpus, on_gpus):
     assert aborted(gpus) == ["rank 0: CommAbort", "rank 1: CommAbort"]
 
 
-def test_a_rank_that_does_not_come(gpus, on_gpus):
+def test_missing_rank_raises_peer_lost_error(gpus, on_gpus):
     """Its name is in the error, and what was aborted has no result."""
 
     def work(c):
@@ -134,7 +134,7 @@ def test_a_rank_that_does_not_come(gpus, on_gpus):
     assert len(aborted(gpus)) == 3
 
 
-def test_a_rank_without_elements_has_made_its_calls(gpus, on_gpus):
+def test_rank_without_elements_counts_its_calls(gpus, on_gpus):
     """A rank without elements is not named when another rank is late."""
 
     def work(c):
@@ -148,7 +148,7 @@ def test_a_rank_without_elements_has_made_its_calls(gpus, on_gpus):
     assert on_gpus(local_group(3, timeout=20), work) == [6] * 3
 
 
-def test_beats_have_no_deadline_of_calls(gpus, on_gpus):
+def test_heartbeats_ignore_timeouts_of_calls(gpus, on_gpus):
     """A rank that does not tell for a while is silent, and not late, however little calls may wait."""
 
     def work(c):
@@ -164,7 +164,7 @@ def test_beats_have_no_deadline_of_calls(gpus, on_gpus):
     assert on_gpus(local_group(2, timeout=20), work) == [None, None]
 
 
-def test_devices_that_stand_still(gpus, on_gpus):
+def test_hanging_devices_raise_timeout_error(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
         gpus.cuda.library.fake_stall(1)
@@ -179,7 +179,7 @@ def test_devices_that_stand_still(gpus, on_gpus):
         assert isinstance(error, CollectiveError) and "or a device hangs" in str(error)
 
 
-def test_a_rank_that_leaves(gpus, on_gpus):
+def test_leaving_rank_raises_peer_lost_error(gpus, on_gpus):
     def work(c):
         begun(c, gpus)
         if c.rank == 0:
@@ -198,7 +198,7 @@ def test_a_rank_that_leaves(gpus, on_gpus):
     assert "rank 0: CommDestroy" in gpus.log()
 
 
-def test_an_abort_by_the_program(gpus, on_gpus):
+def test_abort_ends_calls_on_gpus(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
@@ -213,7 +213,7 @@ def test_an_abort_by_the_program(gpus, on_gpus):
     assert len(aborted(gpus)) == 2
 
 
-def test_a_new_group_after_a_failure(gpus, on_gpus):
+def test_new_group_after_a_failure_works(gpus, on_gpus):
     on_gpus(local_group(2, timeout=20), lambda c: begun(c, gpus).abort("over"))
     found = on_gpus(
         local_group(2, timeout=20), lambda c: gpus.asnumpy(c.all_reduce(ones(gpus))).tolist()
@@ -221,7 +221,7 @@ def test_a_new_group_after_a_failure(gpus, on_gpus):
     assert found == [[2.0] * 4] * 2
 
 
-def test_nccl_that_refuses(gpus, on_gpus):
+def test_nccl_init_error_raises(gpus, on_gpus):
     """The ranks raise NCCL's error, and no rank waits for another."""
 
     gpus.cuda.library.fake_set_device = lambda number: None  # NCCL sees one where CuPy shows two
@@ -230,7 +230,7 @@ def test_nccl_that_refuses(gpus, on_gpus):
         assert "making the communicator" in str(error) and "invalid usage" in str(error)
 
 
-def test_nccl_that_refuses_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monkeypatch):
+def test_nccl_init_error_of_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monkeypatch):
     """The other ranks wait for that rank in the creation, and raise its error."""
     found = gpu.nccl.NcclCommunicator
 
@@ -249,7 +249,7 @@ def test_nccl_that_refuses_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monke
 
 
 @pytest.mark.parametrize("failing", ["abort", "async_error"])
-def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
+def test_nccl_error_while_failing_still_raises_on_all_ranks(gpus, on_gpus, failing, caplog):
     """The other ranks raise the failure nevertheless."""
 
     def work(c):
@@ -271,7 +271,7 @@ def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
     assert ("failed to abort a communicator: abort fails" in caplog.text) == (failing == "abort")
 
 
-def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
+def test_nccl_error_without_a_watching_thread_raises_on_all_ranks(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
@@ -291,7 +291,7 @@ def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
     assert isinstance(other, AbortedError) and "async_error fails" in str(other)
 
 
-def test_an_end_that_fails(gpus, caplog):
+def test_close_logs_a_failed_abort(gpus, caplog):
     (alone,) = local_group(1)
     mine = begun(alone, gpus)._gpu.nccl._nccl
     mine._comm = Part(mine._comm, "destroy", "abort")
@@ -301,7 +301,7 @@ def test_an_end_that_fails(gpus, caplog):
 
 
 @pytest.mark.parametrize("what", ["unique_id", "identity"])
-def test_a_rank_that_cannot_begin(gpus, on_gpus, monkeypatch, what):
+def test_rank_that_cannot_start_nccl_fails_all_ranks(gpus, on_gpus, monkeypatch, what):
     """The others do not wait for it, hear why, and the group is as it was."""
 
     def identity(number):
@@ -322,7 +322,7 @@ def test_a_rank_that_cannot_begin(gpus, on_gpus, monkeypatch, what):
     assert on_gpus(local_group(2, timeout=5), work) == [[2.0] * 2] * 2
 
 
-def test_a_communicator_that_is_dropped(gpus):
+def test_dropped_communicator_aborts_nccl(gpus):
     (alone,) = local_group(1)
     begun(alone, gpus)
     del alone
@@ -371,7 +371,7 @@ def run(code, path, *, ranks=1):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies(fake_path):
+def test_killed_process_raises_peer_lost_error(fake_path):
     found = run(DIES, fake_path, ranks=2)
     assert "lost:" in found.stdout and "rank 1" in found.stdout, found.stdout + found.stderr
 
@@ -390,7 +390,7 @@ print("ends with", threading.active_count(), "threads")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stall", [False, True])
-def test_the_end_of_a_process(fake_path, stall):
+def test_process_end_does_not_wait_for_devices(fake_path, stall):
     """The process ends without waiting for a device or a thread."""
     found = run(EXITS.format(stall=stall), fake_path)
     assert found.returncode == 0 and found.stdout == "ends with 2 threads\n", found
@@ -398,7 +398,7 @@ def test_the_end_of_a_process(fake_path, stall):
 
 
 @pytest.mark.slow
-def test_ctrl_c_interrupts_a_wait_in_nccl(fake_path):
+def test_interrupt_ends_a_wait_in_nccl(fake_path):
     """A rank that waits for others in NCCL can be interrupted."""
     code = """
 import signal

@@ -32,7 +32,7 @@ def calls(gpus, rank):
     ]
 
 
-def test_it_lives_as_long_as_its_array(gpus, on_gpus):
+def test_registered_memory_lives_as_long_as_its_array(gpus, on_gpus):
     kept = [None, None]
 
     def work(c):
@@ -85,7 +85,7 @@ def ones(gpus, n=4):
         lambda c, x, y: c.all_to_all(x if c.rank else y, [1, 3]),
     ],
 )
-def test_some_have_it_and_others_not(gpus, on_gpus, call):
+def test_registered_memory_on_some_ranks_only_raises(gpus, on_gpus, call):
     """NCCL does not say what would come of it, so it is refused by all."""
 
     def work(c):
@@ -95,7 +95,7 @@ def test_some_have_it_and_others_not(gpus, on_gpus, call):
         assert isinstance(error, MismatchError) and "in memory of empty()" in str(error), error
 
 
-def test_what_may_be_done(gpus, on_gpus):
+def test_registered_memory_allowed_uses_are_right(gpus, on_gpus):
     def work(c):
         x, y = c.empty(4, device="gpu"), ones(gpus)
         x[...] = 1.0
@@ -113,13 +113,13 @@ def test_what_may_be_done(gpus, on_gpus):
     assert on_gpus(local_group(2, timeout=20), work) == [None, None]
 
 
-def test_ranks_that_ask_for_different_arrays(gpus, on_gpus):
+def test_empty_of_differing_shapes_raises_mismatch_error(gpus, on_gpus):
     found = on_gpus(local_group(2, timeout=20), lambda c: c.empty(3 + c.rank, device="gpu"))
     for error in found:
         assert isinstance(error, MismatchError) and "rank 1 is in empty(float64[4])" in str(error)
 
 
-def test_a_gpu_that_is_full(gpus, on_gpus, monkeypatch):
+def test_empty_on_a_full_gpu_raises_memory_error(gpus, on_gpus, monkeypatch):
     """All ranks raise, and no rank keeps an array."""
 
     def work(c):
@@ -178,7 +178,7 @@ class Memory:
         self.freed.append(address)
 
 
-def test_an_array_that_is_dropped_while_the_communicator_ends(gpus):
+def test_array_dropped_while_the_communicator_ends_is_freed(gpus):
     library, ended = Memory(), []
     registered = Registered(library, 0)
     blocks = [registered.add(64, lambda address, nbytes: address + 1) for _ in range(3)]
@@ -193,7 +193,7 @@ def test_an_array_that_is_dropped_while_the_communicator_ends(gpus):
     assert sorted(library.freed) == [4096, 8192, 12288] and not registered
 
 
-def test_an_end_that_nccl_refuses(gpus):
+def test_memory_is_freed_after_a_deregister_error(gpus):
     library = Memory()
     registered = Registered(library, 0)
     block = registered.add(64, lambda address, nbytes: 1)

@@ -28,7 +28,7 @@ def reductions(gpus):
     return [line for line in gpus.log() if "AllReduce" in line]
 
 
-def test_gpus_and_nccl_are_the_default(two):
+def test_mirrored_strategy_uses_gpus_and_nccl_by_default(two):
     strategy = d.MirroredStrategy()
     assert strategy.num_replicas_in_sync == 2
     assert isinstance(strategy.extended.cross_device_ops, d.NcclAllReduce)
@@ -38,7 +38,7 @@ def test_gpus_and_nccl_are_the_default(two):
 
 
 @pytest.mark.parametrize("num_packs", [0, 1, 2])
-def test_all_reduce_in_replicas(two, num_packs):
+def test_all_reduce_in_replica_context_is_right(two, num_packs):
     strategy = d.MirroredStrategy(cross_device_ops=d.NcclAllReduce(num_packs))
 
     def step():
@@ -60,7 +60,7 @@ def test_all_reduce_in_replicas(two, num_packs):
     strategy.extended.abort_collectives("the test is over")
 
 
-def test_reduce_outside_of_replicas(two):
+def test_reduce_in_cross_replica_context_is_right(two):
     ops = d.NcclAllReduce()
     value = PerReplica([put(two, r, [1.0 + r, 2.0]) for r in range(2)])
     for op, want in (("SUM", [3.0, 4.0]), ("MEAN", [1.5, 2.0])):
@@ -76,7 +76,7 @@ def test_reduce_outside_of_replicas(two):
     assert two.asnumpy(got.values[0].array).tolist() == [3.0, 4.0]
 
 
-def test_a_ring_that_is_asked_for_goes_over_the_host(two):
+def test_ring_by_name_copies_through_host_memory(two):
     ring = d.experimental.CommunicationOptions(implementation="RING")
     value = PerReplica([put(two, r, [1.0 + r, 2.0]) for r in range(2)])
     got = d.NcclAllReduce().batch_reduce("SUM", [(value, value)], ring)[0]
@@ -84,7 +84,7 @@ def test_a_ring_that_is_asked_for_goes_over_the_host(two):
     assert not reductions(two)
 
 
-def test_replicas_without_nccl(two, monkeypatch, tmp_path, caplog):
+def test_replicas_without_nccl_warn_and_are_right(two, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
     strategy = d.MirroredStrategy()
     assert "no NCCL here: in the host's memory" in strategy.describe()
@@ -98,7 +98,7 @@ def test_replicas_without_nccl(two, monkeypatch, tmp_path, caplog):
     assert "GPU arrays are copied through host memory" in caplog.text
 
 
-def test_gradients_meet_while_others_are_computed(two):
+def test_gradients_are_reduced_while_others_are_computed(two):
     """Packs are enqueued before the tape is done, each GPU's on one stream beside the program's."""
     strategy = d.MirroredStrategy()
     strategy.extended.gradient_options = d.experimental.CommunicationOptions(bytes_per_pack=8)
@@ -147,7 +147,7 @@ def test_gradients_meet_while_others_are_computed(two):
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_training_is_that_of_cpus(two, overlaps):
+def test_training_on_gpus_equals_training_on_cpus(two, overlaps):
     """Gradients meet in NCCL, also while the tape computes; the weights are those of CPU replicas."""
 
     def train(devices):
@@ -181,7 +181,7 @@ def test_training_is_that_of_cpus(two, overlaps):
     assert reductions(two)
 
 
-def test_replicas_that_share_a_gpu(two, monkeypatch):
+def test_replicas_on_one_gpu_are_right(two, monkeypatch):
     """NCCL refuses them; whatever reduces then, results are right and where they belong."""
     monkeypatch.setattr(config, "_state", config._State())
     config.set_logical_device_configuration("gpu:0", 2)

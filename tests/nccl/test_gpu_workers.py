@@ -106,7 +106,7 @@ for how in ("RING", "NCCL", "AUTO"):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_nccl_among_workers(tmp_path, fake_path, replicas):
+def test_workers_use_nccl(tmp_path, fake_path, replicas):
     """NCCL and AUTO give what a ring does, to the last bit for ints; the last batch is uneven."""
     processes, _ = begin(tmp_path, fake_path, ALIKE, replicas)
     first, second = ended(processes).said
@@ -178,7 +178,7 @@ def faulty(tmp_path, fake_path, fault, replicas=1, timeout=100, again=False, **m
 
 
 @pytest.mark.parametrize(("replicas", "told"), [(1, True), (2, False)])
-def test_a_worker_that_is_killed_in_a_collective(tmp_path, fake_path, replicas, told):
+def test_killed_worker_raises_on_the_others(tmp_path, fake_path, replicas, told):
     """The lost worker is named, also if NCCL itself reports the lost peer."""
     more = {"FAKE_NCCL_REMOTE_ERRORS": "1"} if told else {}
     fault = "os.kill(os.getpid(), 9)"
@@ -190,7 +190,7 @@ def test_a_worker_that_is_killed_in_a_collective(tmp_path, fake_path, replicas, 
 
 
 @pytest.mark.parametrize("heard", ["heartbeat", "deadline"])
-def test_a_worker_that_stands_still(tmp_path, fake_path, heard):
+def test_stopped_worker_raises_on_the_others(tmp_path, fake_path, heard):
     seconds = {"heartbeat": "1", "deadline": "inf"}[heard]
     timeout = {"heartbeat": 100, "deadline": 1}[heard]
     fault = "signal.raise_signal(signal.SIGSTOP)"
@@ -207,7 +207,7 @@ def test_a_worker_that_stands_still(tmp_path, fake_path, heard):
     assert "PeerLostError" in done.outputs[0] and lost in done.outputs[0], done
 
 
-def test_an_error_of_nccl_that_comes_later(tmp_path, fake_path):
+def test_asynchronous_nccl_error_raises_on_all_workers(tmp_path, fake_path):
     """NCCL's own error where it is, and everywhere else what happened to whom; then they go on."""
     fault = "gpus.cuda.library.fake_async_error(1, 3); time.sleep(0.5)"
     processes, _ = faulty(tmp_path, fake_path, fault, again=True)
@@ -235,7 +235,7 @@ say(found=found)
 """
 
 
-def test_workers_that_share_a_gpu(tmp_path, fake_path):
+def test_workers_on_one_gpu_are_right(tmp_path, fake_path):
     """NCCL refuses them unless it is set so: the host's memory is then used, and the log says it."""
     processes, _ = begin(tmp_path, fake_path, SHARED, FAKE_NCCL_VERSION="23000")
     done = ended(processes, 30)

@@ -31,14 +31,14 @@ def nowhere(monkeypatch, no_library):
     monkeypatch.setattr(finding, "_in_package", lambda: None)
 
 
-def test_where_there_is_none(nowhere):
+def test_library_not_found_lists_the_places_searched(nowhere):
     with pytest.raises(NcclNotFoundError, match="pip install nvidia-nccl-cu12") as raised:
         finding.library()
     for place in ("loaded in this process: ", "package nvidia-nccl: none", "system: "):
         assert place in str(raised.value)
 
 
-def test_a_library_that_is_named(nowhere, monkeypatch, fake_path, caplog):
+def test_library_named_by_the_variable_is_used(nowhere, monkeypatch, fake_path, caplog):
     monkeypatch.setenv(finding.VARIABLE, str(fake_path))
     with caplog.at_level("INFO", "pycollective"):
         found = finding.library()
@@ -49,21 +49,21 @@ def test_a_library_that_is_named(nowhere, monkeypatch, fake_path, caplog):
     assert found.error_text(5) == "invalid usage"
 
 
-def test_a_named_library_that_is_none(nowhere, monkeypatch, tmp_path):
+def test_library_named_wrongly_raises(nowhere, monkeypatch, tmp_path):
     for name, why in ((tmp_path / "none.so", SYSTEM_HAS_NONE), ("libm.so.6", "it is not NCCL")):
         monkeypatch.setenv(finding.VARIABLE, str(name))
         with pytest.raises(NcclNotFoundError, match=f"cannot be used .{finding.VARIABLE}.*{why}"):
             finding.library()
 
 
-def test_a_library_that_is_too_old(nowhere, monkeypatch, fake_path):
+def test_library_that_is_too_old_raises(nowhere, monkeypatch, fake_path):
     monkeypatch.setenv(finding.VARIABLE, str(fake_path))
     monkeypatch.setenv("FAKE_NCCL_VERSION", "21200")
     with pytest.raises(NcclNotFoundError, match=r"is NCCL 2\.12\.0, which is too old: 2\.14\.0"):
         finding.library()
 
 
-def test_libraries_are_found_in_this_order(nowhere, monkeypatch, fake_path, older_path):
+def test_library_search_has_this_order(nowhere, monkeypatch, fake_path, older_path):
     monkeypatch.setattr(finding, "_in_package", lambda: str(older_path))
     assert finding.library().version == 22100
     finding._opened = None
@@ -98,7 +98,7 @@ def test_library_in_the_package_is_found(monkeypatch, tmp_path):
     assert finding._in_package() == "/elsewhere/libnccl.so.2"
 
 
-def test_the_cuda_version(tmp_path):
+def test_cuda_major_is_read_from_the_file(tmp_path):
     file = tmp_path / "libnccl.so.2"
     file.write_bytes(bytes(5000) + b"NCCL version 2.27.3+cuda13.0\0" + bytes(100))
     library = types.SimpleNamespace(path=str(file), version_text="2.27.3")
@@ -112,7 +112,7 @@ def test_the_cuda_version(tmp_path):
     finding.require_cuda(library, 12040)  # nobody knows
 
 
-def test_calls_that_a_version_does_not_have(older_path):
+def test_functions_missing_in_a_version_raise(older_path):
     library = _core.nccl.Library(str(older_path))
     comm = _core.nccl.Comm(*_alone(library))
     for name, call in (
@@ -131,7 +131,7 @@ def _alone(library):
     return library, library.unique_id(), 1, 0
 
 
-def test_every_call_on_one_rank(fake_path):
+def test_every_function_on_one_rank_works(fake_path):
     library = _core.nccl.Library(str(fake_path))
     comm = _core.nccl.Comm(*_alone(library), blocking=True, min_ctas=2, max_ctas=4)
     assert (comm.size(), comm.rank(), comm.async_error(), comm.alive) == (1, 0, 0, True)
@@ -173,7 +173,7 @@ def test_every_call_on_one_rank(fake_path):
             call()
 
 
-def test_what_a_communicator_is_configured_with(fake_path):
+def test_comm_passes_its_configuration(fake_path):
     """Unset options are left to NCCL; the version is never newer than the library's."""
     fake = ctypes.CDLL(str(fake_path))
     fake.fake_log.restype = ctypes.c_char_p
@@ -220,7 +220,7 @@ def on_three(path, work):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_sums_with_a_factor(fake_path, name):
+def test_pre_mul_sum_scales(fake_path, name):
     """Each rank multiplies by a factor of its own."""
     number = TYPES.index(name)
     known = np.dtype(name) if number < 9 else getattr(pytest.importorskip("ml_dtypes"), name)
@@ -247,7 +247,7 @@ def test_sums_with_a_factor(fake_path, name):
     assert on_three(fake_path, work) == [(want, part) for part in want]
 
 
-def test_split_and_shrink(fake_path):
+def test_comm_split_and_shrink_work(fake_path):
     def work(comm, r):
         part = comm.split(-1 if r == 1 else 0, -r)
         assert comm.device() == r
@@ -262,7 +262,7 @@ def test_split_and_shrink(fake_path):
     [("int16", "sum", "dtype int16"), (">f4", "sum", "dtype >f4"), ("bool", "sum", "'sum' .* bool"),
      ("complex64", "prod", "'prod' for dtype complex64"), ("int32", "xor", "'xor' for dtype int32")],
 )  # fmt: skip
-def test_reductions_that_nccl_does_not_have(dtype, op, why):
+def test_unsupported_reductions_raise_type_error(dtype, op, why):
     library = types.SimpleNamespace(version=22803)
     with pytest.raises(TypeError, match=f"NCCL has no reduction.*{why}"):
         count_and_type(library, 1, np.dtype(dtype))
@@ -278,7 +278,7 @@ def package():
 
 
 @pytest.mark.slow
-def test_what_is_declared_is_what_its_header_says(package):
+def test_declarations_match_the_header(package):
     """Functions and how many parameters they take, fields of the configuration, numbers of types."""
     header = (package.parents[1] / "include" / "nccl.h").read_text()
     ours = (Path(__file__).parents[2] / "csrc" / "nccl" / "api.h").read_text()
@@ -304,7 +304,7 @@ def test_what_is_declared_is_what_its_header_says(package):
 
 
 @pytest.mark.slow
-def test_the_real_library(package):
+def test_real_library_can_be_opened(package):
     """Version, unique id and errors of NVIDIA's own, which need no GPU."""
     # In a process of its own: a library that was opened once is found in the process from then on.
     code = """
@@ -344,7 +344,7 @@ print("well")
     assert run.stdout == "well\n", run.stdout + run.stderr
 
 
-def test_several_threads_open_it(fake_path, tmp_path):
+def test_library_opened_by_several_threads_is_one(fake_path, tmp_path):
     """Instances are entered into pybind11's tables one after the other; this once ended the process."""
     program = f"""
 import sys, threading

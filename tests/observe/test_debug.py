@@ -1,4 +1,4 @@
-"""PYCOLLECTIVE_DEBUG: the line about a group, the trace of calls, what is told of a failure."""
+"""PYCOLLECTIVE_DEBUG: the line about a group, the trace of calls, the report of a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pycollective.observe.log import LOG
 
 @pytest.fixture
 def logger():
-    """The package's logger, afterwards as it was before."""
+    """Return the package's logger, and restore its settings afterwards."""
     before = LOG.handlers[:], LOG.level, LOG.propagate
     yield LOG
     LOG.handlers[:], level, LOG.propagate = before
@@ -38,7 +38,7 @@ def lines_of(capsys):
     return capsys.readouterr().err.splitlines()
 
 
-def test_the_line_about_a_group(caplog):
+def test_group_line_has_ranks_source_and_host(caplog):
     caplog.set_level("INFO", "pycollective")
     pc.local_group(3)
     assert [r.getMessage() for r in caplog.records] == [
@@ -47,7 +47,7 @@ def test_the_line_about_a_group(caplog):
     ]
 
 
-def test_the_line_names_a_measured_table(caplog, monkeypatch, tmp_path):
+def test_group_line_names_a_measured_table(caplog, monkeypatch, tmp_path):
     from pycollective import tuning
 
     caplog.set_level("INFO", "pycollective")
@@ -59,33 +59,33 @@ def test_the_line_names_a_measured_table(caplog, monkeypatch, tmp_path):
     assert f"algorithms: 1 rows of {file}, then the built-in table" in caplog.text
 
 
-def test_info_needs_no_configuration(monkeypatch, logger, capsys, caplog):
+def test_debug_info_logs_without_configuration(monkeypatch, logger, capsys, caplog):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "INFO")
     comms = pc.local_group(2)
     again = pc.local_group(1)
-    assert comms[0]._tracer is None  # the short way is open
+    assert comms[0]._tracer is None  # calls take the fast path
     lines = lines_of(capsys)
     assert len(lines) == 2
-    assert caplog.records == []  # or a program that has configured logging has each line twice
+    assert caplog.records == []  # otherwise a configured root logger repeats each line
     assert re.match(r"\d\d:\d\d:\d\d\.\d\d\d \[rank 0\] INFO ranks 0 to 1, threads", lines[0])
     assert "rank 0 of 1, alone; described by local_group" in lines[1]
     del again
 
 
 @pytest.mark.parametrize("value", ["info", "DEBUG", "1"])
-def test_wrong_values(monkeypatch, value):
+def test_debug_invalid_value_raises_rendezvous_error(monkeypatch, value):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", value)
     for make in (pc.init, lambda: pc.local_group(2)):
         with pytest.raises(RendezvousError, match="is not INFO or TRACE"):
             make()
 
 
-def test_nothing_is_watched_unless_asked_for():
+def test_tracer_is_absent_by_default():
     (comm,) = pc.local_group(1)
     assert comm._tracer is None
 
 
-def test_trace(trace, on_ranks, capsys):
+def test_trace_logs_every_call(trace, on_ranks, capsys):
     comms = pc.local_group(2)
     x = np.ones(4, "float32")
 
@@ -139,7 +139,7 @@ def test_trace(trace, on_ranks, capsys):
     assert calls[-1].endswith(", async_op")
 
 
-def test_trace_of_ones_own_algorithm_and_of_all_ranks_together(trace, capsys):
+def test_trace_of_an_own_algorithm_in_all_reduce_together(trace, capsys):
     @algorithm(num_chunks=2)
     def line(rank, size):
         other = 1 - rank
@@ -156,7 +156,7 @@ def test_trace_of_ones_own_algorithm_and_of_all_ranks_together(trace, capsys):
     assert "all_reduce #1 (float64[3], sum, line, the program's own)" in lines[1]
 
 
-def test_the_last_calls_are_told_when_one_fails(trace, on_ranks, capsys):
+def test_trace_logs_the_last_calls_after_a_failure(trace, on_ranks, capsys):
     comms = pc.local_group(2)
 
     def work(comm):
@@ -173,11 +173,11 @@ def test_the_last_calls_are_told_when_one_fails(trace, on_ranks, capsys):
     assert told[31].startswith("    all_reduce #41 (float64[2], sum")
     assert "MismatchError: ranks made calls that do not belong together" in told[31]
     assert text.count("ERROR rank 0 failed") == text.count("ERROR rank 1 failed") == 1
-    on_ranks(comms, lambda c: c.barrier())  # the group is dead: that is known
+    on_ranks(comms, lambda c: c.barrier())  # the group has failed: no second report
     assert "its last calls" not in capsys.readouterr().err
 
 
-def test_errors_are_those_without_trace(trace, on_ranks):
+def test_trace_does_not_change_errors(trace, on_ranks):
     comms = pc.local_group(2)
     with pytest.raises(ValueError, match="no all_reduce algorithm is called 'nonsense'"):
         comms[0].all_reduce([1.0], algorithm="nonsense", async_op=True)
@@ -190,21 +190,21 @@ def test_errors_are_those_without_trace(trace, on_ranks):
         all_reduce_together(comms, [np.ones(3)] * 2, "sum")
 
 
-def test_other_levels_do_not_slow_calls_down(caplog):
-    """A program that logs everything has not asked for the trace."""
+def test_tracer_is_absent_at_the_debug_level(caplog):
+    """A program that logs at DEBUG does not get the trace."""
     caplog.set_level(logging.DEBUG)
     (comm,) = pc.local_group(1)
     assert comm._tracer is None
 
 
-def test_split_says_so(caplog, on_ranks):
+def test_split_logs_the_new_group(caplog, on_ranks):
     caplog.set_level("INFO", "pycollective")
     on_ranks(pc.local_group(2), lambda c: c.split(0, -c.rank))
     assert "rank 1 of 2 (rank 0 before), threads; described by split of 2 ranks" in caplog.text
 
 
-def test_json_can_hold_what_is_told():
-    """Arguments of calls go into timelines."""
+def test_record_arguments_are_json():
+    """Timelines contain the arguments of calls as JSON."""
     from pycollective.observe.trace_events import Record
 
     call = Record("send", np.ones(3), ("", ""), {"to rank": 1, "tag": 0})

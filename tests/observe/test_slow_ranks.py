@@ -1,4 +1,4 @@
-"""A rank that is missed is named before the deadline, once, on the ranks that wait for it."""
+"""Warnings about slow ranks: each waiting rank names the missing rank once, before the deadline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warnings_of(caplog):
 
 
 def late(comms, on_ranks, call, caplog, who=2, count=2):
-    """Make a call that one rank comes to when so many warnings were given."""
+    """Make a call that rank ``who`` joins after ``count`` warnings; return the warnings."""
     enough = threading.Event()
 
     class Handler:
@@ -52,7 +52,7 @@ def late(comms, on_ranks, call, caplog, who=2, count=2):
 
 
 @pytest.mark.parametrize("items", [1, 100_000])
-def test_direct(soon, on_ranks, items):
+def test_warning_in_direct_names_the_missing_rank(soon, on_ranks, items):
     comms = pc.local_group(3)
     texts = late(comms, on_ranks, lambda c: c.all_reduce(np.ones(items, "float32")), soon)
     assert len(texts) == 2
@@ -63,7 +63,7 @@ def test_direct(soon, on_ranks, items):
         assert "Next" not in text
 
 
-def test_a_schedule_says_whose_message_it_needs(soon, on_ranks):
+def test_warning_in_a_schedule_names_the_awaited_ranks(soon, on_ranks):
     comms = pc.local_group(3)
     texts = late(comms, on_ranks, lambda c: c.all_reduce(np.ones(64), algorithm="ring"), soon)
     assert len(texts) == 2
@@ -74,7 +74,7 @@ def test_a_schedule_says_whose_message_it_needs(soon, on_ranks):
     assert "Next it needs something of rank 0, in this call itself" in texts[1]
 
 
-def test_what_a_rank_did_before(soon, on_ranks):
+def test_warning_has_the_last_call_of_the_missing_rank(soon, on_ranks):
     comms = pc.local_group(2)
     on_ranks(comms, lambda c: c.broadcast(np.ones(3), 1))
     (text,) = late(comms, on_ranks, lambda c: c.barrier(), soon, who=1, count=1)
@@ -82,13 +82,13 @@ def test_what_a_rank_did_before(soon, on_ranks):
     assert "rank 1 has finished broadcast #1 (float64[3], direct, root 1)" in text
 
 
-def test_async(soon, on_ranks):
+def test_warning_in_an_async_call_names_the_missing_rank(soon, on_ranks):
     comms = pc.local_group(2)
     (text,) = late(comms, on_ranks, lambda c: c.barrier(async_op=True).wait(), soon, who=1, count=1)
     assert "for rank 1 to come to this call" in text
 
 
-def test_messages(soon, on_ranks):
+def test_warning_in_recv_names_the_sender(soon, on_ranks):
     comms = pc.local_group(2)
 
     def call(comm):
@@ -102,7 +102,7 @@ def test_messages(soon, on_ranks):
     assert "in recv (float64[3], tag 7) from rank 1: rank 1 has made no collective call yet" in text
 
 
-def test_many_ranks_are_not_all_named(soon, on_ranks):
+def test_warning_names_at_most_eight_ranks(soon, on_ranks):
     comms = pc.local_group(13)
     enough = threading.Event()
 
@@ -118,7 +118,7 @@ def test_many_ranks_are_not_all_named(soon, on_ranks):
     assert "for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 4 more to come to this call" in text
 
 
-def test_half_of_the_timeout_where_that_is_less(monkeypatch, caplog, on_ranks):
+def test_warning_comes_after_half_of_a_short_timeout(monkeypatch, caplog, on_ranks):
     monkeypatch.delenv("PYCOLLECTIVE_WARN_AFTER")
     comms = pc.local_group(2, timeout=0.6)
     error = on_ranks(comms, lambda c: None if c.rank else c.barrier())[0]
@@ -127,7 +127,7 @@ def test_half_of_the_timeout_where_that_is_less(monkeypatch, caplog, on_ranks):
     assert "for rank 1 to come" in text
 
 
-def test_never_where_nobody_is_late(monkeypatch, caplog, on_ranks):
+def test_warning_is_absent_without_a_late_rank(monkeypatch, caplog, on_ranks):
     monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "5")
     comms = pc.local_group(3)
     on_ranks(comms, lambda c: [c.all_reduce(np.ones(100_000)) for _ in range(50)])
@@ -139,7 +139,7 @@ def test_never_where_nobody_is_late(monkeypatch, caplog, on_ranks):
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
-def test_wrong_numbers(monkeypatch, value):
+def test_warn_after_invalid_value_raises_rendezvous_error(monkeypatch, value):
     monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", value)
     with pytest.raises(RendezvousError, match=r"PYCOLLECTIVE_WARN_AFTER=.*positive number"):
         pc.local_group(2)

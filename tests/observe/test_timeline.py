@@ -1,4 +1,4 @@
-"""Timelines: what Perfetto is given."""
+"""Timelines: the files for Perfetto."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pycollective.observe.trace_events import Timeline
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """What the environment has asked for goes on to the end of a process."""
+    """Remove timelines after each test: those of the environment last until the process ends."""
     yield
     tracing._timelines.clear()
     tracing._from_environment.clear()
@@ -31,13 +31,13 @@ def slices(file, name=""):
     return [e for e in events if not name or e["name"] == name]
 
 
-def test_within_a_block(tmp_path, on_ranks):
+def test_timeline_has_the_calls_within_the_block(tmp_path, on_ranks):
     comms = pc.local_group(2)
     file = tmp_path / "new" / "timeline.json"
     on_ranks(comms, lambda c: c.all_reduce(np.ones(3)))
     before = time.time()
     with pc.timeline(file):
-        assert slices(file) == []  # it can be written: known before anything is done
+        assert slices(file) == []  # written at once, to detect errors early
         on_ranks(comms, lambda c: c.all_reduce(np.ones(4, "float32"), "max"))
         (later,) = pc.local_group(1)
         later.barrier()
@@ -64,7 +64,7 @@ def test_within_a_block(tmp_path, on_ranks):
     assert f"process {os.getpid()})" in names[1]
 
 
-def test_a_block_that_raises_is_written(tmp_path, on_ranks):
+def test_timeline_of_a_block_that_raises_is_written(tmp_path, on_ranks):
     comms = pc.local_group(2)
     file = tmp_path / "t.json"
     with pytest.raises(KeyError):
@@ -74,7 +74,7 @@ def test_a_block_that_raises_is_written(tmp_path, on_ranks):
     assert len(slices(file, "barrier")) == 2
 
 
-def test_calls_under_way(tmp_path, on_ranks):
+def test_timeline_of_async_calls_has_rows_and_pairs(tmp_path, on_ranks):
     comms = pc.local_group(2)
     file = tmp_path / "t.json"
 
@@ -92,7 +92,7 @@ def test_calls_under_way(tmp_path, on_ranks):
         events = [e for e in slices(file) if e["pid"] == rank]
         whole = sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X")
         assert len(whole) == 3
-        # One after the other on a row: to the microsecond, which is what the numbers hold.
+        # Calls of one row do not overlap, to the microsecond (the resolution of the numbers).
         assert all(a + dur <= b + 1 for (a, dur), (b, _) in itertools.pairwise(whole))
         begins = [e["id"] for e in events if e["ph"] == "b"]
         ends = [e["id"] for e in events if e["ph"] == "e"]
@@ -100,7 +100,7 @@ def test_calls_under_way(tmp_path, on_ranks):
         assert sorted(begins) == sorted(ends)
 
 
-def test_parts_are_on_the_row_of_the_whole(tmp_path, on_ranks):
+def test_timeline_has_split_groups_under_the_first_ranks(tmp_path, on_ranks):
     comms = pc.local_group(4)
     with pc.timeline(tmp_path / "t.json"):
         on_ranks(comms, lambda c: c.split(c.rank % 2).all_reduce(np.ones(3, "int8")))
@@ -108,7 +108,7 @@ def test_parts_are_on_the_row_of_the_whole(tmp_path, on_ranks):
     assert sorted(e["pid"] for e in events) == [0, 1, 2, 3]
 
 
-def test_written_when_a_call_fails(tmp_path, monkeypatch, on_ranks):
+def test_timeline_is_written_when_a_call_fails(tmp_path, monkeypatch, on_ranks):
     file = tmp_path / "t.json"
     monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(file))
     comms = pc.local_group(2)
@@ -124,7 +124,7 @@ def test_written_when_a_call_fails(tmp_path, monkeypatch, on_ranks):
 
 
 @pytest.mark.parametrize("make", ["block", "environment"])
-def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, make):
+def test_timeline_that_cannot_be_written_raises_early(tmp_path, monkeypatch, make):
     (tmp_path / "file").write_text("")
     name = str(tmp_path / "file" / "t.json")
     if make == "block":
@@ -148,20 +148,20 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, make):
         (".", "rank0.json", "rank3.json"),
     ],
 )
-def test_names(tmp_path, monkeypatch, given, alone, shared):
+def test_timeline_path_depends_on_rank_and_folder(tmp_path, monkeypatch, given, alone, shared):
     monkeypatch.chdir(tmp_path)
     timeline = Timeline(given)
     timeline.add_rank(2, True)
     assert str(timeline.path()) == alone
     timeline.add_rank(3, False)
-    timeline.add_rank(0, False)  # a part of the group
+    timeline.add_rank(0, False)  # of a split group
     assert str(timeline.path()) == shared
     timeline.write()
     assert json.loads((tmp_path / shared).read_text())["traceEvents"] == []
     assert not [p for p in tmp_path.rglob(".*")]
 
 
-def test_no_more_than_so_many_calls(tmp_path, monkeypatch):
+def test_timeline_keeps_only_the_last_calls(tmp_path, monkeypatch):
     monkeypatch.setattr("pycollective.observe.trace_events.MOST_CALLS", 5)
     (comm,) = pc.local_group(1)
     with pc.timeline(tmp_path / "t.json"):
@@ -172,7 +172,7 @@ def test_no_more_than_so_many_calls(tmp_path, monkeypatch):
     assert [e["args"]["call"] for e in slices(tmp_path / "t.json")] == [4, 5, 6, 7, 8]
 
 
-def test_merge(tmp_path, capsys, monkeypatch):
+def test_timeline_merge_joins_files_and_refuses_others(tmp_path, capsys, monkeypatch):
     (comm,) = pc.local_group(1)
     files = []
     for i in range(2):
