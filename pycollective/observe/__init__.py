@@ -1,4 +1,4 @@
-"""Log lines, traces of calls and timelines of a program's communicators; see ``docs/debugging.md``.
+"""Log lines, traces of calls, and timelines; see ``docs/how-to/find_a_slow_rank.md``.
 
 All of it is off by default, and then costs nothing. When it is on, `pycollective.comm.tracing` wraps the
 engines of every communicator, and calls do not take the compiled fast path.

@@ -147,21 +147,6 @@ def test_own_algorithm_can_be_shown():
     assert repr(ring) == "<Algorithm ring>"
 
 
-def test_example_of_the_documentation_runs(capsys, monkeypatch):
-    blocks = re.findall(r"```(\w*)\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    failed = []
-    monkeypatch.setattr(threading, "excepthook", failed.append)
-    space: dict[str, object] = {}
-    for language, text in blocks:
-        if language == "python":
-            exec(text, space)
-    assert failed == []
-    shown = [text for language, text in blocks if language == ""]
-    assert capsys.readouterr().out == shown[0]
-    (simulated,) = [text for language, text in blocks if language == "text"]
-    assert space["text"] == simulated.rstrip("\n")
-
-
 def test_own_algorithms_run_in_every_collective(on_ranks):
     def work(c):
         r, n = c.rank, c.size
