@@ -133,9 +133,9 @@ class Communicator(Extremes, Prefixes, Objects):
     ) -> Communicator | Work[Communicator | None] | None:
         """Make a new group of all ranks that give the same color, for each color.
 
-        Every rank of this group makes the call. The new groups have the transport of this group. They
-        are independent: calls of several groups may run concurrently (from several threads, or with
-        ``async_op``), and a failure of one group leaves the others as they are. A process that ends is
+        Every rank of this group makes the call. The new groups have the transport of this group. Calls
+        of several groups may run concurrently, from several threads or with ``async_op``. A failure of
+        one group leaves the others as they are. A process that ends is
         lost to all its groups.
 
         Parameters

@@ -109,9 +109,9 @@ class Prefixes(Member):
     ) -> object:
         """Give rank i the element-wise reduction of the arrays of ranks 0 to i - 1.
 
-        Rank 0 gets the identity of the operation: 0 for "sum", "or" and "xor", 1 for "prod", all bits
-        for "and", the greatest value of the dtype (infinity, True) for "min", and the least for "max".
-        Its "mean" is 0. For a NumPy function, rank 0 gets its ``identity``.
+        Rank 0 gets the identity of the operation. The identity is 0 for "sum", "or" and "xor", 1 for
+        "prod", and all bits for "and". For "min" it is the greatest value of the dtype (infinity, True),
+        for "max" the least. The "mean" of rank 0 is 0. A NumPy function has its ``identity``.
 
         Parameters
         ----------

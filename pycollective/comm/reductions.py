@@ -93,10 +93,10 @@ class Reductions(Member):
             complex128.
         op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}, ufunc or ReduceOp
             Sums and products of ints wrap around, also before a mean divides. A mean of ints is rounded
-            toward zero. min and max give NaN if any contribution is NaN. and, or and xor are bitwise for
-            ints and logical for bools. float16 and bfloat16 are computed in float32 and rounded to
-            nearest even: once at the end with "direct", else after every step. Complex numbers have sum,
-            prod and mean; bools have min, max, and, or, xor.
+            toward zero. A NaN in any contribution gives NaN in "min" and "max". Operations on bits are
+            bitwise for ints and logical for bools. float16 and bfloat16 are computed in float32. They
+            are rounded to nearest even: once at the end with "direct", else after every step. Complex
+            numbers have "sum", "prod" and "mean"; bools have "min", "max", "and", "or" and "xor".
 
             ``np.add``, ``np.multiply``, ``np.minimum``, ``np.maximum``, ``np.bitwise_and`` and the
             members of ``ReduceOp`` stand for the names. With another NumPy function of two arguments,

@@ -109,8 +109,8 @@ class Upload:
     def __call__(self, array: Any) -> Any:
         """Copy a NumPy array to the device, wait for the copy, and return it.
 
-        Every stream can then read the copy. After the last array on its memory is dropped, CuPy reuses
-        the memory on this thread's current stream: other streams must have finished with it by then.
+        Every stream can then read the copy. When its last array is dropped, CuPy reuses the memory on
+        this thread's current stream. Other streams must have finished with the copy by then.
         """
         cuda = _cuda()
         copied = sys.modules["cupy"].empty(array.shape, array.dtype)

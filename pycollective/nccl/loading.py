@@ -29,9 +29,9 @@ _opened: _core.nccl.Library | None = None
 def library() -> _core.nccl.Library:
     """Return NCCL's library, opened at the first call.
 
-    The first of these libraries is used: the one that CuPy or PyTorch has loaded in this process (two
-    copies would not work together), the one that ``PYCOLLECTIVE_NCCL_LIBRARY`` names, the one of the
-    package ``nvidia-nccl-cu12`` or ``-cu13``, the system's.
+    A library that CuPy or PyTorch has loaded comes first, because two copies in one process would not
+    work together. The next ones are the library that ``PYCOLLECTIVE_NCCL_LIBRARY`` names, that of the
+    package ``nvidia-nccl-cu12`` or ``-cu13``, and the system's.
 
     Raises
     ------

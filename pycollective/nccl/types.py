@@ -11,7 +11,7 @@ from pycollective import _core
 BYTES = 1
 """The type of bytes, ``ncclUint8``, for calls that only move data."""
 
-#: By the dtype's name: ``ncclDataType_t``, and the first version of NCCL that has it.
+#: ``ncclDataType_t`` and the first version of NCCL that has it, by the dtype's name.
 _TYPES = {
     "int8": (0, 0), "uint8": (1, 0), "int32": (2, 0), "uint32": (3, 0), "int64": (4, 0),
     "uint64": (5, 0), "float16": (6, 0), "float32": (7, 0), "float64": (8, 0),

@@ -301,8 +301,8 @@ def test_communicator_without_unfinished_calls_is_freed(on_ranks):
 # The end of the interpreter -------------------------------------------------------------------
 
 
-def test_threads_that_are_in_calls_when_the_interpreter_ends(tmp_path):
-    """It ends as if they were not there: Python would end them in the middle of the core's code."""
+def test_interpreter_end_with_threads_in_calls_is_clean(tmp_path):
+    """Python must not end these threads within the core's code."""
     script = """
 import contextlib, threading, time
 import numpy as np

@@ -53,7 +53,7 @@ def statements(body, inner=False):
             yield from statements(getattr(node, part, ()), function)
 
 
-#: By module, the modules that it imports at its top (for type checkers too) and in functions.
+#: The modules that each module imports at its top (for type checkers too), and in functions.
 TOP, INNER = {}, {}
 for _name, _path in MODULES.items():
     for _node, _inner in statements(ast.parse(_path.read_text()).body):

@@ -68,7 +68,7 @@ def test_copy_to_another_gpu_is_ordered_on_both_streams(gpus, turned):
         there = cuda.Stream(non_blocking=True)
     with here, there:
         moved = array_backend.placed(array, "GPU", 2)
-    # It begins when its values are there, and what its source's stream is given next waits for it.
+    # The copy waits for the source's stream, and later work of that stream waits for the copy.
     assert [event._stream for event in there.awaited] == [here.ptr]
     assert [event._stream for event in here.awaited] == [there.ptr]
     assert here.awaited[0]._first == there.awaited

@@ -198,7 +198,7 @@ TYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
     "bfloat16", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
-"""By NCCL's numbers."""
+"""NumPy's types by NCCL's numbers."""
 
 
 def on_three(path, work):
