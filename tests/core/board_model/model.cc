@@ -20,8 +20,8 @@
 // A rank that gives up can do so within a peer's step too, before and after the peer looks for a
 // failure. The model does not reorder memory accesses; ThreadSanitizer's tests look for that.
 //
-// The test builds it with -fno-access-control, with -Wl,--wrap=memcpy, which records every copy, and
-// with the small sizes of support/tuning.h.
+// The test builds it with -fno-access-control, with -Wl,--wrap=memcpy, which records every copy,
+// and with the small sizes of support/tuning.h.
 #include <algorithm>
 #include <array>
 #include <cstdint>
