@@ -256,7 +256,7 @@ class Member(_core.CommunicatorBase):
 
     @property
     def _core(self) -> HostEngine:
-        """The engine for arrays in the host's memory."""
+        """The engine for host arrays."""
         if self._host is None:
             raise CollectiveError(self._closed)
         return self._host
@@ -266,7 +266,7 @@ class Member(_core.CommunicatorBase):
         raise NotImplementedError
 
     def _engine_for(self, call: Call) -> Engine:
-        """Choose the engine that carries a call out."""
+        """Choose the engine for a call."""
         raise NotImplementedError
 
     def _submit(self, call: Call) -> Work[None]:
