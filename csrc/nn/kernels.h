@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "nn/window.h"
 #include "support/simd.h"
@@ -48,6 +49,19 @@ void softmax_cross_entropy(const float* logits, const Index* labels, float* loss
                            Index rows, Index classes);
 void softmax_cross_entropy(const double* logits, const Index* labels, double* losses,
                            double* gradient, Index rows, Index classes);
+
+// ---- activations (activations.cc) --------------------------------------------------------------
+// values: y = f(x). gradients: dx = g f'(x).
+template <typename T>
+struct Activation {
+  std::string_view name;
+  void (*values)(const T* x, T* y, Index size);
+  void (*gradients)(const T* g, const T* x, T* dx, Index size);
+};
+
+// Returns null for an unknown name.
+template <typename T>
+const Activation<T>* find_activation(std::string_view name);
 
 // ---- max pooling (pool.cc) --------------------------------------------------------------------
 // The code of an output is the number of the window's tap with the maximum, counted row by row. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,35 @@ def _relu_gradient(g: Array, _x: Array, y: Array) -> Array:
     return dx
 
 
+def _activation(
+    name: str,
+    forward: Callable[[Array], Array],
+    derivative: Callable[[Array, Array, Array], Array],
+    doc: str,
+    kernel: str = "",
+) -> Callable[[Any], Tensor]:
+    """Make an activation: a kernel for the arrays that kernels support, else NumPy's functions."""
+    kernel = kernel or name
+
+    def values(x: Array) -> Array:
+        found = native(x)
+        if found is None:
+            return forward(x)
+        y = workspace.empty(x.shape, x.dtype)
+        kernels.activation(kernel, *found, y)
+        return y
+
+    def gradient(g: Array, x: Array, y: Array) -> Array:
+        found = native(g, x)
+        if found is None:
+            return derivative(g, x, y)
+        dx = workspace.empty(x.shape, x.dtype)
+        kernels.activation_gradient(kernel, *found, dx)
+        return dx
+
+    return unary(name, values, gradient, doc)
+
+
 relu = unary(
     "relu",
     _relu_of,
@@ -106,25 +136,25 @@ def add_relu(x: Any, y: Any) -> Tensor:
     return record(z, (first, second), vjp)
 
 
-softplus = unary(
+softplus = _activation(
     "softplus",
     softplus_of,
     lambda g, x, y: g * stable_sigmoid(x),
     "Return ``log(1 + exp(x))``.",
 )
-silu = unary(
+silu = _activation(
     "silu",
     lambda x: x * stable_sigmoid(x),
     lambda g, x, y: g * (stable_sigmoid(x) * (1 - y) + y),
     "Return ``x * sigmoid(x)``.",
 )
-relu6 = unary(
+relu6 = _activation(
     "relu6",
     lambda x: np.clip(x, 0, 6),
     lambda g, x, y: g * ((x > 0) & (x < 6)),
     "Return ``x`` clipped to [0, 6]; the gradient at both ends is 0.",
 )
-softsign = unary(
+softsign = _activation(
     "softsign",
     lambda x: x / (1 + np.abs(x)),
     lambda g, x, y: g * np.square(1 - np.abs(y)),
@@ -138,13 +168,13 @@ def _inside(x: Array) -> Array:
     return inside
 
 
-hard_sigmoid = unary(
+hard_sigmoid = _activation(
     "hard_sigmoid",
     lambda x: np.clip(x / 6 + x.dtype.type(0.5), 0, 1),
     lambda g, x, y: g * _inside(x) / 6,
     "Return ``x / 6 + 1 / 2`` clipped to [0, 1].",
 )
-hard_silu = unary(
+hard_silu = _activation(
     "hard_silu",
     lambda x: x * np.clip(x / 6 + x.dtype.type(0.5), 0, 1),
     lambda g, x, y: g * (np.clip(x / 6 + x.dtype.type(0.5), 0, 1) + x * _inside(x) / 6),
@@ -158,7 +188,7 @@ def _mish_gradient(g: Array, x: Array, _y: Array) -> Array:
     return gradient
 
 
-mish = unary(
+mish = _activation(
     "mish",
     lambda x: x * np.tanh(softplus_of(x)),
     _mish_gradient,
@@ -215,7 +245,9 @@ def _gelu_gradient(g: Array, x: Array, _y: Array) -> Array:
     return gradient
 
 
-_gelu_by_tanh = unary("gelu", lambda x: x * (1 + _gelu_parts(x)[0]) / 2, _gelu_gradient, "")
+_gelu_by_tanh = _activation(
+    "gelu", lambda x: x * (1 + _gelu_parts(x)[0]) / 2, _gelu_gradient, "", "gelu_tanh"
+)
 
 
 def _normal_distribution(x: Array) -> Array:
@@ -223,7 +255,7 @@ def _normal_distribution(x: Array) -> Array:
     return share
 
 
-_gelu = unary(
+_gelu = _activation(
     "gelu",
     lambda x: x * _normal_distribution(x),
     lambda g, x, y: g * (_normal_distribution(x) + x * normal_density(x)),

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <string>
 
 #include "nn/bindings/arguments.h"
 #include "nn/bindings/bindings.h"
@@ -97,6 +98,39 @@ void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArra
   });
 }
 
+template <typename T>
+const nn::Activation<T>& activation_of(const std::string& name) {
+  const nn::Activation<T>* found = nn::find_activation<T>(name);
+  if (!found) throw py::value_error("unknown activation '" + name + "'");
+  return *found;
+}
+
+void activation(const std::string& name, const Array& x, Array& y) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const nn::Activation<T>& kind = activation_of<T>(name);
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(y, "y", x.size());
+    InterpreterRelease release(x.size() <= kBrief / 16);
+    by_parts(x.size(),
+             [&](Index first, Index last) { kind.values(from + first, to + first, last - first); });
+  });
+}
+
+void activation_gradient(const std::string& name, const Array& g, const Array& x, Array& dx) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const nn::Activation<T>& kind = activation_of<T>(name);
+    const T* upstream = in<T>(g, "g", x.size());
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(dx, "dx", x.size());
+    InterpreterRelease release(x.size() <= kBrief / 16);
+    by_parts(x.size(), [&](Index first, Index last) {
+      kind.gradients(upstream + first, from + first, to + first, last - first);
+    });
+  });
+}
+
 void softmax_cross_entropy(const Array& logits, const Array& labels, Array& losses,
                            MaybeArray gradient) {
   if (logits.ndim() != 2 || logits.shape(1) < 1) {
@@ -130,6 +164,8 @@ void bind_pointwise(py::module_& m) {
   m.def("relu", &relu, "x"_a, "y"_a);
   m.def("add_relu", &add_relu, "x"_a, "y"_a, "z"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
+  m.def("activation", &activation, "name"_a, "x"_a, "y"_a);
+  m.def("activation_gradient", &activation_gradient, "name"_a, "g"_a, "x"_a, "dx"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
         "gradient"_a);
 }

@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "nn/elementary.h"
+#include "nn/kernels.h"
+#include "support/simd.h"
+
+// An activation is a struct with value(x), and slope(x), the derivative. To add one, write it here,
+// and name it once at the end.
+namespace pycollective::nn {
+namespace activations {
+
+template <typename T>
+struct Sigmoid {
+  static PYCOLLECTIVE_INLINE T value(T x) { return sigmoid_of(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    const T y = sigmoid_of(x);
+    return y * (T(1) - y);
+  }
+};
+
+template <typename T>
+struct Tanh {
+  static PYCOLLECTIVE_INLINE T value(T x) { return tanh_of(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    const T y = tanh_of(x);
+    return (T(1) - y) * (T(1) + y);
+  }
+};
+
+template <typename T>
+struct Softplus {
+  static PYCOLLECTIVE_INLINE T value(T x) {
+    return (x > 0 ? x : T(0)) + log1p_of_fraction(exp_of(-magnitude_of(x)));
+  }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return sigmoid_of(x); }
+};
+
+template <typename T>
+struct Silu {
+  static PYCOLLECTIVE_INLINE T value(T x) { return x * sigmoid_of(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    const T s = sigmoid_of(x);
+    return s * (T(1) + x * (T(1) - s));
+  }
+};
+
+// tanh(softplus(x)) = n / (n + 2) with n = e (e + 2) and e = exp(x).
+template <typename T>
+struct Mish {
+  // From here on the quotient is 1.
+  static constexpr T kFlat = T(20);
+  static PYCOLLECTIVE_INLINE T numerator(T x) {
+    const T e = exp_of(x > kFlat ? kFlat : x);
+    return e * (e + T(2));
+  }
+  static PYCOLLECTIVE_INLINE T value(T x) {
+    const T n = numerator(x);
+    return x * (n / (n + T(2)));
+  }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    const T n = numerator(x), inverse = T(1) / (n + T(2));
+    const T t = n * inverse;
+    return t + x * (T(1) + t) * (T(2) * inverse) * sigmoid_of(x);
+  }
+};
+
+// x times the probability of a normal number below x.
+template <typename T>
+struct Gelu {
+  static PYCOLLECTIVE_INLINE T probability(T x) {
+    return T(0.5) * (T(1) + erf_of(x * T(0.70710678118654752440)));
+  }
+  static PYCOLLECTIVE_INLINE T value(T x) { return x * probability(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    return probability(x) + x * T(0.39894228040143267794) * exp_of(T(-0.5) * x * x);
+  }
+};
+
+// The approximation of gelu by tanh.
+template <typename T>
+struct GeluTanh {
+  static constexpr T kScale = T(0.79788456080286535588), kCubic = T(0.044715);
+  static PYCOLLECTIVE_INLINE T inner(T x) { return tanh_of(kScale * (x + kCubic * x * x * x)); }
+  static PYCOLLECTIVE_INLINE T value(T x) { return T(0.5) * x * (T(1) + inner(x)); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    const T t = inner(x), rise = kScale * (T(1) + T(3) * kCubic * x * x);
+    return T(0.5) * (T(1) + t + x * (T(1) - t) * (T(1) + t) * rise);
+  }
+};
+
+template <typename T>
+struct Softsign {
+  static PYCOLLECTIVE_INLINE T value(T x) { return x / (T(1) + magnitude_of(x)); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    const T y = T(1) / (T(1) + magnitude_of(x));
+    return y * y;
+  }
+};
+
+template <typename T>
+struct Relu6 {
+  static PYCOLLECTIVE_INLINE T value(T x) { return x < 0 ? T(0) : x > 6 ? T(6) : x; }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return x > 0 && x < 6 ? T(1) : T(0); }
+};
+
+template <typename T>
+struct HardSigmoid {
+  static PYCOLLECTIVE_INLINE T value(T x) {
+    const T y = x / T(6) + T(0.5);
+    return y < 0 ? T(0) : y > 1 ? T(1) : y;
+  }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return x > -3 && x < 3 ? T(1) / T(6) : T(0); }
+};
+
+template <typename T>
+struct HardSilu {
+  static PYCOLLECTIVE_INLINE T value(T x) { return x * HardSigmoid<T>::value(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    return HardSigmoid<T>::value(x) + x * HardSigmoid<T>::slope(x);
+  }
+};
+
+template <typename T>
+struct Erf {
+  static PYCOLLECTIVE_INLINE T value(T x) { return erf_of(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return T(1.12837916709551257390) * exp_of(-x * x); }
+};
+
+#define PYCOLLECTIVE_ACTIVATION_OF(Kind, T)                                                       \
+  PYCOLLECTIVE_CLONES void values_of_##Kind(const T* __restrict x, T* __restrict y, Index size) { \
+    for (Index i = 0; i < size; ++i) y[i] = Kind<T>::value(x[i]);                                 \
+  }                                                                                               \
+  PYCOLLECTIVE_CLONES void gradients_of_##Kind(const T* __restrict g, const T* __restrict x,      \
+                                               T* __restrict dx, Index size) {                    \
+    for (Index i = 0; i < size; ++i) dx[i] = g[i] * Kind<T>::slope(x[i]);                         \
+  }
+#define PYCOLLECTIVE_ACTIVATION(Kind)     \
+  PYCOLLECTIVE_ACTIVATION_OF(Kind, float) \
+  PYCOLLECTIVE_ACTIVATION_OF(Kind, double)
+
+PYCOLLECTIVE_ACTIVATION(Sigmoid)
+PYCOLLECTIVE_ACTIVATION(Tanh)
+PYCOLLECTIVE_ACTIVATION(Softplus)
+PYCOLLECTIVE_ACTIVATION(Silu)
+PYCOLLECTIVE_ACTIVATION(Mish)
+PYCOLLECTIVE_ACTIVATION(Gelu)
+PYCOLLECTIVE_ACTIVATION(GeluTanh)
+PYCOLLECTIVE_ACTIVATION(Softsign)
+PYCOLLECTIVE_ACTIVATION(Relu6)
+PYCOLLECTIVE_ACTIVATION(HardSigmoid)
+PYCOLLECTIVE_ACTIVATION(HardSilu)
+PYCOLLECTIVE_ACTIVATION(Erf)
+
+template <typename T>
+constexpr Activation<T> kAll[] = {
+    {"sigmoid", values_of_Sigmoid, gradients_of_Sigmoid},
+    {"tanh", values_of_Tanh, gradients_of_Tanh},
+    {"softplus", values_of_Softplus, gradients_of_Softplus},
+    {"silu", values_of_Silu, gradients_of_Silu},
+    {"mish", values_of_Mish, gradients_of_Mish},
+    {"gelu", values_of_Gelu, gradients_of_Gelu},
+    {"gelu_tanh", values_of_GeluTanh, gradients_of_GeluTanh},
+    {"softsign", values_of_Softsign, gradients_of_Softsign},
+    {"relu6", values_of_Relu6, gradients_of_Relu6},
+    {"hard_sigmoid", values_of_HardSigmoid, gradients_of_HardSigmoid},
+    {"hard_silu", values_of_HardSilu, gradients_of_HardSilu},
+    {"erf", values_of_Erf, gradients_of_Erf},
+};
+
+}  // namespace activations
+
+template <typename T>
+const Activation<T>* find_activation(std::string_view name) {
+  const auto& all = activations::kAll<T>;
+  const auto found = std::find_if(std::begin(all), std::end(all),
+                                  [&](const Activation<T>& each) { return each.name == name; });
+  return found == std::end(all) ? nullptr : found;
+}
+
+template const Activation<float>* find_activation<float>(std::string_view);
+template const Activation<double>* find_activation<double>(std::string_view);
+
+}  // namespace pycollective::nn
