@@ -14,6 +14,7 @@ from pycollective._core import device as device
 from pycollective._core import nccl as nccl
 
 __version__: str
+compiler: str
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pycollective import __version__, _core, environment
+from pycollective import environment
 from pycollective.cli.options import WrongOptionError
+from pycollective.cli.version import ShowVersion
 from pycollective.errors import CheckpointError, CollectiveError, DataError
 
 __all__ = ["main"]
@@ -31,12 +32,6 @@ examples:
 """
 
 
-def _version() -> str:
-    cuda = _core.cuda.runtime_version()
-    part = f"CPU and CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else "CPU core only, no CUDA"
-    return f"pycollective {__version__} ({part})"
-
-
 def parser(commands: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of the command line, with some or all of its commands."""
     main_parser = argparse.ArgumentParser(
@@ -45,7 +40,7 @@ def parser(commands: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    main_parser.add_argument("--version", action="version", version=_version())
+    main_parser.add_argument("--version", action=ShowVersion)
     parsers = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in commands:
         importlib.import_module(f"pycollective.cli.{name}").add_parser(parsers)

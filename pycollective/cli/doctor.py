@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, _core, array_backend, launch, nccl
+from pycollective import _core, array_backend, launch, nccl
 from pycollective.cli import options
+from pycollective.cli.version import facts, versions
 from pycollective.cluster import ClusterResolver
 from pycollective.cluster.examined import are_errors
 from pycollective.cluster.membership import Membership, examine, source_of
@@ -46,11 +46,6 @@ examples:
       pycollective doctor --timeout 60
 """
 
-_OF_EXTRAS = (
-    "numpy", "threadpoolctl", "tqdm", "safetensors", "scikit-learn", "cupy-cuda12x", "cupy-cuda13x",
-    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml_dtypes", "matplotlib", "h5py", "pillow",
-    "tensorboard", "shtab", "ray", "mpi4py",
-)  # fmt: skip
 _PINGS = 200
 _BULK = 4 << 20
 _BULKS = 5
@@ -76,37 +71,20 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 if something is wrong."""
-    report: dict[str, Any] = {"versions": _versions(), "wrong": [], "doubtful": []}
+    report: dict[str, Any] = {"versions": versions(), "wrong": [], "doubtful": []}
     status = _examine(args.timeout, report)
     if args.json is not None:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     return status
 
 
-def _versions() -> dict[str, str | None]:
-    """Return the versions of Python, this package and the packages of its extras (None: missing)."""
-    found: dict[str, str | None] = {
-        "pycollective": __version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }
-    for name in _OF_EXTRAS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def _examine(timeout: float, report: dict[str, Any]) -> int:
     """Print the findings and add them to the report; return 1 if something is wrong."""
-    gpus, why = array_backend.gpu_count()
+    gpus, _ = array_backend.gpu_count()
     cuda = "with CUDA" if _core.cuda.runtime_version() else "without CUDA"
-    versions = {name: version for name, version in report["versions"].items() if version}
-    print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    print(f"host: {platform.node()}, {_core.usable_cores()} cores, {gpus} GPUs; core {cuda}")
+    print(f"host: {platform.node()}\n{facts(report['versions'])}")
     report |= {"cores": _core.usable_cores(), "gpus": gpus, "core": cuda}
-    for line in _gpus(gpus) if gpus else [f"no GPU: {why or 'CUDA sees none'}"]:
+    for line in _gpus(gpus) if gpus else ():
         print(line)
     try:
         sources = sources_of_environment()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pycollective import algorithms
+from pycollective import _core, algorithms
 from pycollective.cli import main
 
 
@@ -43,9 +43,18 @@ def test_help_of_each_command_has_an_example(capsys):
         assert expected in said
         examples = re.split("examples?:\n", said)[1]
         assert f"pycollective {command}" in examples
+
+
+def test_version_prints_what_a_bug_report_needs(capsys, monkeypatch):
+    monkeypatch.setattr(_core, "quota_of_cores", lambda root: 1.5)
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
-    assert re.match(r"pycollective \d+\.\d+\.\d+ \(C", capsys.readouterr().out)
+    assert ended.value.code == 0
+    versions, core, cores, gpus = capsys.readouterr().out.splitlines()
+    assert re.match(r"pycollective \d+\.\d+\.\d+.*, python 3\..*, system \S+, numpy \d", versions)
+    assert re.fullmatch(r"core: (without CUDA|CUDA \d+\.\d), compiled by \w+ [\d.]+", core)
+    assert re.fullmatch(r"cores: \d+ usable of \d+, cgroup quota 1.5", cores)
+    assert re.match(r"GPUs: \d.*, no NCCL", gpus)
 
 
 @pytest.mark.parametrize("options", [["--replicas", "2"], ["--strategy", "one_device"]])

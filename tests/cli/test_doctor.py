@@ -367,7 +367,7 @@ def test_libraries_for_gpus_are_shown(environ, capsys, monkeypatch, cupy):
     }  # fmt: skip
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "cores, 2 GPUs; core " in out
+    assert "\nGPUs: 2, no NCCL\n" in out
     assert "  GPU 0: Some GPU, 80 GiB, sm_90\n  GPU 1: Some GPU, 80 GiB, sm_91\n" in out
     assert "on GPUs: CuPy 13.6.0, a driver for CUDA 0.0 and older" in out
     assert "convolution on GPUs: by patches and cuBLAS; faster with cuDNN: pip install" in out
@@ -382,5 +382,4 @@ def test_libraries_for_gpus_are_shown(environ, capsys, monkeypatch, cupy):
 def test_reason_for_no_gpu_is_shown(environ, capsys, monkeypatch):
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (0, "the driver is too old"))
     assert main(["doctor"]) == 0
-    assert "0 GPUs; core " in (out := capsys.readouterr().out)
-    assert "no GPU: the driver is too old\n" in out
+    assert "\nGPUs: 0 (the driver is too old), " in capsys.readouterr().out
