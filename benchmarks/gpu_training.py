@@ -238,7 +238,7 @@ def jax_maker(device: str) -> Maker:
     return make
 
 
-#: By name, the required package, and the function that makes the steps.
+#: The required package and the function that makes the steps, by name.
 CONTESTANTS: dict[str, tuple[str, Callable[[str], Maker]]] = {
     "pycollective": ("pycollective", pycollective_maker),
     "PyTorch eager": ("torch", torch_maker),

@@ -77,7 +77,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """This process's number among all workers."""
+        """The number of this process among all workers."""
         rank, _ = self._numbered()
         return rank
 

@@ -67,7 +67,7 @@ class RankedClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """This process's number."""
+        """The number of this process."""
         return self._number(self.needs[0], 0)
 
     @task_id.setter

@@ -1,0 +1,154 @@
+"""Docstrings, comments and documents: short sentences that do not open with a relative clause."""
+
+import ast
+import inspect
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The style asks for 25 words. A program counts code and formulas too, so its limit is wider.
+MOST_WORDS = 40
+#: Texts below these paths are being rewritten. The list ends empty.
+NOT_YET = (
+    *(
+        f"pycollective/{name}/"
+        for name in ("cluster", "comm", "distribute", "keras", "launch", "nccl")
+    ),
+    *("pycollective/observe/", "csrc/", "tests/", "docs/", "README.md", "CONTRIBUTING.md"),
+)
+
+OPENING = re.compile(
+    r"(What|Which|Who|Whom|Whose|Whether|How|Where|That|Those|By|Of|It|Because of)\b(?!.*\?$)"
+)
+RETURNS = re.compile(
+    r"(Return|Yield|Give|Say|Tell) (what|which|who|whose|whether|how|where|that)\b"
+)
+C_COMMENT = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|((?:^[ \t]*//.*\n?)+|//.*)|/\*([^*]*(?:\*(?!/)[^*]*)*)\*/', re.M
+)
+FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1", re.M | re.S)
+#: Lines that are no sentences: tables, headings, directives, doctests, fields of an entry.
+NO_TEXT = re.compile(r"\s*(\||#|\.\. |>>> |\.\.\. |!!! |<|[-=~]{3,}$|[\w*, `]+ : )")
+ITEM = re.compile(r"\s*([-*+]|\d+\.) ")
+
+
+def comments_of_python(source):
+    """Yield the comments of a module; lines below each other are one comment."""
+    block, last = [], -2
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last + 1 and block:
+                yield "\n".join(block)
+                block = []
+            block.append(token.string.lstrip("#:! "))
+            last = token.start[0]
+    if block:
+        yield "\n".join(block)
+
+
+def texts_of_python(source):
+    """Yield the docstrings, also those of attributes, and the comments."""
+    for node in ast.walk(ast.parse(source)):
+        for statement in (
+            getattr(node, "body", ()) if isinstance(getattr(node, "body", ()), list) else ()
+        ):
+            value = getattr(statement, "value", None) if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value
+    yield from comments_of_python(source)
+
+
+def texts_of_c(source):
+    """Yield the comments of C++."""
+    for match in C_COMMENT.finditer(source):
+        if match[1] or match[2]:
+            yield re.sub(r"^[ \t]*(//+|\*)[ \t]?", "", match[1] or match[2], flags=re.M)
+
+
+def texts_of_markdown(source):
+    """Yield the document without its code."""
+    yield FENCE.sub("", source)
+
+
+def paragraphs(text):
+    """Yield the paragraphs, the items of lists and the entries of sections, each in one line."""
+    lines, before, item = [], 0, False
+    for line in [*inspect.cleandoc(text).splitlines(), ""]:
+        indent = len(line) - len(line.lstrip())
+        begins = ITEM.match(line) or indent < before or (indent > before and not item)
+        skipped = NO_TEXT.match(line)
+        if lines and (not line.strip() or skipped or begins):
+            yield " ".join(lines)
+            lines = []
+        if not lines:
+            item = bool(ITEM.match(line))
+        if line.strip() and not skipped:
+            lines.append(ITEM.sub("", line, count=1).strip())
+        before = indent
+
+
+def faults(text):
+    """Yield the faults of a text."""
+    for number, paragraph in enumerate(paragraphs(text)):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "X", paragraph))
+        if OPENING.match(plain) or (number == 0 and RETURNS.match(plain)):
+            yield f"opens with a relative clause or a pronoun: {plain[:80]}"
+        for sentence in re.split(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z`(\"*])", plain):
+            if len(sentence.split()) > MOST_WORDS:
+                yield f"a sentence of {len(sentence.split())} words: {sentence[:80]}"
+
+
+READERS = {
+    ".py": texts_of_python,
+    ".pyi": texts_of_python,
+    ".md": texts_of_markdown,
+} | dict.fromkeys((".cc", ".h", ".cu"), texts_of_c)
+
+
+def faults_below(folder):
+    found = []
+    files = (ROOT / folder).rglob("*") if (ROOT / folder).is_dir() else ROOT.glob(folder)
+    for path in sorted(files):
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix not in READERS or name.startswith(NOT_YET):
+            continue
+        for text in READERS[path.suffix](path.read_text()):
+            found += [f"{name}: {fault}" for fault in faults(text)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "folder", ["pycollective", "csrc", "tests", "benchmarks", "examples", "docs", "*.md"]
+)
+def test_sentences_are_short_and_open_with_their_subject(folder):
+    assert not faults_below(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Return the sum.", 0),
+        ("Which ranks wait?", 0),
+        ("Which ranks wait.", 1),
+        ("Return what the peer sent.", 1),
+        ("word " * 40 + "end. Then more.", 1),
+        ("word " * 39 + "end. Then more.", 0),
+        ("word " * 30 + "\n* " + "word " * 30, 0),
+        ("| " + "word " * 50, 0),
+        ("`" + "word " * 50 + "` is code.", 0),
+    ],
+)
+def test_faults_of_a_text_are_counted(text, expected):
+    assert len(list(faults(text))) == expected
+
+
+def test_every_kind_of_text_is_read():
+    assert list(texts_of_python('"""A."""\nx = 1\n"""B."""  # C\n# D\ny = "#"\n')) == [
+        "A.", "B.", "C\nD"
+    ]  # fmt: skip
+    assert "".join(texts_of_c('// A\n// B\nf("// no");  /* C */')) == "A\nB\n C "
+    assert "".join(texts_of_markdown("A\n```\ncode\n```\nB")) == "A\n\nB"
