@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds the core for aarch64 with a cross compiler, and runs some of its tests under qemu-user.
+#
+#     tests/aarch64.sh FOLDER
+#
+# FOLDER takes Debian's Python for arm64 and the build. It needs root on Debian, and a virtual environment
+# with the extra [dev].
+# qemu-user keeps the memory order of x86-64: it does not find an order that is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+top=$PWD work=${1:?"a folder for the build"}/aarch64
+root=$work/root
+mkdir -p "$root" "$work"/apt/{lists,cache/archives}/partial
+touch "$work/apt/status"
+
+echo "aarch64: cross compiler, qemu-user, Debian's Python for arm64"
+# apt has a state of its own here, so that the machine keeps its architectures.
+arm64=(-o Dir::State="$work/apt" -o Dir::State::status="$work/apt/status" -o Dir::Cache="$work/apt/cache"
+  -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root)
+if ! { apt-get -qq install -y g++-aarch64-linux-gnu qemu-user && apt-get -qq "${arm64[@]}" update &&
+  apt-get -qq "${arm64[@]}" install -d -y --no-install-recommends libpython3-dev python3 libstdc++6
+} >"$work/apt.log" 2>&1 </dev/null; then
+  tail -n 5 "$work/apt.log"
+  echo "NOT RUN: tests on aarch64 (apt-get did not install a cross compiler, qemu-user and Python for arm64)"
+  exit 0
+fi
+for package in "$work"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root"; done
+include=$(echo "$root"/usr/include/python3.*)
+version=${include##*/python}
+pip install -q --target "$work/site" --only-binary=:all: --python-version "$version" \
+  --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64 numpy pytest hypothesis ml_dtypes
+
+cmake -S . -B "$work/build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_BUILD_TYPE=None \
+  -DCMAKE_CXX_FLAGS="-O1 -isystem $root/usr/include" -DPYCOLLECTIVE_CUDA=OFF -DPYCOLLECTIVE_WERROR=ON \
+  -DSKBUILD_PROJECT_VERSION=0 -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" \
+  -DPython_EXECUTABLE="$(command -v python)" -DPython_INCLUDE_DIR="$include" \
+  -DPYTHON_MODULE_EXTENSION=.so >"$work/log" || { cat "$work/log"; exit 1; }
+cmake --build "$work/build" -j "$(nproc)" >"$work/log" 2>&1 || { tail -n 50 "$work/log"; exit 1; }
+cp -r pycollective "$work/pycollective"
+rm -f "$work"/pycollective/_*.so
+cp "$work"/build/_*.so "$work/pycollective/"
+
+on_aarch64() { PYTHONPATH=$work:$work/site qemu-aarch64 -L "$root" "$root/usr/bin/python$version" "$@"; }
+cd "$work"
+on_aarch64 -c "import platform, pycollective as pc; print(platform.machine(), pc._core.compiler)"
+on_aarch64 -m pytest -q -p no:cacheprovider --durations=5 -c "$top/pyproject.toml" --rootdir "$top" \
+  "$top"/tests/core/test_{arrays,direct}.py
