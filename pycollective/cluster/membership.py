@@ -1,4 +1,4 @@
-"""Which worker this process is, of how many, and where they meet: what a resolver's answer comes to."""
+"""The membership of this process: its rank, the number of workers, and the addresses."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def examine(
     resolver : ClusterResolver or None
         Describes the cluster. None: nothing does.
     here : bool
-        Whether names are looked up, and this process's own address is tried.
+        True: look up the names, and try the address of this process.
     listens : bool
-        Whether the launcher listens there already.
+        True if the launcher listens at the address already.
     environ : mapping, optional
         The environment in which the resolver was found. No variable in it may be misspelt, or speak of
         several processes where this one would be alone.
@@ -125,7 +125,7 @@ def _examined(
 
 
 def source_of(resolver: ClusterResolver | None) -> str:
-    """Return what messages call a resolver."""
+    """Return the name of a resolver in messages."""
     if resolver is None:
         return "the environment"
     if isinstance(resolver, RankedClusterResolver):
@@ -238,7 +238,7 @@ def _ranked(resolver: RankedClusterResolver) -> Membership:
 
 
 def _gaps(cluster: ClusterSpec) -> list[str]:
-    """Return which numbers are missing among the tasks that train."""
+    """Return a line for each gap in the numbers of the tasks that train."""
     found = []
     for job in ("chief", "worker"):
         numbers = cluster.task_indices(job) if job in cluster.jobs else []

@@ -34,10 +34,10 @@ class SlurmClusterResolver(ClusterResolver):
     port_base : int
         The first port on each host.
     gpus_per_node : int, optional
-        By default the number of GPUs in ``CUDA_VISIBLE_DEVICES`` (before a resolver narrowed it), or
-        in the list of ``nvidia-smi``.
+        The default is the number of GPUs in ``CUDA_VISIBLE_DEVICES`` (before a resolver narrowed
+        it), or in the list of ``nvidia-smi``.
     gpus_per_task : int, optional
-        By default an equal share of ``gpus_per_node``. If Slurm shows each task only its own GPUs
+        The default is an equal share of ``gpus_per_node``. If Slurm shows each task only its own GPUs
         (``--gpus-per-task``, ``--gpu-bind``), these.
     tasks_per_node : int or dict, optional
         One number for all hosts, or numbers by host name; by default Slurm's.
