@@ -17,7 +17,7 @@ import numpy as np
 
 from pycollective import _core, array_backend, nccl
 from pycollective.comm.arrays import Array
-from pycollective.comm.call import About, Call, present
+from pycollective.comm.call import About, Call, GpuEngine, present
 from pycollective.comm.member import Member
 from pycollective.comm.watch import Watch
 from pycollective.comm.work import DONE, Work
@@ -84,7 +84,7 @@ def _span(array: Array, begin: int = 0, count: int | None = None) -> _Span:
     return _Span(array_backend.address(array) + begin * item, items * item)
 
 
-class Nccl:
+class Nccl(GpuEngine):
     """The engine for one rank's calls on GPU arrays, with NCCL.
 
     A call returns when NCCL has enqueued it. Later work of this thread's stream sees its result, as with
@@ -119,7 +119,6 @@ class Nccl:
             _log.info("NCCL %s among %d ranks", library.version_text, member.size)
 
     def about(self, call: Call) -> About:
-        """Return the entries for the trace of a call."""
         return About("NCCL", gpu=self._nccl.device)
 
     # Collectives --------------------------------------------------------------------------------
@@ -316,7 +315,6 @@ class Nccl:
     # The end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for unfinished calls, and release the engine."""
         with contextlib.suppress(CollectiveError):
             self.begin()
         self._nccl.close()
@@ -324,12 +322,10 @@ class Nccl:
         self._nccl.join()
 
     def finish(self) -> None:
-        """Release the engine at the end of the process, without waiting."""
         self._watch.abandon()
         self._nccl.finish()
 
     def abandon(self) -> None:
-        """Release the engine in a forked child."""
         self._watch.abandon()
         self._nccl.abandon()
 

@@ -18,7 +18,7 @@ from pycollective import array_backend, nccl
 from pycollective.comm import on_device
 from pycollective.comm.arrays import Array
 from pycollective.comm.by_nccl import Nccl, exchange
-from pycollective.comm.call import Call, Engine, GpuEngine
+from pycollective.comm.call import Call, Engine, GpuEngine, GpuEngines
 from pycollective.comm.member import Member
 from pycollective.comm.on_device import DeviceExecutor
 from pycollective.comm.staged import Staged
@@ -33,7 +33,7 @@ _log = logging.getLogger("pycollective")
 
 
 @dataclass
-class Engines:
+class Engines(GpuEngines):
     """The engines for a rank's calls on GPU arrays, the same on all ranks.
 
     Attributes
@@ -52,12 +52,10 @@ class Engines:
 
     @property
     def to_close(self) -> Sequence[GpuEngine]:
-        """The engines to close, in this order."""
         return [one for one in (self.own, self.nccl) if isinstance(one, DeviceExecutor | Nccl)]
 
     @property
     def by_streams(self) -> bool:
-        """True if calls run in streams, so that the host does not wait for them."""
         return self.nccl is not None or isinstance(self.own, DeviceExecutor)
 
     def choose(self, call: Call) -> Engine:
@@ -77,7 +75,6 @@ class Engines:
         return self.own
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
-        """Make an array in memory registered with NCCL; return None without such memory."""
         return None if self.nccl is None else self.nccl.empty(shape, dtype, seconds)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from pycollective import _core
 from pycollective.comm.arrays import Array
-from pycollective.comm.call import About, Call, Rows, present
+from pycollective.comm.call import About, Call, HostEngine, Rows, present
 from pycollective.comm.mpi_group import MPIGroup
 from pycollective.comm.work import DONE, Work
 from pycollective.errors import (
@@ -56,7 +56,7 @@ class _Task:
         self._future.result()
 
 
-class MPICore:
+class MPICore(HostEngine):
     """The engine of one rank on MPI."""
 
     #: MPI chooses the algorithms.
@@ -84,7 +84,6 @@ class MPICore:
         return "MPI"
 
     def about(self, call: Call) -> About:
-        """Return the entries for the trace of a call."""
         return About("MPI")
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], result: bool = False) -> Array:
@@ -93,7 +92,6 @@ class MPICore:
 
     @property
     def outstanding(self) -> int:
-        """The number of unfinished calls."""
         self._under_way = [task for task in self._under_way if not task.done]
         return len(self._under_way)
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from pycollective import _core, array_backend
-from pycollective.comm.call import About, Call, present
+from pycollective.comm.call import About, Call, GpuEngine, present
 from pycollective.comm.device_messages import DeviceBuffers, DeviceMessages, Kept
 from pycollective.comm.host import HostCore
 from pycollective.comm.member import Member
@@ -49,7 +49,7 @@ def why_not(member: Member) -> str:
     return f"the device executor is not available: {_core.cuda.device_count()[1]}"
 
 
-class DeviceExecutor:
+class DeviceExecutor(GpuEngine):
     """The engine for one rank's calls on GPU arrays, on the streams of their devices.
 
     A call returns when all ranks have joined it. Later work of this thread's stream sees its result.
@@ -74,7 +74,6 @@ class DeviceExecutor:
         self._dropped.atexit = False
 
     def about(self, call: Call) -> About:
-        """Return the entries for the trace of a call."""
         if call.is_message:
             return About("device copies")
         gpu, how = array_backend.device_of(call.array)[1], call.algorithm
@@ -87,7 +86,6 @@ class DeviceExecutor:
         return About("device executor", "" if how == "auto" else how, "", gpu)
 
     def submit(self, call: Call) -> Work[None]:
-        """Execute a call."""
         self._forget()
         if call.is_message:
             return self._messages.submit(call)
@@ -149,7 +147,6 @@ class DeviceExecutor:
         self.finish()
 
     def finish(self) -> None:
-        """Release the engine at the end of the process, without waiting."""
         self._dropped()
 
     def abandon(self) -> None:

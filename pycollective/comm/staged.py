@@ -7,22 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from pycollective import array_backend
-from pycollective.comm.call import About, Call, HostEngine
+from pycollective.comm.call import About, Call, Engine, HostEngine
 from pycollective.comm.work import DONE, Work
 
 
-class Staged:
+class Staged(Engine):
     """An engine that gives another engine copies of GPU arrays in host memory."""
 
     def __init__(self, host: HostEngine) -> None:
         self._host = host
 
     def about(self, call: Call) -> About:
-        """Return the entries for the trace of a call."""
         return self._host.about(call)
 
     def submit(self, call: Call) -> Work[None]:
-        """Execute a call."""
         source, target = call.source, call.target
         given = None if source is None else array_backend.to_numpy(source)
         if target is None:

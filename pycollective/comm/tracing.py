@@ -137,7 +137,7 @@ def _is_over(task: Task) -> bool:
     return task.ended if isinstance(task, DeviceTask) else task.done
 
 
-class Traced:
+class Traced(Engine):
     """An engine that records the calls of another engine."""
 
     def __init__(self, engine: Engine, tracer: Tracer) -> None:
@@ -145,7 +145,6 @@ class Traced:
         self._tracer = tracer
 
     def about(self, call: Call) -> About:
-        """Return the entries for the trace of a call."""
         return self._engine.about(call)
 
     def submit(self, call: Call) -> Work[None]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pycollective.arguments import op_name, own_ufunc
 from pycollective.comm.arrays import Array
-from pycollective.comm.call import About, Call, present
+from pycollective.comm.call import About, Call, Engine, present
 from pycollective.comm.member import Member
 from pycollective.comm.work import DONE, Work
 
@@ -25,18 +25,16 @@ def operation(op: object, dtype: np.dtype[Any]) -> tuple[str, np.ufunc | None]:
     return "" if function else op_name(op, dtype), function
 
 
-class ByFunction:
+class ByFunction(Engine):
     """The engine for reductions with a NumPy function; other engines move the parts."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
 
     def about(self, call: Call) -> About:
-        """Return the entries for the trace of a call."""
         return About("")
 
     def submit(self, call: Call) -> Work[None]:
-        """Execute a call."""
         member, source, function = self._member, present(call.source), call.function
         assert function is not None
         if type(source) is not np.ndarray:
