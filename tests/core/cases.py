@@ -156,7 +156,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     }
 
     def best(factor: int, chosen: dict[int, int], turn: int) -> int:
-        """Return the value that meets most of the others anew; among equals, each in its turn."""
+        """Return the value that forms most new pairs; among equal ones, each in turn."""
         return max(
             range(counts[factor]),
             key=lambda value: (
@@ -278,7 +278,7 @@ class Known:
 
 
 class Shared:
-    """The last cases' `Known`, which the first rank that comes works out for all."""
+    """The `Known` of the last cases, which the first rank computes for all ranks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -290,7 +290,7 @@ class Shared:
 
 
 def play(comm: Any, case: Case, known: Known) -> None:
-    """Make one rank's call, and compare bit by bit what comes of it."""
+    """Make one rank's call, and compare the bits of its result."""
     what, rank, root = case.what, comm.rank, case.root_rank
     given, due, part = known.given[rank], known.due[rank], known.parts[rank]
     gets = what.collective not in ("reduce", "gather") or rank == root

@@ -1,7 +1,7 @@
-"""A stand-in for mpi4py whose ranks are threads: what `pycollective.comm.mpi` asks of MPI.
+"""A stand-in for mpi4py whose ranks are threads, with the functions that `pycollective.comm.mpi` uses.
 
-A collective is carried out when all ranks have called it. As in MPI, a rank's buffers are read and
-written then, and input and output of one call must not overlap.
+A collective runs when all ranks have called it. As in MPI, it reads and writes the ranks' buffers
+at that time, and the input and output of a call must not overlap.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Shared:
     def __init__(self, size):
         self.size = size
         self.lock = threading.RLock()
-        self.calls = defaultdict(dict)  # by number: what each rank has called
+        self.calls = defaultdict(dict)  # the ranks' calls, by number
         self.numbers = [0] * size
         self.inboxes = [[] for _ in range(size)]
         self.made = defaultdict(dict)  # communicators, by number and color

@@ -1,4 +1,4 @@
-"""Cases for the kernels that combine and pack arrays, wherever they run.
+"""Cases for the kernels that combine and pack arrays, on any processor.
 
 A runner has `combine(room, dtype, op, targets, sources, count, size)` and `pack(room, packed_dtype,
 packed, pieces, piece_dtype, scale, unpacks)`; arrays are places in bytes in `room`, and pieces
@@ -106,7 +106,7 @@ def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
 
 
 def check_combinations(runner, random, dtype, op):
-    """All ways in which arrays may lie; some numbers of them and of items, others in every run."""
+    """Check all layouts of arrays, with random numbers of arrays and of items."""
     item = dtype.itemsize
     layouts = ([0], [item], [0, item], [1], [3, 0, 16, 8])
     counts = [0, 1, 2, 3, 15, 16, 17, 31, 33, 97, 1009]

@@ -65,7 +65,7 @@ def fan_in(rank, size):
 
 @algorithm(num_chunks=1, collective="broadcast")
 def fan(rank, size):
-    """Rank 0 tells everyone."""
+    """Rank 0 sends to every rank."""
     if rank == 0:
         yield copy(input[0], output[0])
         for peer in range(1, size):
@@ -98,7 +98,7 @@ def deal(rank, size):
 
 @algorithm(num_chunks=lambda size: size, collective="all_gather")
 def everyone(rank, size):
-    """Everyone tells everyone."""
+    """Every rank sends to every rank."""
     yield copy(input[0], output[rank])
     for turn in range(1, size):
         yield send((rank + turn) % size, input[0])
@@ -109,7 +109,7 @@ def everyone(rank, size):
 
 @algorithm(num_chunks=lambda size: size, collective="all_to_all")
 def swap(rank, size):
-    """Everyone with one after the other."""
+    """Every rank exchanges with one rank after the other."""
     yield copy(input[rank], output[rank])
     for turn in range(1, size):
         yield send((rank + turn) % size, input[(rank + turn) % size])
@@ -119,7 +119,7 @@ def swap(rank, size):
 
 @algorithm(num_chunks=lambda size: size, num_scratch=lambda size: size, collective="reduce_scatter")
 def collect(rank, size):
-    """Everyone adds up its own part in scratch."""
+    """Every rank adds up its own part in scratch."""
     for turn in range(1, size):
         yield send((rank + turn) % size, input[(rank + turn) % size])
     yield copy(input[rank], scratch[rank])
@@ -130,7 +130,7 @@ def collect(rank, size):
 
 @algorithm(num_chunks=1, num_scratch=1, collective="scan")
 def onward(rank, size):
-    """Everyone tells all later ranks, from a copy: in place, the output is the input."""
+    """Every rank sends to all later ranks, from a copy: in place, the output is the input."""
     yield copy(input[0], scratch[0])
     for later in range(rank + 1, size):
         yield send(later, scratch[0])

@@ -38,7 +38,7 @@ def make_group(kind: str, size: int, timeout: float = 60.0) -> list[Communicator
 
 
 def emulated_hosts(size: int) -> list[int]:
-    """Return each rank's host in a mixed group: one host of two ranks, else several, in turns."""
+    """Return each rank's host in a mixed group: one host for two ranks, else several in turn."""
     count = 1 if size < 3 else 2 if size < 7 else 3
     return [rank % count for rank in range(size)]
 

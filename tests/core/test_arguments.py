@@ -1,4 +1,4 @@
-"""Wrong arguments of public functions: a clear error, and nobody is left waiting."""
+"""Wrong arguments of public functions raise clear errors, and no rank waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STRANGE = [
     None, 1.5, "x", -1, 10**30, [1, 2], object(), np.add, b"y", {}, np.ones(3), (1,), np.float32,
     float("nan"), 2**31, [[0, 1]],
 ]  # fmt: skip
-# Texts of Python, pybind11 and NumPy that do not say which argument is wrong.
+# Texts of Python, pybind11 and NumPy that do not name the argument.
 RAW = re.compile(
     "incompatible (function|constructor) arguments|Invoked with|object cannot be interpreted|"
     "not supported between instances|has no attribute|too large to convert"

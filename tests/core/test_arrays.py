@@ -12,7 +12,7 @@ from pycollective import dtypes, local_group
 
 
 class Dlpack:
-    """An array of a library that speaks DLPack and nothing else."""
+    """An array of a library that supports only DLPack."""
 
     def __init__(self, held, device=1):
         self.held, self.device = held, device
@@ -25,7 +25,7 @@ class Dlpack:
 
 
 class Interface:
-    """An array of a library that has the array interface and nothing else."""
+    """An array of a library that supports only the array interface."""
 
     def __init__(self, held):
         self.held = held
@@ -92,7 +92,7 @@ def test_output_of_any_layout_gets_the_result(layout, on_ranks):
         np.testing.assert_array_equal(out, 2 * x)
         assert c.broadcast(x, out=out, async_op=True).wait() is out
         np.testing.assert_array_equal(out, x)
-        if outside is not None:  # what lies between the elements is as it was
+        if outside is not None:  # the memory between the elements is unchanged
             np.testing.assert_array_equal(out.base, outside)
         return True
 

@@ -1,4 +1,4 @@
-"""`Arrivals`: looking out for what another thread hands over by Python's means."""
+"""`Arrivals`: spinning until another Python thread adds an item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are under way: order, errors, time limits, who keeps the arrays, closing, forks."""
+"""Asynchronous calls: order, errors, deadlines, references to arrays, closing, forks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def progress_threads_become(count):
 
 
 def calls(c):
-    """One call of every collective, and what it gives; each takes ``async_op``."""
+    """One call of every collective with its result; each takes ``async_op``."""
     n, r = c.size, c.rank
     x = np.arange(6.0).reshape(6, 1) * (r + 1)
     total = np.arange(6.0).reshape(6, 1) * (n * (n + 1) // 2)
@@ -183,13 +183,13 @@ def test_async_call_keeps_its_arrays_alive():
 
 @pytest.mark.parametrize("ranks", [2, min(_core.usable_cores(), 8) + 1])
 def test_async_call_progresses_while_the_gil_is_held(ranks):
-    """Calls that depend on each other's peers end while this thread holds the interpreter."""
+    """Calls that depend on each other end while this thread holds the GIL."""
     import ctypes
 
     comms = local_group(ranks, timeout=30)
     x = [np.ones(300_000) for _ in comms]
     works = [c.all_reduce(x[c.rank], out=x[c.rank], async_op=True) for c in comms]
-    ctypes.PyDLL(None).usleep(300_000)  # a PyDLL keeps the interpreter
+    ctypes.PyDLL(None).usleep(300_000)  # a PyDLL keeps the GIL
     assert all(w._tasks[0].done for w in works)
     assert [w.wait()[0] for w in works] == [ranks] * ranks
 
@@ -281,7 +281,7 @@ def test_cross_replica_reduce_follows_unfinished_calls():
 
 
 def test_communicator_without_unfinished_calls_is_freed(on_ranks):
-    """Calls that Python makes there keep it, and it has their errors."""
+    """Calls of Python in the thread keep the communicator alive; it gets their errors."""
 
     def work(c):
         ragged = c.all_gather(np.ones(c.rank), ragged=True, async_op=True)
@@ -289,7 +289,7 @@ def test_communicator_without_unfinished_calls_is_freed(on_ranks):
         assert len(ragged.wait()) == 1
         assert split.wait().all_reduce([1.0], async_op=True).wait() == [2.0]
         mismatch = c.split(0, async_op=True) if c.rank else c.barrier(async_op=True)
-        for _ in range(2):  # asked for again
+        for _ in range(2):  # a second time
             with pytest.raises(pc.MismatchError):
                 mismatch.wait()
             assert isinstance(mismatch.exception(), pc.MismatchError)

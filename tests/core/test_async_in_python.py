@@ -46,7 +46,7 @@ def test_communicator_dropped_after_an_unawaited_call_is_freed(on_ranks, call):
 
 
 def test_communicator_released_on_the_progress_thread_leaves_the_group():
-    """A thread cannot join itself: the end of the next communicator joins it."""
+    """A thread cannot join itself, so the end of the next communicator joins it."""
     mine, theirs = pc.local_group(2, timeout=20)
     let_go = threading.Event()
 

@@ -1,6 +1,6 @@
-"""Every interleaving of a few ranks on a board, and whether the search finds planted faults.
+"""Model check of the board: every interleaving of a few ranks, and planted faults.
 
-`board_model/model.cc` says what is explored.
+`board_model/model.cc` describes the model.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def test_call_text_has_the_values_on_which_ranks_agree(call, words):
 
 
 class Doubling:
-    """An engine of which a test knows what it is given."""
+    """An engine that records its calls."""
 
     def __init__(self):
         self.calls = []

@@ -1,4 +1,4 @@
-"""Cartesian grids: coordinates, neighbours, and what they exchange over every transport."""
+"""Cartesian grids: coordinates, neighbours, and exchange over every transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every collective but all_reduce: what test_suite.py does not go through, and errors."""
+"""Every collective but all_reduce: cases that test_suite.py does not cover, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-reduce of thread ranks: what test_suite.py does not go through, and errors instead of hangs."""
+"""All-reduce among threads: cases that test_suite.py does not cover, and errors instead of hangs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ OTHER = "34 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 
 
 def system(tmp_path, groups, mounts, files):
-    """Write what a process sees of its control groups; return the directory it lies in."""
+    """Write the control groups of a process as files; return their folder."""
     files = {"proc/self/cgroup": groups, "proc/self/mountinfo": OTHER + mounts, **files}
     for name, text in files.items():
         file = tmp_path / name
@@ -52,7 +52,7 @@ def first(place="/sys/fs/cgroup/cpu,cpuacct", root="/"):
             },
             2,
         ),
-        # Version 1, as a container without a namespace of its own sees it.
+        # Version 1, in a container without its own namespace.
         (
             "4:memory:/docker/a\n3:cpu,cpuacct:/docker/a\n",
             first(root="/docker/a"),

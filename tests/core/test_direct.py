@@ -16,7 +16,7 @@ from pycollective.comm import local_group
 
 TIMEOUT = 300.0  # sanitizers are slow
 KINDS = ["threads", "shm"]
-# Around the edges of what a note holds, of one shot, of chunks and blocks, and round the staging.
+# Sizes around the limits of slots, one-shot calls, chunks, blocks and the staging buffer.
 SIZES = [1, 11, 12, 13, 4095, 4096, 4097, 16385, 65_536, 65_537, 131_087, 2_300_011]
 if "PYCOLLECTIVE_SANITIZED" in os.environ:
     SIZES = SIZES[:-2]

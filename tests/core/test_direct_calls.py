@@ -119,7 +119,7 @@ def test_collectives_in_place_are_right(on_ranks, kind, shared, count):
 
 @pytest.mark.parametrize("kind", ["threads", "shm"])
 def test_root_is_at_most_one_call_ahead_of_its_peers(on_ranks, kind):
-    """Whoever reads a slot late reads what was posted in that call, and not in a later one."""
+    """A rank that reads a slot late gets the value of that call, not of a later one."""
 
     def work(comm):
         found = []
@@ -164,7 +164,7 @@ def test_asynchronous_calls_give_the_results_of_blocking_calls(on_ranks, kind, n
 
 @pytest.mark.parametrize("kind", ["threads", "shm", "mixed"])
 def test_all_reduce_many_fast_and_general_path_make_the_same_call(kind, on_ranks):
-    """Rank 0's arrays are plain, the others' lie apart: both ways join them, and agree on shapes."""
+    """Rank 0's arrays are plain, the others' are strided: both paths join them and agree on shapes."""
 
     def work(c):
         found = []

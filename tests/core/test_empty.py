@@ -141,7 +141,7 @@ def test_empty_is_read_in_place_by_every_collective(kind, ranks, on_ranks):
 
 @pytest.mark.parametrize(("kind", "how"), [("shm", "ring"), ("mixed", "hierarchical")])
 def test_empty_all_reduce_leaves_message_slots_unused(kind, how, monkeypatch, on_ranks):
-    """The slots through which messages go stay untouched."""
+    """The call does not use the slots for messages."""
     used = {}
     for make in ("comm.empty", "numpy.empty"):
         comms, descriptors = with_memories(monkeypatch, kind, 4)
@@ -243,7 +243,7 @@ def test_empty_dropped_short_arrays_free_their_memory(monkeypatch, on_ranks):
             c.empty(4_000, "f8").fill(1)  # 32,000 bytes: two to a region
         gc.collect()
         c.barrier()
-        c.empty(4_000, "f8")  # which looks for what nobody has any more
+        c.empty(4_000, "f8")  # collects dropped arrays
         c.barrier()
 
     before = os.fstat(descriptor).st_blocks

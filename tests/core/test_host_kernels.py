@@ -77,7 +77,7 @@ def test_packing_unsupported_conversion_raises(packed, piece, scale):
 
 
 def test_cut_covers_every_item_with_aligned_vectors():
-    """Every item is in the head, a vector or behind them; vectors are aligned; at any size."""
+    """Every item is in the head, a vector or the tail, and vectors are aligned, at any size."""
     random = fresh()
     for _ in range(300):
         item = int(random.choice([1, 2, 4, 8, 16]))

@@ -45,7 +45,7 @@ def test_minloc_of_nan_and_infinity_is_that_of_argmin(on_ranks):
 
 
 def test_maxloc_with_indices_takes_the_lowest_of_equal_values(on_ranks):
-    """Also beyond what float64 tells apart."""
+    """Also for ints that float64 cannot distinguish."""
     big = 2**53
 
     def work(comm):

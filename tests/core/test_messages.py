@@ -28,7 +28,7 @@ def test_a_ring_of_messages_of_any_length(ranks, on_ranks):
         after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
         for n in LENGTHS:
             x = np.arange(n) * (c.rank + 1.0)
-            c.send(x, after)  # everybody sends first
+            c.send(x, after)  # every rank sends first
             got = c.recv(source=before, shape=n, dtype=float)
             np.testing.assert_array_equal(got, np.arange(n) * (before + 1.0))
         return True
@@ -117,7 +117,7 @@ def test_messages_exchanged_with_works_arrive(pair, on_ranks):
         outs = [c.send(np.full(n, c.rank + 1.0), other, t, async_op=True)
                 for t, n in reversed(list(enumerate(LENGTHS)))]  # fmt: skip
         c.all_reduce(np.ones(3))
-        c.send(np.ones(3), other, 99)  # while works are under way
+        c.send(np.ones(3), other, 99)  # while works run
         assert c.recv(source=other, tag=99, shape=3, dtype=float).sum() == 3
         for w, n in zip(ins, LENGTHS, strict=True):
             np.testing.assert_array_equal(w.wait(20), np.full(n, other + 1.0))

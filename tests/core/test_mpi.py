@@ -36,7 +36,7 @@ def mpirun(tmp_path):
             [program, "-n", str(ranks), sys.executable, str(script)],
             cwd=tmp_path,
             env={
-                # Unbuffered, the ranks' lines would come in pieces, one among the other.
+                # Without a buffer, the ranks' lines would be mixed.
                 **{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
                 "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -80,7 +80,7 @@ print(count > 100)
 
 
 def test_multi_worker_under_mpirun_exchanges_address_and_secret(mpirun):
-    """As on several hosts, where mpirun does not say where the first process is."""
+    """As on several hosts, where mpirun does not give the first process's host."""
     body = """
 for name in [name for name in os.environ if name.startswith("PYCOLLECTIVE_SECRET")]:
     del os.environ[name]

@@ -98,7 +98,7 @@ def test_mpi_differing_calls_raise_mismatch_error(on_mpi):
         error = caught.value
         calls = {0: "all_reduce(float64[4], sum)", 1: "all_reduce(float64[3], sum)"}
         assert (error.calls, error.ranks) == (calls, (0, 1))
-        with pytest.raises(pc.MismatchError) as again:  # as the group tells it, or another rank
+        with pytest.raises(pc.MismatchError) as again:  # detected by the group, or by another rank
             comm.barrier()
         assert (again.value.calls, again.value.ranks) == (calls, (0, 1))
 

@@ -37,7 +37,7 @@ def test_prefix_of_other_op_or_shape_raises_mismatch_error(call, on_ranks):
         def work(comm, change=change):
             given = {"x": np.ones(4), "op": "sum"} | (change if comm.rank == 1 else {})
             with pytest.raises(pc.MismatchError, match=f"{call}.*{call}"):
-                for _ in range(2):  # rank 0 waits for nobody in the first one
+                for _ in range(2):  # rank 0 does not wait in the first call
                     getattr(comm, call)(**given)
                 comm.barrier()
 

@@ -1,4 +1,4 @@
-"""`Recent` (csrc/support/recent.h): the cache of what a program repeats."""
+"""`Recent` (csrc/support/recent.h): the cache of repeated calls."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_halves_of_every_bit_pattern_are_widened(dtype, portable):
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_halves_of_every_bit_pattern_are_rounded_to_even(dtype, portable):
-    """All numbers, the middles between neighbours, and what lies directly beside those."""
+    """Return all numbers, the midpoints between neighbours, and the values next to the midpoints."""
     top = 0x7C00 if dtype == F16 else 0x7F80  # infinity
     exact = np.arange(top + 1, dtype="uint16").view(dtype).astype("float64")
     exact[-1] = 65536.0 if dtype == F16 else 2.0**128  # where the next number would be

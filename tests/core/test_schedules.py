@@ -152,7 +152,7 @@ def test_verify_second_message_without_a_receiver_is_found():
 
 
 def test_verify_write_to_data_that_a_peer_reads_is_found():
-    """In place, rank 0 overwrites its chunk without having heard that rank 1 has read it."""
+    """In place, rank 0 overwrites its chunk without a message that rank 1 has read it."""
     steps = [
         [Step(Verb.send, 1, span("input", 0)),
          Step(Verb.recv_reduce, 1, span("input", 0), span("output", 0), True)],
@@ -252,7 +252,7 @@ def test_halving_doubling_moves_the_fewest_bytes_in_few_rounds(size):
 
 @pytest.mark.parametrize("size", range(2, 65))
 def test_double_tree_shares_the_work(size):
-    """Nobody passes on in both trees but, in groups of an odd size, the last rank."""
+    """No rank forwards in both trees, except the last rank of groups of odd size."""
     made = algorithms.schedule("double_tree", size)
     for rank, sent in enumerate(messages(made)):
         assert sent <= 4, rank
@@ -290,7 +290,7 @@ def test_halving_and_doubling_take_few_turns(size):
 
 
 def test_schedules_of_short_arrays_are_proved():
-    """Chunk 1 may be overwritten because of what is heard in a message about chunk 2."""
+    """Chunk 1 may be overwritten after a message about chunk 2."""
     c = [span("output", i) for i in range(3)]
     i = [span("input", i) for i in range(3)]
     everything = span("input", 0, 3), span("output", 0, 3)
@@ -315,7 +315,7 @@ def test_schedules_of_short_arrays_are_proved():
 
 
 def test_verify_chunk_in_a_wrong_place_is_found():
-    """The last chunk may be short: nothing else fits there."""
+    """The last chunk may be short: a full chunk does not fit there."""
     steps = [
         [Step(Verb.copy, -1, span("input", 0), span("output", 1)),
          Step(Verb.copy, -1, span("output", 1), span("output", 0)),
@@ -343,7 +343,7 @@ def test_verify_checks_scratch():
 
 
 def test_verify_schedules_with_several_parts_per_message():
-    """Behind the last part of a buffer comes the first; behind the last chunk nothing."""
+    """Spans wrap around from the last part to the first, but not beyond the last chunk."""
 
     def by_rank_0(first, count=2):
         own = [Step(Verb.copy, -1, span("input", 0), span("output", r)) for r in range(3)]

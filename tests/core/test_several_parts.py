@@ -1,4 +1,4 @@
-"""Messages of several ranks' parts at once, which need not lie side by side."""
+"""Messages with several ranks' parts, which need not be adjacent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def through_rank_0(rank, size):
 
 @algorithm(num_chunks=lambda size: size, num_scratch=lambda size: size, collective="reduce_scatter")
 def added_by_rank_0(rank, size):
-    """Rank 0 adds everything, beginning with part 1, and sends what is wanted."""
+    """Rank 0 adds all parts, beginning with part 1, and sends each rank its part."""
     if rank:
         yield send(0, input[1 : 1 + size])
         yield recv(0, output[0])
@@ -114,7 +114,7 @@ def test_ragged_parts_with_scratch_raise_value_error(on_ranks):
 
 @pytest.mark.parametrize("kind", ["threads", "shm", "tcp", "mixed"])
 def test_items_cut_by_message_parts_arrive_whole(kind, on_ranks):
-    """Nothing that moves messages in parts knows where an item of 13 bytes ends."""
+    """Messages are cut at any byte, also within an item of 13 bytes."""
     rows = np.zeros((3, 30_011), "i4, u1, f8")
     rows["f0"], rows["f1"] = np.arange(3)[:, None], np.arange(30_011) % 251
 

@@ -1,4 +1,4 @@
-"""Arrays in an arena: what `Communicator.empty` and `pycollective.shared_arrays` make."""
+"""Arrays in an arena, made by `Communicator.empty` and `pycollective.shared_arrays`."""
 
 from __future__ import annotations
 

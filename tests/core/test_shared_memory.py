@@ -1,4 +1,4 @@
-"""The memory of a group of processes: how it is sealed, what is accepted, what a fork does to it."""
+"""The memory of a group of processes: seals, checks at opening, forks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_memory_of_a_group_cannot_be_shortened():
     group = _core.ShmGroup.create(2)
     seals = fcntl.fcntl(group.descriptor, fcntl.F_GET_SEALS)
     assert seals & fcntl.F_SEAL_SHRINK
-    assert seals & fcntl.F_SEAL_SEAL  # nobody adds F_SEAL_GROW, which would end comm.empty()
+    assert seals & fcntl.F_SEAL_SEAL  # no process can add F_SEAL_GROW, which would end comm.empty()
     with pytest.raises(OSError, match="not permitted") as caught:
         os.ftruncate(group.descriptor, 0)
     assert caught.value.errno == errno.EPERM

@@ -1,4 +1,4 @@
-"""Calls that differ although no rank receives anything in them; ranks that leave, and do not come."""
+"""Differing calls in which no rank receives data, and ranks that leave or do not join."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _receive(group, x):
 @pytest.mark.parametrize("call", [_all_reduce, _by_messages, _ragged, _receive])
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_mismatch_of_an_asynchronous_call_is_raised_once(on_ranks, kind, call, waits):
-    """The call raises it, or wait(), or close() where nobody waited."""
+    """The call, wait(), or else close() raises it."""
 
     def work(group):
         def begin():
@@ -251,7 +251,7 @@ def test_leaving_rank_is_lost_to_waiting_ranks_at_once(kind):
 
 @pytest.mark.parametrize("call", ["recv", "async all_reduce", "all_reduce"])
 def test_dropped_rank_is_lost_at_once(call):
-    """The thread of rank 1 has raised, and let go of its communicator with that."""
+    """The thread of rank 1 raises, and thereby drops its communicator."""
     first, second = pc.local_group(2, timeout=60)
     errors = []
 

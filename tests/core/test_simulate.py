@@ -1,4 +1,4 @@
-"""The simulator gives what can be worked out by hand, and says what cannot be simulated."""
+"""The simulator: times that can be computed by hand, and errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_simulate_bandwidth_alone_counts_bytes(n):
     one = CHUNK / 1e9
     assert time_of("ring", cluster, n * CHUNK) == pytest.approx(2 * (n - 1) * one)
     assert time_of("direct", cluster, n * CHUNK) == pytest.approx(2 * (n - 1) * one)
-    # Everything comes in through the root's port, then goes out.
+    # All data enter through the root's port, then leave through it.
     assert time_of("reduce_to_one", cluster, CHUNK) == pytest.approx(2 * (n - 1) * one)
     assert time_of("chain", cluster, 16 * CHUNK, "broadcast") == pytest.approx((n + 14) * one)
     assert time_of("direct", cluster, n * CHUNK, "all_to_all") == pytest.approx((n - 1) * one)
@@ -87,7 +87,7 @@ def test_simulate_ring_is_the_alpha_beta_gamma_formula(n, copies):
     cluster = replace(cluster, call_overhead=1e-5)
     turn = 3e-6 + 2 * 0.5e-6 + CHUNK / 2e9
     want = 1e-5 + 2 * (n - 1) * turn + (n - 1) * CHUNK / 8e9
-    if copies:  # the sender always, the receiver what it does not reduce
+    if copies:  # the sender always, the receiver unless it reduces
         want += 3 * (n - 1) * CHUNK / 5e9
     result = simulate("ring", cluster, n * CHUNK)
     assert result.seconds == pytest.approx(want, rel=1e-12)
@@ -110,7 +110,7 @@ def test_simulate_pipelines_blocks():
 
 
 def test_simulate_reads_scratch_before_the_next_block():
-    """Rank 1 hears nothing, but may not overwrite what rank 0 has not read."""
+    """Rank 1 receives nothing, but must not overwrite data that rank 0 has not read."""
     steps = [
         [Step(Verb.recv, 1, target=span("output", 0))],
         [Step(Verb.copy, -1, span("input", 0), span("scratch", 0)),
@@ -184,7 +184,7 @@ def test_simulate_many_senders_share_the_receivers_port():
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 8])
 def test_simulate_ranks_share_cores(cores):
-    """Four ranks that copy for a second each; nothing else takes time."""
+    """Four ranks copy for a second each; all other steps take no time."""
     steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))]] * 4
     made = Schedule(Collective.all_reduce, 1, steps)
     flat = replace(Cluster.flat(4, Link(0.0), copy_rate=64.0), cores=cores)
@@ -194,7 +194,7 @@ def test_simulate_ranks_share_cores(cores):
 
 
 def test_simulate_waiting_ranks_do_not_hold_a_core():
-    """A core is not held while a rank waits for a message: the others go on."""
+    """A rank that waits for a message does not occupy a core."""
     n, chunk = 6, 64
     link = Link(0.0, overhead=1.0)
     one = replace(Cluster.flat(n, link), cores=1)
@@ -206,7 +206,7 @@ def test_simulate_waiting_ranks_do_not_hold_a_core():
 
 
 def test_simulate_innermost_shared_level_gives_the_link():
-    """Sockets in hosts in racks: the innermost place that two ranks share decides."""
+    """Sockets in hosts in racks: the innermost level that two ranks share decides."""
     ranks = range(8)
     places = [[r // d for r in ranks] for d in (2, 4)]
     cluster = Cluster(8, places, [Link(1e-6), Link(1e-5), Link(1e-4)])
@@ -271,7 +271,7 @@ def test_simulate_is_never_faster_than_the_ports(which, n, data, within, between
     through = result.link_bytes[1] / between.bandwidth / ports
     assert result.seconds >= through * (1 - 1e-9)
     assert result.seconds >= result.link_bytes[0] / within.bandwidth / n * (1 - 1e-9)
-    # One rank on each host shares its port with nobody.
+    # With one rank on each host, no port is shared.
     alone = Cluster.of_hosts(range(n), within, between, reduce_rate=rate, copy_rate=rate)
     apart = replace(alone, links=(within, replace(between, shared=not between.shared)))
     both = [simulate(name, c, bytes, collective).finish for c in (alone, apart)]

@@ -1,4 +1,4 @@
-"""split among threads: who is where, nested and independent groups."""
+"""split among threads: ranks of new groups, nested and independent groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_split_by_colors_and_keys(ranks, on_ranks):
 
 
 def test_split_into_rows_and_columns_works_concurrently(on_ranks):
-    """A grid: both new groups and the old one have calls under way."""
+    """Calls of a row, of a column and of the first group run concurrently."""
 
     def work(c):
         row, column = c.split(c.rank // 3), c.split(c.rank % 3)
@@ -134,7 +134,7 @@ def test_split_async_returns_works_of_communicators(on_ranks):
         assert halves.result() is half
         assert (half.rank, half.size) == (1 - c.rank // 2, 2)
         assert (some.wait() is None) == (c.rank != 1)
-        pair = half.split(0, async_op=True)  # of one that came later
+        pair = half.split(0, async_op=True)  # of a group made later
         assert pair.wait().all_reduce([c.rank]).tolist() == [2 + 2 * (c.rank % 2)]
         return float(total.wait()[0])
 

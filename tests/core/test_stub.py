@@ -44,7 +44,7 @@ def declared(stub: Path) -> dict[str, list[str]]:
 
 
 def documented(function) -> list[str]:
-    """Return the parameters: what pybind11 writes into a docstring's first line, or a signature."""
+    """Return the parameters, from the first line of pybind11's docstring or from the signature."""
     if "->" not in function.__doc__.splitlines()[0]:
         return list(inspect.signature(function).parameters)
     signature = re.match(r"\w+\((.*)\) ->", function.__doc__.splitlines()[0])[1]

@@ -70,7 +70,7 @@ GROUPS = list(itertools.product(ALL_KINDS, RANKS))
 
 @functools.cache
 def pairs(which):
-    """Cases by transport and number of ranks, in few of which every two values meet."""
+    """Return few cases by transport and number of ranks that contain every pair of values."""
     found = {group: [] for group in GROUPS}
     for combination in pairwise({"group": GROUPS, **FACTORS[which]}):
         group = combination.pop("group")
@@ -148,7 +148,7 @@ INEXACT = [
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_results_have_equal_bits_on_all_ranks_and_in_every_run(kind, dtype, group, on_ranks):
-    """Numbers whose sum depends on the order: it is the same everywhere, and again."""
+    """The sum of these numbers depends on the order; it is the same on all ranks and in every run."""
     for ranks in (3, 5, 8):
         x = np.random.default_rng(ranks).standard_normal((ranks, 720 * ranks)).astype(dtype)
 

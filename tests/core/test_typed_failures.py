@@ -1,4 +1,4 @@
-"""Tests of what the errors of a group tell programs: ranks, hosts and calls, over every transport."""
+"""The attributes of a group's errors: ranks, hosts and calls, over every transport."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_abort_sorts_ranks_and_refuses_those_outside_the_group():
 
 
 def test_part_of_a_group_has_the_numbers_of_its_own_ranks():
-    """Processes of one host notice in a part who was lost to the whole; who is outside has none."""
+    """A split group reports ranks lost to the first group, but no ranks outside the split group."""
     for lost, expected in ((2, (1,)), (0, ())):
         comms = make_group("shm", 3)
         parts: dict[int, pc.Communicator] = {}

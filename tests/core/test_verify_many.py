@@ -1,4 +1,4 @@
-"""The verifier beyond 64 ranks: it accepts what is right and rejects what is broken."""
+"""The verifier beyond 64 ranks accepts correct schedules and rejects faulty ones."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_verify_many_rejects_what_the_exact_verifier_rejects(size):
 
 
 def one_wrong(size: int, wrong: dict[int, list[Step]]) -> Schedule:
-    """A star in which some ranks do something else."""
+    """Return a star in which some ranks have other steps."""
     made = algorithms.schedule("reduce_to_one", size)
     return Schedule(made.collective, 1, [wrong.get(r, steps) for r, steps in enumerate(made.steps)])
 
@@ -149,7 +149,7 @@ def test_verify_many_overwritten_input_in_place_is_found():
 
 
 def test_verify_many_overwritten_sent_data_are_found():
-    """Rank 1 receives into what rank 2 has not read yet."""
+    """Rank 1 receives into data that rank 2 has not read yet."""
     n = 66
     steps = [[] for _ in range(n)]
     made = algorithms.schedule("reduce_to_one", n)

@@ -132,7 +132,7 @@ def test_describe_rank_in_another_process_gives_the_call_of_that_number():
 
 
 class Relay:
-    """A connection of two ranks that keeps what rank 0 receives."""
+    """A connection of two ranks that delays the data for rank 0."""
 
     def __init__(self):
         (self.end_of_0, near), (far, self.end_of_other) = socket.socketpair(), socket.socketpair()

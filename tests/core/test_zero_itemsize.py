@@ -1,4 +1,4 @@
-"""Arrays of a dtype whose items have no bytes: calls on them meet all ranks, and move nothing."""
+"""Arrays whose items have no bytes: calls wait for all ranks, and move no data."""
 
 from __future__ import annotations
 

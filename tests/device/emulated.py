@@ -1,4 +1,4 @@
-"""Ranks on emulated devices: all of whose calls the test's own thread makes, or as CuPy's devices."""
+"""Ranks on emulated devices, in the test's own thread or behind a stand-in for CuPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def layouts(size):
 
 
 class World:
-    """A group of ranks, each with a stream of its own, or one for all ranks of a device."""
+    """A group of ranks, with one stream for each rank or for each device."""
 
     def __init__(self, devices, cliques, seed=0, shared_streams=False):
         self.devices = devices
@@ -41,7 +41,7 @@ class World:
         self.kept = []
 
     def own(self, rank, array):
-        """Let an array lie on a rank's device."""
+        """Place an array on a rank's device."""
         self.kept.append(array)
         self.runtime.own(self.devices[rank], array.ctypes.data, array.nbytes)
         return array
@@ -97,7 +97,7 @@ class World:
 
 
 class Stream:
-    """A stream of CuPy's, of which the executor is told the number."""
+    """A stream of the stand-in for CuPy, with the number that the executor gets."""
 
     _numbers = itertools.count(1000)
     _local = threading.local()
@@ -125,7 +125,7 @@ class Stream:
 
 
 def make_devices(monkeypatch, cliques=(0, 0, 0, 0), seed=0):
-    """Put emulated devices into the place of CUDA's; return the stand-in for CuPy."""
+    """Install emulated devices instead of CUDA's; return the stand-in for CuPy."""
     cupy = device_arrays.make_cupy()
     cupy.emulated = _core.device.EmulatedRuntime(list(cliques), seed)
     cupy.cuda.Stream, cupy.cuda.get_current_stream = Stream, Stream.present
@@ -135,7 +135,7 @@ def make_devices(monkeypatch, cliques=(0, 0, 0, 0), seed=0):
     cupy.kept, launch = [], packing._launch
 
     def keeping(flat, arrays, unpacks):
-        """Keep what CuPy's pool would keep for the stream."""
+        """Keep the memory that CuPy's pool would keep for the stream."""
         cupy.kept.append((flat, arrays))
         launch(flat, arrays, unpacks)
 

@@ -1,4 +1,4 @@
-"""``pycollective bench --device gpu`` by the device executor: every algorithm, and what it computes."""
+"""``pycollective bench --device gpu`` with the device executor: every algorithm, and its results."""
 
 from __future__ import annotations
 

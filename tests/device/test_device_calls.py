@@ -150,7 +150,7 @@ def test_calls_run_on_the_streams_of_the_program(devices, on_devices):
 
 
 def test_calls_on_the_per_thread_stream_are_ordered(devices, on_devices, monkeypatch):
-    """The last rank enqueues on streams whose numbers mean the same in all threads."""
+    """The last rank enqueues only on streams whose numbers are valid in all threads."""
     named = []
     wait = devices.cuda.get_current_stream
 
@@ -272,7 +272,7 @@ def test_dropped_communicator_fails_calls_of_other_ranks(devices, on_devices):
 
 
 def test_arrays_of_calls_are_kept_until_the_devices_have_finished(devices, on_devices):
-    """Also where nobody has the communicators any more."""
+    """Also after the communicators are dropped."""
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     devices.emulated.run()
@@ -316,7 +316,7 @@ def test_failed_device_raises_on_all_ranks(devices, on_devices, how):
     for error in on_devices(local_group(4, timeout=20), work):
         assert isinstance(error, AbortedError)
         assert "could not be enqueued on devices for all ranks: the device has failed" in str(error)
-    devices.emulated.run()  # no stream waits for what never happens
+    devices.emulated.run()  # no stream waits for an event that never happens
 
 
 WORDS = "rank 0: device 0 failed in all_reduce on GPUs .* or before it: device 0 is broken"

@@ -69,7 +69,7 @@ def test_messages_are_ordered_with_the_streams(monkeypatch, on_ranks, reach):
 
 
 def test_messages_without_a_stream_wait_are_wrong(monkeypatch, on_ranks):
-    """Else the test above would say nothing."""
+    """Without this, the previous test would prove nothing."""
 
     def received(seed, loses):
         cupy = make_devices(monkeypatch, cliques=(0, 0), seed=seed)
@@ -123,7 +123,7 @@ def test_arrays_of_messages_are_kept_until_the_devices_have_finished(devices, on
     assert all(array() is not None for array in kept)
     devices.emulated.hold(False)
     devices.emulated.run()
-    pair(devices, on_ranks)  # whose calls look after those that are gone
+    pair(devices, on_ranks)  # its calls release the arrays of closed engines
     gc.collect()
     assert all(array() is None for array in kept)
 

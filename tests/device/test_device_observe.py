@@ -36,7 +36,7 @@ def on_devices(devices, on_ranks):
 
 
 def test_timeline_has_the_times_of_devices(devices, on_devices, tmp_path):
-    """Calls stand where the devices made them, also those that were made before others had come."""
+    """Calls have the times of the devices, also if other ranks joined later."""
     file = tmp_path / "timeline.json"
     comms = local_group(3, timeout=20)
 
@@ -139,7 +139,7 @@ def test_times_of_a_timed_call_that_the_device_has_not_ended_are_those_of_the_ho
 
 
 def test_timeline_has_a_failed_call_of_a_device(devices, on_ranks, tmp_path):
-    """A device that broke has no times; the file says what has failed."""
+    """A failed device has no times; the file has the error."""
     file = tmp_path / "timeline.json"
     x = devices.asarray(np.ones(4, np.float32))
 

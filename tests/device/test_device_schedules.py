@@ -1,4 +1,4 @@
-"""Every algorithm on emulated devices, in many orders of what their streams do."""
+"""Every algorithm on emulated devices, in many orders of execution."""
 
 from __future__ import annotations
 

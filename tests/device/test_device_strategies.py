@@ -1,4 +1,4 @@
-"""Strategies whose replicas share a device, or have one each, without NCCL."""
+"""Strategies without NCCL, with replicas on one device or on one device each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_reduce_in_cross_replica_context_is_right(two, make, devices):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_reduce_to_one_device_runs_as_a_schedule(two, shared):
-    """In a pack; on one device as one launch. What only that device can do stays there."""
+    """A bucket on one device needs one launch, and its data stay on the device."""
     devices = (0, 0, 0) if shared else (0, 1, 0)
 
     def value(shape, places=devices):

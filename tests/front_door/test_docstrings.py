@@ -1,4 +1,4 @@
-"""Public methods say what they do: in their own docstring, or in that of the method they override."""
+"""Public methods have a docstring, their own or that of the method that they override."""
 
 import importlib
 import inspect

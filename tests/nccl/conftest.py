@@ -32,7 +32,7 @@ def older_path(tmp_path_factory):
 
 @pytest.fixture
 def no_library(monkeypatch):
-    """Let the test open the library anew, from what it sets."""
+    """Let the test open the library again, with its own settings."""
     monkeypatch.setattr(loading, "_opened", None)
     monkeypatch.delenv("PYCOLLECTIVE_NCCL_LIBRARY", raising=False)
 
@@ -45,7 +45,7 @@ def gpus(monkeypatch, fake_path, no_library):
 
 @pytest.fixture
 def on_gpus(gpus, on_ranks):
-    """Return a function that calls ``work(communicator)`` for each rank, on a GPU of its own."""
+    """Return a function that calls ``work(communicator)`` for each rank, each on its own GPU."""
 
     def run(communicators, work, close=True):
         def on_one(communicator):

@@ -1,7 +1,7 @@
-"""GPUs that are none: a stand-in for CuPy with devices, streams and events, and a libnccl beside it.
+"""Simulated GPUs: a stand-in for CuPy with devices, streams and events, and a stand-in for libnccl.
 
-Elements may be read once the streams of the array's device have done what they were given: NumPy has
-no stream that it could wait on.
+Reading elements waits for all streams of the array's device, because NumPy has no stream to wait
+for.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Stream:
 
 
 class Event:
-    """Happens when a stream has done what it had been given, and what that had to wait for."""
+    """An event that happens when a stream has executed its work so far, with all that it waits for."""
 
     def __init__(self, cuda, timed):
         self._cuda, self.timed = cuda, timed
@@ -192,14 +192,16 @@ def load(path):
 
 
 def make_gpus(monkeypatch, path, devices=4):
-    """Put GPUs and NCCL into this process while a test runs; return the stand-in for CuPy."""
+    """Install the simulated GPUs and NCCL for a test; return the stand-in for CuPy."""
     library = load(path)
     library.fake_clear()
     cupy = device_arrays.make_cupy()
     cupy.cuda = Cuda(library, devices)
     cupy.log = lambda: library.fake_log().decode().splitlines()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(on_device, "runtime", lambda: None)  # CUDA's knows nothing of these GPUs
+    monkeypatch.setattr(
+        on_device, "runtime", lambda: None
+    )  # CUDA's runtime does not have these GPUs
     monkeypatch.setattr(device_arrays, "before_access", cupy.cuda.finish)
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(path))
     return cupy

@@ -1,4 +1,4 @@
-"""Copies to and from a device that nobody but their own thread waits for."""
+"""Copies to and from a device, for which only their own thread waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_upload_waits_until_its_memory_is_free(gpus, device, dtype):
         assert len(gpus.cuda.streams[device]) == before + 1
         for turn in range(1, 4):
             copied = upload(array.T)  # in any order
-            # For what the computing stream had been given: it may still use what lay there before.
+            # The computing stream may still use the previous contents of the memory.
             assert own.waits == turn
             assert copied.device.id == device and copied.dtype == array.dtype
             np.testing.assert_array_equal(gpus.asnumpy(copied), array.T)

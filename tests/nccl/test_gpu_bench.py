@@ -1,4 +1,4 @@
-"""``pycollective bench --device gpu``, and what doctor says of GPUs."""
+"""``pycollective bench --device gpu``, and doctor's lines about GPUs."""
 
 from __future__ import annotations
 

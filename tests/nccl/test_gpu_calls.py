@@ -1,4 +1,4 @@
-"""Every call of a communicator on GPU arrays: results, layouts, what is refused, and streams."""
+"""Every call of a communicator on GPU arrays: results, layouts, errors, streams."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_call_returns_before_the_device_has_finished(gpus, on_gpus):
         now = c.all_reduce(x)
         own = c._gpu.nccl._nccl._own_stream
         later = c.all_reduce(x, "max", async_op=True)
-        assert own.waits == 2  # for this thread's stream, and for the call before
+        assert own.waits == 2  # for this thread's stream, and for the previous call
         assert not later.done()
         with pytest.raises(TimeoutError, match="not done after 0.01 s"):
             later.wait(0.01)
@@ -307,7 +307,7 @@ def test_calls_on_the_per_thread_stream_are_ordered(gpus):
     thread.join(20)
     own = alone._gpu.nccl._nccl._own_stream
     assert (given(device.PER_THREAD), given(own.ptr)) == (0, 2)
-    assert own.waits == 2  # for what each thread had given before
+    assert own.waits == 2  # for earlier work of each thread
     for number, stream in enumerate(streams, 1):
         assert [(event._stream, event._count) for event in stream.awaited] == [(own.ptr, number)]
     alone.close()
@@ -315,7 +315,7 @@ def test_calls_on_the_per_thread_stream_are_ordered(gpus):
 
 @pytest.mark.parametrize("same", [True, False])
 def test_differing_calls_with_long_texts_raise_mismatch_error(gpus, on_gpus, same):
-    """All of what is called is compared, also what is not shown."""
+    """The ranks compare the whole texts of calls, not only the parts in messages."""
     size = 150
 
     def work(c):
@@ -379,7 +379,7 @@ def test_all_to_all_does_not_send_a_part_in_its_place(gpus, on_gpus):
 
 
 def test_messages_of_an_exchange_are_one_operation(gpus, on_gpus, monkeypatch):
-    """NCCL buffers little: of ranks that all send first none would come to receive."""
+    """NCCL buffers little: if all ranks sent first, none would receive."""
     monkeypatch.setenv("FAKE_NCCL_BUFFER", "0")
     size = 3
 
@@ -414,7 +414,7 @@ def test_messages_of_an_exchange_are_one_operation(gpus, on_gpus, monkeypatch):
 
 
 def test_messages_do_not_count_as_collective_calls(gpus, on_gpus):
-    """So nobody is taken for late who has sent fewer."""
+    """A rank that has sent fewer messages is not reported as late."""
 
     def work(c):
         x = gpus.asarray(np.ones(4, np.float32))
@@ -574,7 +574,7 @@ def test_all_to_all_with_an_older_nccl_is_right(monkeypatch, older_path, no_libr
 
 
 def test_algorithm_by_name_uses_the_device_executor(gpus, on_gpus, monkeypatch):
-    """NCCL has algorithms of its own; others, and an order of the ranks, are the project's."""
+    """NCCL has its own algorithms; named ones and reproducible calls need the device executor."""
     emulated = _core.device.EmulatedRuntime([0, 0, 0, 0])
     monkeypatch.setattr(on_device, "runtime", lambda: emulated)
     finish = device_arrays.before_access

@@ -1,4 +1,4 @@
-"""Ranks that die, stall or leave, and errors of NCCL: nobody hangs, and the message says whom."""
+"""Ranks that die, stall or leave, and errors of NCCL: no rank hangs, and messages name the rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pycollective.nccl import communicator as watching
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Whatever is looked for now and then is looked for often."""
-    gc.collect()  # communicators of earlier tests, whose end is none of these tests' business
+    gc.collect()  # closes communicators of earlier tests
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
     monkeypatch.setattr(watching, "_CAUSE_SECONDS", 0.1)
     monkeypatch.setattr(watch.Watch, "SECONDS", 0.02)
@@ -32,7 +32,7 @@ def soon(monkeypatch):
 
 
 class Part:
-    """A stand-in for a part of NCCL, in which some methods fail."""
+    """An object of NCCL's binding in which some methods fail."""
 
     def __init__(self, whole, *failing):
         self._whole, self._failing = whole, failing
@@ -52,7 +52,7 @@ def ones(gpus):
 
 
 def begun(c, gpus):
-    """Make the first call, in which the ranks meet."""
+    """Make the first call, which makes NCCL's communicator."""
     c.all_reduce(ones(gpus))
     return c
 
@@ -106,12 +106,12 @@ def test_asynchronous_nccl_error_raises_on_all_ranks(gpus, on_gpus):
 
 
 def test_missing_rank_raises_peer_lost_error(gpus, on_gpus):
-    """Its name is in the error, and what was aborted has no result."""
+    """The error names the rank, and the aborted call has no result."""
 
     def work(c):
         begun(c, gpus)
         c.barrier()
-        time.sleep(0.1)  # so that all have told how many calls they made
+        time.sleep(0.1)  # until heartbeats have exchanged the numbers of calls
         if c.rank == 2:
             until = time.monotonic() + 20
             while time.monotonic() < until:
@@ -149,7 +149,7 @@ def test_rank_without_elements_counts_its_calls(gpus, on_gpus):
 
 
 def test_heartbeats_ignore_timeouts_of_calls(gpus, on_gpus):
-    """A rank that does not tell for a while is silent, and not late, however little calls may wait."""
+    """A rank whose heartbeat is late is not lost, however short the timeouts of calls are."""
 
     def work(c):
         mine = begun(c, gpus)._gpu.nccl._watch
@@ -250,7 +250,7 @@ def test_nccl_init_error_of_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monk
 
 @pytest.mark.parametrize("failing", ["abort", "async_error"])
 def test_nccl_error_while_failing_still_raises_on_all_ranks(gpus, on_gpus, failing, caplog):
-    """The other ranks raise the failure nevertheless."""
+    """The other ranks still raise the error."""
 
     def work(c):
         begun(c, gpus).barrier()
@@ -276,7 +276,7 @@ def test_nccl_error_without_a_watching_thread_raises_on_all_ranks(gpus, on_gpus)
         begun(c, gpus).barrier()
         if c.rank == 0:
             mine = c._gpu.nccl._nccl
-            mine._over.set()  # nobody else looks
+            mine._over.set()  # ends the watching thread
             mine._thread.join(20)
             mine._comm = Part(mine._comm, "async_error")
             with pytest.raises(NcclError, match=r"rank 0, all_reduce.*async_error fails"):
@@ -302,7 +302,7 @@ def test_close_logs_a_failed_abort(gpus, caplog):
 
 @pytest.mark.parametrize("what", ["unique_id", "identity"])
 def test_rank_that_cannot_start_nccl_fails_all_ranks(gpus, on_gpus, monkeypatch, what):
-    """The others do not wait for it, hear why, and the group is as it was."""
+    """The other ranks raise the reason without waiting, and the group still works."""
 
     def identity(number):
         if number == 0:

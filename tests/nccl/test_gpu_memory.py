@@ -1,4 +1,4 @@
-"""``comm.empty(device="gpu")``: memory that NCCL makes and registers, and what may be done with it."""
+"""``comm.empty(device="gpu")``: memory that NCCL allocates and registers, and its uses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_registered_memory_lives_as_long_as_its_array(gpus, on_gpus):
         end = calls(gpus, rank)[6:]
         assert end[-1] == "CommDestroy" and end.count("CommDeregister") == 1, end
         with gpus.cuda.Device(rank):
-            kept[rank][...] = 5.0  # what nobody communicates with any more is still there
+            kept[rank][...] = 5.0  # the array outlives its communicator
         before = len(gpus.log())
         kept[rank] = None
         gc.collect()
@@ -86,7 +86,7 @@ def ones(gpus, n=4):
     ],
 )
 def test_registered_memory_on_some_ranks_only_raises(gpus, on_gpus, call):
-    """NCCL does not say what would come of it, so it is refused by all."""
+    """NCCL does not define the result, so that all ranks raise an error."""
 
     def work(c):
         return call(c, c.empty(4, device="gpu"), ones(gpus))
@@ -165,7 +165,7 @@ def test_empty_without_cupy_raises_import_error(monkeypatch):
 
 
 class Memory:
-    """NCCL's memory, which only notes what is made and freed."""
+    """A stand-in for NCCL's memory that records allocations and frees."""
 
     def __init__(self):
         self.made, self.freed = 0, []

@@ -25,7 +25,7 @@ def by_nccl(file):
 
 
 def test_timeline_has_the_times_of_gpus(gpus, on_gpus, tmp_path, monkeypatch):
-    """Calls stand where the device made them, not where they were enqueued."""
+    """Calls have the times of the device, not those of the enqueueing thread."""
     monkeypatch.setattr(watch.Watch, "SECONDS", 0.01)
     monkeypatch.setattr("pycollective.nccl.communicator._WATCH_SECONDS", 0.01)
     file = tmp_path / "timeline.json"

@@ -1,4 +1,4 @@
-"""Strategies with replicas on GPUs: which operations they choose, and that gradients meet in NCCL."""
+"""Strategies with replicas on GPUs: the choice of operations, and gradients reduced with NCCL."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_gradients_are_reduced_while_others_are_computed(two):
         assert (len(at_third), len(at_second), len(streams)) == (1, 2, 3), seen
         assert own != program and streams == [own, own, program]  # with nothing left to compute
         side = [s for s in two.cuda.streams[replica] if s.ptr == own]
-        assert len(side) == 1 and side[0].waits >= 2  # for what the program's had computed
+        assert len(side) == 1 and side[0].waits >= 2  # for earlier work of the program's stream
         total = (
             np.ones((3, 1)) * 3 * 6 * np.ones((1, 3))
         )  # of x = 1 and 2, two rows each, times 2 x 3
@@ -148,7 +148,7 @@ def test_gradients_are_reduced_while_others_are_computed(two):
 
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_training_on_gpus_equals_training_on_cpus(two, overlaps):
-    """Gradients meet in NCCL, also while the tape computes; the weights are those of CPU replicas."""
+    """NCCL reduces gradients also while the tape computes; the weights are those of CPU replicas."""
 
     def train(devices):
         strategy = d.MirroredStrategy(devices)

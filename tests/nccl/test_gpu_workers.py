@@ -1,4 +1,4 @@
-"""Workers that are processes, with GPUs of their own: NCCL among them, and what befalls it."""
+"""Workers that are processes with their own GPUs: NCCL among them, and its failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def begin(tmp_path, fake_path, body, replicas=1, **more):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     more = {"FAKE": str(fake_path), "FAKE_NCCL_FOLDER": str(folder), **more}
     tasks = [("worker", 0), ("worker", 1)]
-    hosts = replicas == 1  # as if they were on two, so that all else goes over TCP
+    hosts = replicas == 1  # as on two hosts, so that other calls use TCP
     return start(tmp_path, tasks, BODY + body, replicas, cluster, hosts, **more), cluster["worker"]
 
 
@@ -107,7 +107,7 @@ for how in ("RING", "NCCL", "AUTO"):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_workers_use_nccl(tmp_path, fake_path, replicas):
-    """NCCL and AUTO give what a ring does, to the last bit for ints; the last batch is uneven."""
+    """NCCL and AUTO give the results of a ring, with equal bits for ints; the last batch is uneven."""
     processes, _ = begin(tmp_path, fake_path, ALIKE, replicas)
     first, second = ended(processes).said
     ring = first["RING"]
@@ -118,7 +118,7 @@ def test_workers_use_nccl(tmp_path, fake_path, replicas):
             for name, part in (("sums", floats), ("weights", slice(None))):
                 for got, want in zip(found[name][part], ring[name][part], strict=True):
                     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
-        for name in ("sums", "weights"):  # what was reduced in one way has the same bits everywhere
+        for name in ("sums", "weights"):  # one implementation gives the same bits on all workers
             assert said["NCCL"][name] == first["NCCL"][name] == said["AUTO"][name]
         # An all-reduce for each type and the mean: among the workers, and among a worker's replicas,
         # each of which makes it.
@@ -208,7 +208,7 @@ def test_stopped_worker_raises_on_the_others(tmp_path, fake_path, heard):
 
 
 def test_asynchronous_nccl_error_raises_on_all_workers(tmp_path, fake_path):
-    """NCCL's own error where it is, and everywhere else what happened to whom; then they go on."""
+    """The failed rank raises NCCL's error, and the others an error that names it; then they continue."""
     fault = "gpus.cuda.library.fake_async_error(1, 3); time.sleep(0.5)"
     processes, _ = faulty(tmp_path, fake_path, fault, again=True)
     done = ended(processes, 30)
@@ -236,7 +236,7 @@ say(found=found)
 
 
 def test_workers_on_one_gpu_are_right(tmp_path, fake_path):
-    """NCCL refuses them unless it is set so: the host's memory is then used, and the log says it."""
+    """NCCL refuses them unless a variable allows it: arrays use host memory, with a warning."""
     processes, _ = begin(tmp_path, fake_path, SHARED, FAKE_NCCL_VERSION="23000")
     done = ended(processes, 30)
     assert [said["found"] for said in done.said] == [[[3, 0], [3, 1]]] * 2

@@ -109,7 +109,7 @@ def test_cuda_major_is_read_from_the_file(tmp_path):
     ):
         finding.require_cuda(library, 12040)
     file.write_bytes(b"another file")
-    finding.require_cuda(library, 12040)  # nobody knows
+    finding.require_cuda(library, 12040)  # the version is unknown
 
 
 def test_functions_missing_in_a_version_raise(older_path):
@@ -204,7 +204,7 @@ TYPES = (
 
 
 def on_three(path, work):
-    """Call ``work(comm, rank)`` of three ranks; return what they return."""
+    """Call ``work(comm, rank)`` on three ranks, and return the results."""
     library = _core.nccl.Library(str(path))
     unique_id = library.unique_id()
     found = [None] * 3
@@ -223,7 +223,7 @@ def on_three(path, work):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_pre_mul_sum_scales(fake_path, name):
-    """Each rank multiplies by a factor of its own."""
+    """Each rank multiplies by its own factor."""
     number = TYPES.index(name)
     known = np.dtype(name) if number < 9 else getattr(pytest.importorskip("ml_dtypes"), name)
     kind = np.dtype(known)
@@ -307,8 +307,8 @@ def test_declarations_match_the_header(package):
 
 @pytest.mark.slow
 def test_real_library_can_be_opened(package):
-    """Version, unique id and errors of NVIDIA's own, which need no GPU."""
-    # In a process of its own: a library that was opened once is found in the process from then on.
+    """The version, the unique id and the errors of NVIDIA's library need no GPU."""
+    # In another process, because a process keeps an opened library.
     code = """
 from pycollective import _core, nccl
 from pycollective.errors import NcclError, NcclNotFoundError
