@@ -11,7 +11,7 @@
 //
 //   * two ranks whose next steps meet in memory: one writes what the other reads or writes. Every
 //     step waits for counters that only grow. Two steps can overlap in time only if both are
-//     possible in one state. So the search explores each action as a whole;
+//     possible in one state. So the search explores each action as a whole.
 //   * a wrong result; a state without a way on (deadlock); a step that reaches the arrays of a rank
 //     that is not in the call;
 //   * a rank that could go on after another's step, and that this step did not wake;
