@@ -190,11 +190,21 @@ PyObject* call_collective(Base& self, const Kind* kind, const Arguments& argumen
   return make_call(self, *kind, request);
 }
 
+// PyObject_TypeCheck() compares all of the class's bases with base_type, so that the class is kept.
+bool is_communicator(PyObject* object) {
+  static PyTypeObject* last = nullptr;
+  if (Py_TYPE(object) == last) return true;
+  if (!PyObject_TypeCheck(object, base_type)) return false;
+  Py_XDECREF(std::exchange(last, Py_TYPE(object)));
+  Py_INCREF(last);
+  return true;
+}
+
 PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nargsf,
                       PyObject* names) {
   auto* method = reinterpret_cast<Method*>(callable);
   auto positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
-  if (positional > 0 && PyObject_TypeCheck(args[0], base_type)) {
+  if (positional > 0 && is_communicator(args[0])) {
     Base& self = *reinterpret_cast<Base*>(args[0]);
     Arguments arguments;
     if (self.state && arguments.assign(*method->signature, args + 1, positional - 1, names)) {

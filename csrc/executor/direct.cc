@@ -385,8 +385,12 @@ void DirectExecution::complete_alone() {
 void DirectExecution::complete_one_shot() {
   const int rank = board_.rank(), size = board_.size();
   const std::size_t own = static_cast<std::size_t>(rank) * unit_;
+  // This rank's own part is not read from its shot: a peer that has read the shot may have taken
+  // the cache line away, and getting it back takes as long as a handshake.
+  auto brought = [&](int r) { return r == rank ? call_.input : shot(r); };
   auto copy = [this](std::size_t at, const std::byte* from) {
-    if (unit_) std::memcpy(call_.output + at, from, unit_);
+    std::byte* to = call_.output + at;
+    if (unit_ && to != from) std::memcpy(to, from, unit_);
   };
   switch (call_.collective) {
     case Collective::all_reduce:
@@ -395,26 +399,25 @@ void DirectExecution::complete_one_shot() {
       if (!output_bytes(rank)) break;
       std::size_t place = call_.collective == Collective::reduce_scatter ? own : 0;
       for (int i = 0; i < size; ++i) {
-        // A rank's own part is read from its shot as well: the output may be the input.
-        board_.sources[static_cast<std::size_t>(i)] = shot(contributor(i)) + place;
+        board_.sources[static_cast<std::size_t>(i)] = brought(contributor(i)) + place;
       }
       void* target = call_.output;
       combine_all(call_, &target, 1, board_.sources.data(), size, call_.count);
       break;
     }
     case Collective::broadcast:
-      if (call_.output != call_.input) copy(0, shot(call_.root));
+      copy(0, brought(call_.root));
       break;
     case Collective::scatter:
-      copy(0, shot(call_.root) + own);
+      copy(0, brought(call_.root) + own);
       break;
     case Collective::gather:
     case Collective::all_gather:
       if (!output_bytes(rank)) break;
-      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, shot(r));
+      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, brought(r));
       break;
     case Collective::all_to_all:
-      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, shot(r) + own);
+      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, brought(r) + own);
       break;
     default:  // a barrier moves nothing
       break;

@@ -113,7 +113,7 @@ def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
          2, "none", "nobody wakes it"),
         ("executor/direct.cc", "if (slot.fingerprint != fingerprint_) board_.mismatch(come_);", "",
          2, "none", "nobody finds the call that differs"),
-        ("executor/direct.cc", "copy(0, shot(call_.root) + own);", "copy(0, shot(call_.root));",
+        ("executor/direct.cc", "copy(0, brought(call_.root) + own);", "copy(0, brought(call_.root));",
          2, "none", "wrong byte"),
         ("executor/direct.cc", "    flag_.store(1);\n", "", 2, "timeout",
          "writes arrays of rank"),
