@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from pycollective import train as train
     from pycollective import types as types
     from pycollective.data import TensorSpec as TensorSpec
-    from pycollective.distribute.devices import device as device
+    from pycollective.distribute.creation import device as device
     from pycollective.dtypes import *  # noqa: F403
     from pycollective.launch import init as init
     from pycollective.launch.spawn import spawn as spawn
@@ -102,7 +102,7 @@ _PACKAGES = (
 #: Names that are loaded at their first use, and the modules that have them.
 _ORIGIN = {
     "TensorSpec": "data",
-    "device": "distribute.devices",
+    "device": "distribute.creation",
     "init": "launch",
     "spawn": "launch.spawn",
 }

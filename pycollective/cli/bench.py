@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     if comm is None:
         return _bench(args, args.ranks, "threads", True, None)
     with comm:
-        return _bench(args, comm.size, comm._group.transport, comm.rank == 0, comm)
+        return _bench(args, comm.size, comm.transport, comm.rank == 0, comm)
 
 
 def _check(args: argparse.Namespace, ranks: int | None) -> None:

@@ -70,7 +70,7 @@ class Member(_core.CommunicatorBase):
             tuning.use_copies()
 
     def __repr__(self) -> str:
-        return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
+        return f"<Communicator rank {self.rank} of {self.size}, {self.transport}>"
 
     # fmt: off
     @overload
@@ -176,6 +176,11 @@ class Member(_core.CommunicatorBase):
         Ranks have different numbers if TCP is forced, or if they cannot prove that they share a host.
         """
         return self._group.hosts
+
+    @property
+    def transport(self) -> str:
+        """What moves data between the ranks, such as ``"shared memory"``."""
+        return self._group.transport
 
     @property
     def has_gpu_streams(self) -> bool:

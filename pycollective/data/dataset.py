@@ -84,6 +84,16 @@ def _made(name: str, *args: Any) -> Dataset:
     return _kinds[name](*args)
 
 
+def elements(dataset: Dataset) -> Iterator[Any]:
+    """Return an iterator over the elements of a dataset as nests of arrays."""
+    return dataset._iter()
+
+
+def is_at_hand(dataset: Dataset) -> bool:
+    """Return True if making an element is cheaper than handing it over from a thread."""
+    return dataset._is_at_hand()
+
+
 class DatasetIterator(NextElements):
     """One pass over a dataset; `close`, or deleting it, ends the threads that work for it."""
 

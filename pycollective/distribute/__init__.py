@@ -7,9 +7,6 @@ from pycollective.distribute import (
     coordinator,
     experimental,
 )
-from pycollective.distribute import (
-    default as _default,  # noqa: F401  # provides the default strategy
-)
 from pycollective.distribute.all_reduce_ops import (
     HierarchicalCopyAllReduce,
     NcclAllReduce,
@@ -19,12 +16,11 @@ from pycollective.distribute.all_reduce_ops import (
 from pycollective.distribute.context import (
     created_once,
     experimental_set_strategy,
-    get_replica_context,
-    get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
 from pycollective.distribute.cross_device_ops import CrossDeviceOps
+from pycollective.distribute.default import get_replica_context, get_strategy
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.input import DistributedDataset, DistributedIterator
 from pycollective.distribute.input_options import (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycollective.array_backend import asarray
-from pycollective.distribute.context import get_replica_context, is_creating_once
-from pycollective.distribute.creation import mirrored_creator
+from pycollective.distribute.creation import create_by_first, mirrored_creator
 from pycollective.distribute.devices import Device, parse_device, parse_devices
+from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.mirrored import MirroredExtended
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.variables import MirroredVariable
@@ -29,7 +29,7 @@ class AggregatingVariable(MirroredVariable):
     the variable's aggregation, is assigned.
     """
 
-    def __init__(self, strategy: Strategy, variable: Variable) -> None:
+    def __init__(self, strategy: AnyStrategy, variable: Variable) -> None:
         super().__init__(
             strategy,
             [variable],
@@ -41,9 +41,9 @@ class AggregatingVariable(MirroredVariable):
 
     def get(self) -> Variable:
         """Return the plain variable that holds the value."""
-        return self._local()
+        return self.local()
 
-    def _local(self) -> Variable:
+    def local(self) -> Variable:
         found: Variable = self._values[0]
         return found
 
@@ -55,7 +55,7 @@ class AggregatingVariable(MirroredVariable):
         if context is None or counts:
             return tensor
         central = tensor.array
-        array = context.strategy.extended._devices[context.local_replica_id].place(central)
+        array = context.strategy.extended.devices[context.local_replica_id].place(central)
         if array is central:
             return tensor
         return record(array, (tensor,), lambda g, _need: (asarray(g, like=central),))
@@ -90,14 +90,11 @@ class _CentralStorageExtended(MirroredExtended):
             VariableSynchronization.NONE,
         ):
             return mirrored_creator(self.strategy)(next_creator, **kwargs)
-        context = get_replica_context()
-        if context is None or context.strategy is not self.strategy or is_creating_once():
-            return self._make(next_creator, **kwargs)
-        return context.created_by_first(lambda: self._make(next_creator, **kwargs))
+        return create_by_first(self.strategy, lambda: self._make(next_creator, **kwargs))
 
     def _make(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         variable = self.variable_on(self._parameter_device, next_creator, **kwargs)
-        if self.num_local_replicas > 1 or self._parameter_device.memory != self._devices[0].memory:
+        if self.num_local_replicas > 1 or self._parameter_device.memory != self.devices[0].memory:
             variable = AggregatingVariable(self.strategy, variable)
         else:
             variable._distribute_strategy = self.strategy

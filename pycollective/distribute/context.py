@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
+from pycollective.distribute.interfaces import AnyContext, AnyStrategy
 from pycollective.tensor.variable import creators
-
-if TYPE_CHECKING:
-    from pycollective.distribute.replica_context import ReplicaContext
-    from pycollective.distribute.strategy import Strategy
 
 __all__ = [
     "created_once",
     "experimental_set_strategy",
-    "get_replica_context",
-    "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
     "variable_sync_on_read_context",
@@ -32,8 +27,8 @@ __all__ = [
 class Mode(NamedTuple):
     """What holds in a part of a thread's stack."""
 
-    strategy: Strategy
-    replica_context: ReplicaContext | None
+    strategy: AnyStrategy
+    replica_context: AnyContext | None
     #: For which of this process's replicas the code runs: in a replica function that one, in
     #: `StrategyExtended.update` the one whose component is updated, elsewhere none.
     replica: int | None = None
@@ -55,7 +50,7 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.modes: list[Mode] = []
         self.entries: list[_Entry] = []
-        self.set_scope: Scope | None = None  # of experimental_set_strategy
+        self.set_scope: AbstractContextManager[Any] | None = None  # of experimental_set_strategy
         self.creating_once = 0
         self.sync_on_read = False
 
@@ -63,30 +58,9 @@ class _ThreadState(threading.local):
 state = _ThreadState()
 
 
-_default: Callable[[], Strategy]
-
-
-def provide_default(make: Callable[[], Strategy]) -> None:
-    """Let a function say what is in force outside every scope; the default strategy's module does."""
-    global _default
-    _default = make
-
-
-def get_strategy() -> Strategy:
-    """Return the strategy in force: the default one outside every scope."""
-    return state.modes[-1].strategy if state.modes else _default()
-
-
 def has_strategy() -> bool:
     """Whether a strategy other than the default one is in force."""
     return bool(state.modes) and not state.modes[-1].strategy.extended.is_default
-
-
-def get_replica_context() -> ReplicaContext | None:
-    """Return the replica context, or None in cross-replica context."""
-    if state.modes:
-        return state.modes[-1].replica_context
-    return _default().extended.default_replica_context()
 
 
 def in_cross_replica_context() -> bool:
@@ -97,6 +71,12 @@ def in_cross_replica_context() -> bool:
 def current_mode() -> Mode | None:
     """Return this thread's innermost mode, or None outside everything."""
     return state.modes[-1] if state.modes else None
+
+
+def replica_context_of(strategy: AnyStrategy) -> AnyContext | None:
+    """Return the replica context, if this code runs in a replica function of ``strategy``."""
+    mode = current_mode()
+    return mode.replica_context if mode is not None and mode.strategy is strategy else None
 
 
 def replica_among(replicas: int) -> int | None:
@@ -170,13 +150,13 @@ class Scope:
     """
 
     def __init__(
-        self, strategy: Strategy, creator: Callable[..., Any], changes_mode: bool = True
+        self, strategy: AnyStrategy, creator: Callable[..., Any], changes_mode: bool = True
     ) -> None:
         self._strategy = strategy
         self._creator = creator
         self._changes_mode = changes_mode
 
-    def __enter__(self) -> Strategy:
+    def __enter__(self) -> AnyStrategy:
         mode = None
         before = inside = creators.stack
         if not self._changes_mode:
@@ -223,7 +203,7 @@ class Scope:
         raise RuntimeError(_nesting_message("Variable creator"))
 
 
-def experimental_set_strategy(strategy: Strategy | None) -> None:
+def experimental_set_strategy(strategy: AnyStrategy | None) -> None:
     """Make a strategy the one in force in this thread, without a ``with`` block.
 
     It replaces the one that was set before; with None no strategy is in force.
@@ -250,7 +230,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         state.set_scope = scope
 
 
-def require_cross_replica(strategy: Strategy, message: str | None = None) -> None:
+def require_cross_replica(strategy: AnyStrategy, message: str | None = None) -> None:
     """Raise unless code for all replicas of ``strategy`` may run here."""
     mode = current_mode()
     if mode is None:

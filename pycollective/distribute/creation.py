@@ -1,14 +1,14 @@
-"""Variables of strategies with several replicas, as they are created."""
+"""Creation of variables: for strategies with several replicas, and on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from pycollective.distribute.context import (
-    get_replica_context,
-    is_creating_once,
-)
+from pycollective.distribute.context import current_mode, is_creating_once, replica_context_of
+from pycollective.distribute.devices import parse_device
+from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.variables import (
     AggregateInitialValue,
     DistributedVariable,
@@ -20,29 +20,29 @@ from pycollective.tensor import (
     Variable,
     VariableAggregation,
     VariableSynchronization,
+    creator_scope,
 )
 
-if TYPE_CHECKING:
-    from pycollective.distribute.strategy import Strategy
-
-__all__ = ["mirrored_creator"]
+__all__ = ["create_by_first", "device", "mirrored_creator"]
 
 
-def mirrored_creator(strategy: Strategy) -> Callable[..., Variable]:
+def create_by_first(strategy: AnyStrategy, make: Callable[[], Variable]) -> Variable:
+    """Make a variable; in replica functions, which all run the same code, replica 0 makes it."""
+    context = replica_context_of(strategy)
+    return make() if context is None or is_creating_once() else context.created_by_first(make)
+
+
+def mirrored_creator(strategy: AnyStrategy) -> Callable[..., Variable]:
     """Return the creator of a strategy with several replicas: see `Variable`'s creator hooks."""
 
     def create(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        context = get_replica_context()
-        if context is None or context.strategy is not strategy or is_creating_once():
-            return make_distributed(strategy, next_creator, **kwargs)
-        # Each replica runs the code that creates; the first one's variable is everyone's.
-        return context.created_by_first(lambda: make_distributed(strategy, next_creator, **kwargs))
+        return create_by_first(strategy, lambda: make_distributed(strategy, next_creator, **kwargs))
 
     return create
 
 
 def make_distributed(
-    strategy: Strategy,
+    strategy: AnyStrategy,
     next_creator: Callable[..., Variable],
     initial_value: Any = None,
     trainable: bool | None = None,
@@ -75,7 +75,7 @@ def make_distributed(
     workers = strategy.extended.workers
     for replica in range(strategy.extended.num_local_replicas):
         component = strategy.extended.variable_on(
-            strategy.extended._devices[replica],
+            strategy.extended.devices[replica],
             next_creator,
             initial_value=value if replica == 0 else components[0].numpy(),
             trainable=trainable,
@@ -86,7 +86,7 @@ def make_distributed(
             aggregation=aggregation,
         )
         if replica == 0 and workers.count > 1:
-            component.assign(Tensor(workers.from_first(component._current().array)))
+            component.assign(Tensor(workers.from_first(component.current().array)))
         components.append(component)
     if aggregation is VariableAggregation.MEAN and components[0].dtype.kind not in "fV":
         raise ValueError(
@@ -102,3 +102,41 @@ def make_distributed(
     ):
         made.share_out(components[0].numpy())
     return made
+
+
+@contextmanager
+def device(device_name: Any) -> Iterator[None]:
+    """Put what is made in the block on a device, as ``tf.device``.
+
+    Variables that are made in the block lie on the device, unless they belong to a strategy, which
+    says where they lie. Operations run where their operands lie; those on a GPU other than the first
+    belong in such a block.
+
+    Parameters
+    ----------
+    device_name : str, LogicalDevice or None
+        A name in any of TensorFlow's spellings, such as ``"cpu:0"`` or ``"/GPU:1"``; None changes
+        nothing.
+
+    Raises
+    ------
+    RuntimeError
+        For a function, as in TensorFlow.
+    ValueError
+        If the name is not understood, or this machine has no such device.
+    """
+    if callable(device_name):
+        raise RuntimeError("tf.device does not support functions.")
+    if device_name is None:
+        yield
+        return
+    chosen = parse_device(getattr(device_name, "name", device_name))
+
+    def place(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
+        variable = next_creator(**kwargs)
+        if current_mode() is None:
+            variable.set_array(chosen.place(variable.current().array))
+        return variable
+
+    with chosen.in_use(), creator_scope(place):
+        yield

@@ -298,7 +298,7 @@ def devices_of(value: Any) -> tuple[Device, ...]:
     if isinstance(value, IndexedSlices):
         return devices_of(value.values)
     if isinstance(value, Variable):
-        value = value._current()
+        value = value.current()
     return (in_memory_of(getattr(value, "array", value)),)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
 from pycollective.distribute.context import (
     Scope,
-    get_strategy,
+    current_mode,
     has_strategy,
     mixing_message,
-    provide_default,
 )
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
@@ -20,7 +19,7 @@ from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
 from pycollective.tensor import Variable
 
-__all__ = ["default_strategy"]
+__all__ = ["default_strategy", "get_replica_context", "get_strategy"]
 
 _SINGLE = "Should only create a single instance of _DefaultDistributionStrategy"
 _lock = threading.Lock()
@@ -33,19 +32,13 @@ class _DefaultExtended(StrategyExtended):
 
     def __init__(self) -> None:
         super().__init__([Device("CPU", 0)], ReductionToOneDevice())
-        self._context: ReplicaContext | None = None
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a plain variable, in a scope of this strategy and no other."""
-        if has_strategy():
-            raise RuntimeError(mixing_message(get_strategy(), self.strategy))
+        mode = current_mode()
+        if mode is not None and has_strategy():
+            raise RuntimeError(mixing_message(mode.strategy, self.strategy))
         return next_creator(**kwargs)
-
-    def default_replica_context(self) -> ReplicaContext:
-        """The replica context outside every scope."""
-        if self._context is None:
-            self._context = ReplicaContext(self.strategy, 0, None)
-        return self._context
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -72,6 +65,7 @@ class _DefaultStrategy(Strategy):
         if _instance is not None:
             raise RuntimeError(_SINGLE)
         super().__init__(_DefaultExtended())
+        self.context = ReplicaContext(self, 0, None)
 
     def scope(self) -> Scope:
         """Return a scope that changes nothing, but in which no other strategy makes variables."""
@@ -84,7 +78,7 @@ class _DefaultStrategy(Strategy):
         return "<default strategy>"
 
 
-def default_strategy() -> Strategy:
+def default_strategy() -> _DefaultStrategy:
     """Return the one default strategy."""
     global _instance
     if _instance is None:
@@ -94,4 +88,17 @@ def default_strategy() -> Strategy:
     return _instance
 
 
-provide_default(default_strategy)
+def get_strategy() -> Strategy:
+    """Return the current strategy: the default one outside every scope."""
+    mode: Any = current_mode()  # its protocols stand for these two classes
+    strategy: Strategy = default_strategy() if mode is None else mode.strategy
+    return strategy
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Return the current replica context, or None in cross-replica context."""
+    mode: Any = current_mode()
+    context: ReplicaContext | None = (
+        default_strategy().context if mode is None else mode.replica_context
+    )
+    return context

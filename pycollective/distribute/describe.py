@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pycollective import _core
 from pycollective.distribute.blas_threads import controls_threads
-
-if TYPE_CHECKING:
-    from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.extended import StrategyExtended
 
 __all__ = ["describe"]
 
 
-def describe(strategy: Strategy) -> str:
+def describe(extended: StrategyExtended) -> str:
     """Return a line for each replica: device, threads, cross-device operation and why that one."""
-    extended = strategy.extended
-    devices = extended._devices
+    devices = extended.devices
     workers = extended.workers
     if extended.num_replicas_in_sync == 1:
         reduces = "nothing to reduce: it is the only replica"
     else:
         reduces = f"{extended.cross_device_ops.describe()}, {extended.why_these_ops}"
     if workers.communicator is not None:
-        reduces += f"; then among {workers.count} workers, {workers.communicator._group.transport}"
+        reduces += f"; then among {workers.count} workers, {workers.communicator.transport}"
     lines = []
     for local, device in enumerate(devices):
         replica = extended.first_replica + local

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,12 @@ import numpy as np
 
 from pycollective import array_backend, config
 from pycollective.array_backend import Array
-from pycollective.distribute.context import current_mode
 from pycollective.nccl.device import Upload
-from pycollective.tensor import Variable, creator_scope
 
 __all__ = [
     "Device",
     "Uploads",
     "default_devices",
-    "device",
     "in_memory_of",
     "parse_device",
     "parse_devices",
@@ -156,44 +153,6 @@ def parse_device(name: str | Device) -> Device:
         f"no device {name!r}: {count} GPUs are visible ({why or 'numbered from 0'}); "
         "use a CPU device such as 'cpu:0'"
     )
-
-
-@contextmanager
-def device(device_name: Any) -> Iterator[None]:
-    """Put what is made in the block on a device, as ``tf.device``.
-
-    Variables that are made in the block lie on the device, unless they belong to a strategy, which
-    says where they lie. Operations run where their operands lie; those on a GPU other than the first
-    belong in such a block.
-
-    Parameters
-    ----------
-    device_name : str, LogicalDevice or None
-        A name in any of TensorFlow's spellings, such as ``"cpu:0"`` or ``"/GPU:1"``; None changes
-        nothing.
-
-    Raises
-    ------
-    RuntimeError
-        For a function, as in TensorFlow.
-    ValueError
-        If the name is not understood, or this machine has no such device.
-    """
-    if callable(device_name):
-        raise RuntimeError("tf.device does not support functions.")
-    if device_name is None:
-        yield
-        return
-    chosen = parse_device(getattr(device_name, "name", device_name))
-
-    def place(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        variable = next_creator(**kwargs)
-        if current_mode() is None:
-            variable._set_array(chosen.place(variable._current().array))
-        return variable
-
-    with chosen.in_use(), creator_scope(place):
-        yield
 
 
 def in_memory_of(array: Any) -> Device:

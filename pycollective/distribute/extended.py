@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.context import (
     Mode,
     entered,
-    get_replica_context,
+    replica_context_of,
     require_cross_replica,
 )
 from pycollective.distribute.cross_device_ops import (
@@ -35,9 +35,6 @@ from pycollective.tensor import (
     Variable,
     as_tensor,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["StrategyExtended"]
 
@@ -189,12 +186,11 @@ class StrategyExtended(Replicas):
         In a replica function all replicas must make the call, which is then made once for all.
         """
         kwargs = dict(kwargs or {})
-        context = get_replica_context()
-        if context is not None and context.strategy is self.strategy and not self.is_default:
+        context = replica_context_of(self.strategy)
+        if context is not None and not self.is_default:
             return context.merge_call(
-                lambda _strategy, *args, **kwargs: self.update(var, fn, args, kwargs, group),
-                args=args,
-                kwargs=kwargs,
+                lambda _strategy, args, kwargs: self.update(var, fn, args, kwargs, group),
+                args=(tuple(args), kwargs),
             )
         require_cross_replica(self.strategy)
         if not self.variable_created_in_scope(var):
@@ -233,7 +229,7 @@ class StrategyExtended(Replicas):
         """Call a function in the update context of each replica, with the arguments for it."""
         results = []
         for replica, args in enumerate(calls):
-            with entered(Mode(self.strategy, None, replica)), self._devices[replica].in_use():
+            with entered(Mode(self.strategy, None, replica)), self.devices[replica].in_use():
                 results.append(
                     fn(*select_replica(replica, args), **select_replica(replica, kwargs))
                 )

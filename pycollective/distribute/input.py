@@ -10,17 +10,19 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pycollective import nest
 from pycollective.data import INFINITE_CARDINALITY, Dataset, TensorSpec
 from pycollective.data.background import Prefetcher
+from pycollective.data.dataset import elements, is_at_hand
 from pycollective.data.optional import NextElements
 from pycollective.data.sharding import describe, share_of_worker, starving
-from pycollective.distribute.context import get_replica_context, has_strategy, state
+from pycollective.distribute.context import current_mode, has_strategy
 from pycollective.distribute.devices import Device, Uploads
+from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.input_options import (
     InputContext,
     InputOptions,
@@ -32,10 +34,6 @@ from pycollective.distribute.input_options import (
 )
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
-
-if TYPE_CHECKING:
-    from pycollective.distribute.extended import StrategyExtended
-    from pycollective.distribute.strategy import Strategy
 
 __all__ = ["DistributedDataset", "DistributedIterator"]
 
@@ -66,7 +64,7 @@ class _Parts:
         to_devices: bool,
     ) -> None:
         self.extended = extended
-        self._copies = to_devices and any(d.kind == "GPU" for d in extended._devices)
+        self._copies = to_devices and any(d.kind == "GPU" for d in extended.devices)
         self.pipelines = pipelines
         self.ahead = ahead
         workers, _ = extended.input_pipeline
@@ -96,7 +94,7 @@ class _Parts:
 
     def start(self) -> Iterator[list[Any]]:
         """Return the steps of one pass: mini-batches in replica order, None where there is none."""
-        at_hand = not self._copies and all(p._is_at_hand() for p in self.pipelines)
+        at_hand = not self._copies and all(is_at_hand(p) for p in self.pipelines)
         if self.ahead and not at_hand:
             return iter(Prefetcher(partial(self._steps, Uploads().place), self.ahead))
         return self._steps(Device.place)
@@ -105,10 +103,10 @@ class _Parts:
         """Return a mini-batch, or None, where a replica is to have it."""
         if part is None or not self._copies:
             return part
-        return nest.map_structure(partial(how, self.extended._devices[replica]), part)
+        return nest.map_structure(partial(how, self.extended.devices[replica]), part)
 
     def _steps(self, how: Callable[[Device, Any], Any]) -> Iterator[list[Any]]:
-        sources = [p._iter() for p in self.pipelines]
+        sources = [elements(p) for p in self.pipelines]
         count = self.extended.num_local_replicas // len(sources)
         if self.extended.num_local_replicas == 1:
             for part in sources[0]:
@@ -192,7 +190,8 @@ class DistributedIterator(NextElements):
         ValueError
             In a replica function.
         """
-        if state.modes and has_strategy() and get_replica_context() is not None:
+        mode = current_mode()
+        if mode is not None and mode.replica_context is not None and has_strategy():
             raise ValueError(
                 "next(iterator) should be called from outside of replica_fn. e.g. "
                 "strategy.run(replica_fn, args=(next(iterator),))"
@@ -271,6 +270,11 @@ class DistributedDataset:
         self._description = description
         self._after_pass = after_pass
 
+    @property
+    def extended(self) -> StrategyExtended:
+        """The `StrategyExtended` of the strategy that distributed the dataset."""
+        return self._parts.extended
+
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self._parts, self._after_pass)
 
@@ -308,10 +312,11 @@ class DistributedDataset:
         return f"<DistributedDataset of {self._cardinality()} elements of {self.element_spec}>"
 
 
-def distribute_dataset(strategy: Strategy, dataset: Any, options: InputOptions | None) -> Any:
+def distribute_dataset(
+    extended: StrategyExtended, dataset: Any, options: InputOptions | None
+) -> Any:
     """Share a dataset of global batches among the workers, and its batches among the replicas."""
     _check_dataset(dataset)
-    extended = strategy.extended
     if extended.is_default:
         return dataset
     check_options(options)
@@ -321,7 +326,7 @@ def distribute_dataset(strategy: Strategy, dataset: Any, options: InputOptions |
             "`distribute_datasets_from_function`."
         )
     workers, worker = extended.input_pipeline
-    replicas = strategy.num_replicas_in_sync
+    replicas = extended.num_replicas_in_sync
     share = share_of_worker(dataset, workers, worker, replicas)
     hungry = starving(share, workers, worker, replicas)
     if hungry:
@@ -352,14 +357,13 @@ def _starvation_check(workers: int, worker: int, warned: bool) -> Callable[[int,
 
 
 def distribute_from_function(
-    strategy: Strategy,
+    extended: StrategyExtended,
     dataset_fn: Callable[[InputContext], Any],
     options: InputOptions | None,
 ) -> Any:
     """Give each replica an element of its own of the datasets that ``dataset_fn`` returns."""
-    extended = strategy.extended
     workers, worker = extended.input_pipeline
-    replicas = strategy.num_replicas_in_sync
+    replicas = extended.num_replicas_in_sync
     contexts = [InputContext(workers, worker, replicas)]
     if not extended.is_default:
         check_options(options)

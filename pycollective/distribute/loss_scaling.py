@@ -8,9 +8,7 @@ import numpy as np
 
 from pycollective.distribute.context import (
     current_mode,
-    get_strategy,
     has_strategy,
-    in_cross_replica_context,
 )
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, as_tensor
@@ -61,18 +59,26 @@ def compute_average_loss(
     if sample_weight is not None:
         losses = _weighted(losses, sample_weight)
     if global_batch_size is None:
-        if has_strategy() and in_cross_replica_context():
-            raise RuntimeError(
-                "You are calling `compute_average_loss` in cross replica context, while it was "
-                "expected to be called in replica context."
-            )
-        count = losses.shape[0] * get_strategy().num_replicas_in_sync
+        count = losses.shape[0] * _replicas("compute_average_loss")
     else:
         count = _check_batch_size(global_batch_size)
     if count:
         return sum_over(losses, float(count))
     # Nothing is 0, with gradients of 0, whatever the losses are.
     return tensor_ops.where(False, tensor_ops.reduce_sum(losses), 0.0)
+
+
+def _replicas(caller: str) -> int:
+    """Return the number of replicas; raise an error in cross-replica context."""
+    mode = current_mode()
+    if mode is None:
+        return 1
+    if mode.replica_context is None and has_strategy():
+        raise RuntimeError(
+            f"You are calling `{caller}` in cross replica context, while it was expected to be called "
+            "in replica context."
+        )
+    return mode.strategy.num_replicas_in_sync
 
 
 def _floating(values: Any) -> Tensor:
@@ -124,14 +130,8 @@ def scale_regularization_loss(regularization_loss: Any) -> Tensor:
     RuntimeError
         In cross-replica context.
     """
-    mode = current_mode()
-    if mode is not None and mode.replica_context is None and has_strategy():
-        raise RuntimeError(
-            "You are calling `scale_regularization_loss` in cross replica context, while it was "
-            "expected to be called in replica context."
-        )
+    replicas = _replicas("scale_regularization_loss")
     total = _floating(regularization_loss)
     if total.array.ndim:
         total = tensor_ops.reduce_sum(total)
-    replicas = 1 if mode is None else mode.strategy.extended.num_replicas_in_sync
     return total if replicas == 1 else total / float(replicas)

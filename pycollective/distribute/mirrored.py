@@ -28,9 +28,9 @@ from pycollective.distribute.cross_device_ops import (
 )
 from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.interfaces import AnyContext
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.reducer import GradientReducer, GradientReduction
-from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
@@ -96,7 +96,7 @@ class MirroredExtended(StrategyExtended):
         workers = self.workers.communicator
         return GradientReducer(self._rules, replicas, workers, self._options, self._mixed)
 
-    def _reducer_of(self, context: ReplicaContext) -> GradientReducer:
+    def _reducer_of(self, context: AnyContext) -> GradientReducer:
         if not self._reducers:
             if self.num_local_replicas > 1:  # another replica has just failed
                 raise RuntimeError("the replicas were stopped")
@@ -147,7 +147,7 @@ class MirroredExtended(StrategyExtended):
 
     def reduce_in_replica(
         self,
-        context: ReplicaContext,
+        context: AnyContext,
         reduce_op: ReduceOp,
         arrays: list[Array],
         options: CommunicationOptions,
@@ -174,7 +174,7 @@ class MirroredExtended(StrategyExtended):
     def _reduce_by(
         self,
         ops: CrossDeviceOps,
-        context: ReplicaContext,
+        context: AnyContext,
         reduce_op: ReduceOp,
         arrays: list[Array],
         options: CommunicationOptions,
@@ -196,7 +196,7 @@ class MirroredExtended(StrategyExtended):
 
     def begin_reduction(
         self,
-        context: ReplicaContext,
+        context: AnyContext,
         likes: Sequence[Array],
         reduce_op: ReduceOp,
         options: CommunicationOptions,
@@ -220,7 +220,7 @@ class MirroredExtended(StrategyExtended):
         return self._reducer_of(context).begin(likes, reduce_op, options, context.meet)
 
     def _can_sum_early(self) -> bool:
-        on_cpus = sum([device.kind == "CPU" for device in self._devices])
+        on_cpus = sum([device.kind == "CPU" for device in self.devices])
         return on_cpus < self.num_local_replicas or on_cpus < _core.usable_cores()
 
 

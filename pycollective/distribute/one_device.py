@@ -19,7 +19,7 @@ class _OneDeviceExtended(StrategyExtended):
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a plain variable on the device."""
-        variable = self.variable_on(self._devices[0], next_creator, **kwargs)
+        variable = self.variable_on(self.devices[0], next_creator, **kwargs)
         variable._distribute_strategy = self.strategy
         return variable
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import Array
 from pycollective.distribute.communication import CommunicationOptions
-from pycollective.distribute.context import Mode, entered, get_replica_context
+from pycollective.distribute.context import Mode, current_mode, entered
+from pycollective.distribute.interfaces import AnyContext, AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_threads import Collective, ReplicaRun
 from pycollective.distribute.values import check_gather_axis, regroup, select_replica
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor, record_many
 from pycollective.tensor.tape import paused, recording
-
-if TYPE_CHECKING:
-    from pycollective.distribute.strategy import Strategy
 
 __all__ = ["ReplicaContext", "ValueContext"]
 
@@ -54,7 +52,7 @@ def _is_differentiable(tensor: Tensor) -> bool:
 class ReplicaContext:
     """What a function that `Strategy.run` runs can ask and do; see `get_replica_context`."""
 
-    def __init__(self, strategy: Strategy, replica: int, run: ReplicaRun | None) -> None:
+    def __init__(self, strategy: AnyStrategy, replica: int, run: ReplicaRun | None) -> None:
         #: The strategy that runs this replica.
         self.strategy = strategy
         #: This replica among those of this process; TensorFlow's programs read it by the second name.
@@ -78,7 +76,7 @@ class ReplicaContext:
         if extended.is_default:
             return 0
         number = np.asarray(extended.first_replica + self.local_replica_id, np.int32)
-        return Tensor(extended._devices[self.local_replica_id].place(number))
+        return Tensor(extended.devices[self.local_replica_id].place(number))
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -130,7 +128,7 @@ class ReplicaContext:
         reduced = extended.reduce_in_replica(self, op, [t.array for t in inputs], options)
 
         # The gradient of a sum over the replicas is the sum of their gradients.
-        def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
+        def backward(here: AnyContext, gradients: list[Array]) -> list[Array]:
             return extended.reduce_in_replica(here, op, gradients, options)
 
         results: list[Any] = list(leaves)
@@ -188,7 +186,7 @@ class ReplicaContext:
         floats = [i for i, tensor in enumerate(inputs) if _is_differentiable(tensor)]
 
         # Every replica's result depends on this one's value; its own part of their sum is its own.
-        def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
+        def backward(here: AnyContext, gradients: list[Array]) -> list[Array]:
             sums = extended.reduce_in_replica(here, ReduceOp.SUM, gradients, options)
             return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
 
@@ -199,7 +197,7 @@ class ReplicaContext:
         self,
         arrays: Sequence[Array],
         inputs: Sequence[Tensor],
-        backward: Callable[[ReplicaContext, list[Array]], list[Array]],
+        backward: Callable[[AnyContext, list[Array]], list[Array]],
     ) -> list[Tensor]:
         """Return the results of a collective as tensors whose gradients go back through one, too.
 
@@ -212,7 +210,7 @@ class ReplicaContext:
             return results
 
         def vjp(gradients: tuple[Array, ...], _need: tuple[bool, ...]) -> Sequence[Any]:
-            here = get_replica_context()
+            here = self._current()
             if here is None or here.strategy is not self.strategy:
                 raise RuntimeError(
                     "the gradient of a collective needs all replicas: call gradient() in the "
@@ -301,16 +299,23 @@ class ReplicaContext:
         """Bracket a collective call of this replica."""
         return nullcontext() if self._run is None else Collective(self._run, self.local_replica_id)
 
+    def _current(self) -> AnyContext | None:
+        """Return this thread's replica context; outside every scope that of the default strategy."""
+        mode = current_mode()
+        if mode is None:
+            return self if self.strategy.extended.is_default else None
+        return mode.replica_context
+
     def _require_here(self) -> None:
-        current = get_replica_context()
+        current, mode = self._current(), current_mode()
         if current is self:
             return
-        if current is None:
+        if mode is not None and current is None:
             raise RuntimeError("Need to be inside `call_for_each_replica()`")
-        if current.strategy is not self.strategy:
+        found = "<default strategy>" if current is None else current.strategy
+        if found is not self.strategy:
             raise RuntimeError(
-                f"Mismatching tf.distribute.Strategy objects: {current.strategy} is not "
-                f"{self.strategy}"
+                f"Mismatching tf.distribute.Strategy objects: {found} is not {self.strategy}"
             )
         raise RuntimeError("Mismatching ReplicaContext.")
 

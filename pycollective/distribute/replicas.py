@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycollective import array_backend
 from pycollective.array_backend import Array
@@ -26,6 +26,7 @@ from pycollective.distribute.cross_device_ops import (
     slices_beside,
 )
 from pycollective.distribute.devices import Device
+from pycollective.distribute.interfaces import AnyContext, AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.reducer import GradientReduction
 from pycollective.distribute.replica_context import ReplicaContext
@@ -47,9 +48,6 @@ from pycollective.tensor import (
 )
 from pycollective.tensor.tape import paused
 from pycollective.tensor.variable import creators
-
-if TYPE_CHECKING:
-    from pycollective.distribute.strategy import Strategy
 
 __all__ = ["Replicas"]
 
@@ -95,10 +93,10 @@ class Replicas:
     experimental_require_static_shapes = False
 
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self.cross_device_ops = cross_device_ops
         # Weak: a cycle would keep the replicas' threads until the garbage collector finds it.
-        self._strategy: weakref.ref[Strategy] | None = None
+        self._strategy: weakref.ref[AnyStrategy] | None = None
         self._timeout = DEFAULT_TIMEOUT
         self.start_afresh()
         self.train_with(Workers())
@@ -113,7 +111,7 @@ class Replicas:
         """
         self.workers = workers
         #: How many replicas this process runs, and all processes together.
-        self.num_local_replicas = len(self._devices)
+        self.num_local_replicas = len(self.devices)
         self.num_replicas_in_sync = self.num_local_replicas * workers.count
         #: The number of this process's first replica among all.
         self.first_replica = self.num_local_replicas * workers.index
@@ -152,7 +150,7 @@ class Replicas:
             variable = next_creator(**kwargs)
             only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
             if device.kind == "GPU" and (variable.ndim or not only_first):
-                variable._set_array(device.place(variable._current().array))
+                variable.set_array(device.place(variable.current().array))
         return variable
 
     def begin_run(self) -> None:
@@ -160,7 +158,7 @@ class Replicas:
 
     def reduce_in_replica(
         self,
-        context: ReplicaContext,
+        context: AnyContext,
         reduce_op: ReduceOp,
         arrays: list[Array],
         options: CommunicationOptions,
@@ -170,7 +168,7 @@ class Replicas:
 
     def begin_reduction(
         self,
-        context: ReplicaContext,
+        context: AnyContext,
         likes: Sequence[Array],
         reduce_op: ReduceOp,
         options: CommunicationOptions,
@@ -180,7 +178,7 @@ class Replicas:
 
     def reduce_slices_in_replica(
         self,
-        context: ReplicaContext,
+        context: AnyContext,
         reduce_op: ReduceOp,
         slices: Sequence[IndexedSlices],
         options: CommunicationOptions,
@@ -209,7 +207,7 @@ class Replicas:
 
     def gather_in_replica(
         self,
-        context: ReplicaContext,
+        context: AnyContext,
         arrays: Sequence[Array],
         axis: int,
         options: CommunicationOptions,
@@ -265,10 +263,6 @@ class Replicas:
     def abort_collectives(self, reason: str) -> None:
         """Wake replicas that are in a collective, because another one has failed."""
 
-    def default_replica_context(self) -> ReplicaContext | None:
-        """Return the replica context outside every scope; only the default strategy has one."""
-        return None
-
     @property
     def input_pipeline(self) -> tuple[int, int]:
         """The number of processes that read input, and which of them this is."""
@@ -281,7 +275,7 @@ class Replicas:
     # Facts --------------------------------------------------------------------------------------
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> AnyStrategy:
         """The strategy this belongs to.
 
         Raises
@@ -297,7 +291,7 @@ class Replicas:
             )
         return strategy
 
-    def belong_to(self, strategy: Strategy) -> None:
+    def belong_to(self, strategy: AnyStrategy) -> None:
         """Make this the `extended` of a strategy."""
         self._strategy = weakref.ref(strategy)
 
@@ -316,7 +310,7 @@ class Replicas:
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The names of the replicas' devices."""
-        return tuple(str(d) for d in self._devices)
+        return tuple(str(d) for d in self.devices)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -345,7 +339,7 @@ class Replicas:
 
     def run(
         self,
-        strategy: Strategy,
+        strategy: AnyStrategy,
         fn: Callable[..., Any],
         args: Sequence[Any],
         kwargs: dict[str, Any] | None,
@@ -385,7 +379,7 @@ class Replicas:
 
     def _call(
         self,
-        strategy: Strategy,
+        strategy: AnyStrategy,
         replica: int,
         run: ReplicaRun | None,
         makers: tuple[Callable[..., Any], ...] | None,
@@ -395,7 +389,7 @@ class Replicas:
     ) -> Any:
         """Run a function for one replica in this thread, whose variables ``makers`` create."""
         mode = Mode(strategy, ReplicaContext(strategy, replica, run), replica)
-        device = self._devices[replica]
+        device = self.devices[replica]
         with entered(mode, makers):
             args = select_replica(replica, args)
             kwargs = select_replica(replica, kwargs) if kwargs else {}

@@ -276,7 +276,7 @@ class Strategy:
         NotImplementedError
             If the options ask for a dataset for each replica.
         """
-        return distribute_dataset(self, dataset, options)
+        return distribute_dataset(self.extended, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: Any = None
@@ -296,7 +296,7 @@ class Strategy:
         DistributedDataset
             Each step takes as many elements as there are replicas.
         """
-        return distribute_from_function(self, dataset_fn, options)
+        return distribute_from_function(self.extended, dataset_fn, options)
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: Any = None
@@ -329,7 +329,7 @@ class Strategy:
         first, replicas = self.extended.first_replica, self.num_replicas_in_sync
         values = []
         for r in range(size):
-            with self.extended._devices[r].in_use():
+            with self.extended.devices[r].in_use():
                 values.append(value_fn(ValueContext(first + r, replicas)))
         if not self.extended.groups_values:
             return values[0]
@@ -337,7 +337,7 @@ class Strategy:
 
     def describe(self) -> str:
         """Return a line for each replica: device, threads, and how values are reduced, and why so."""
-        return describe(self)
+        return describe(self.extended)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value: the older name of `experimental_local_results`."""

@@ -6,19 +6,19 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycollective import nest
 from pycollective.array_backend import Array, asarray, beside, to_numpy
 from pycollective.distribute.context import (
     current_mode,
-    get_replica_context,
-    get_strategy,
     has_strategy,
     in_variable_sync_on_read_context,
     mixing_message,
+    replica_context_of,
     state,
 )
+from pycollective.distribute.interfaces import AnyContext, AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
 from pycollective.tensor import (
@@ -29,10 +29,6 @@ from pycollective.tensor import (
     VariableSynchronization,
     as_tensor,
 )
-
-if TYPE_CHECKING:
-    from pycollective.distribute.replica_context import ReplicaContext
-    from pycollective.distribute.strategy import Strategy
 
 __all__ = [
     "AggregateInitialValue",
@@ -69,7 +65,7 @@ class DistributedVariable(Variable, DistributedValues):
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: AnyStrategy,
         values: Sequence[Variable],
         trainable: bool | None,
         name: str | None,
@@ -110,10 +106,9 @@ class DistributedVariable(Variable, DistributedValues):
 
     def _here(self) -> int | None:
         """Return what `_replica` does, for an assignment: there must be no other strategy."""
-        if has_strategy():
-            own, found = self._distribute_strategy, get_strategy()
-            if found is not own:
-                raise RuntimeError(mixing_message(found, own))
+        mode, own = current_mode(), self._distribute_strategy
+        if mode is not None and mode.strategy is not own and has_strategy():
+            raise RuntimeError(mixing_message(mode.strategy, own))
         return self._replica()
 
     @property
@@ -130,16 +125,13 @@ class DistributedVariable(Variable, DistributedValues):
                 "DistributedVariable.handle is not available outside the replica context or a "
                 "`tf.distribute.Strategy.update()` call."
             )
-        return self._local()
+        return self.local()
 
-    def _replica_context(self) -> ReplicaContext | None:
+    def _replica_context(self) -> AnyContext | None:
         """Return the context if this code runs in a replica function of this variable's strategy."""
-        context = get_replica_context()
-        if context is None or context.strategy is not self._distribute_strategy:
-            return None
-        return context
+        return replica_context_of(self._distribute_strategy)
 
-    def _local(self) -> Variable:
+    def local(self) -> Variable:
         values, modes, place = self._values, state.modes, 0
         if modes and len(values) > 1:
             # As `_replica`, which would be half of what reading a variable takes.
@@ -149,11 +141,11 @@ class DistributedVariable(Variable, DistributedValues):
         found: Variable = values[place]
         return found
 
-    def _current(self) -> Tensor:
-        return self._local()._current()
+    def current(self) -> Tensor:
+        return self.local().current()
 
     def _read(self) -> Tensor:
-        # As `_local`, which would be a call for each variable in each step.
+        # As `local`, which would be a call for each variable in each step.
         values, modes = self._values, state.modes
         own: Variable = values[0]
         if modes and len(values) > 1:
@@ -165,7 +157,7 @@ class DistributedVariable(Variable, DistributedValues):
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
         """Update the replica's component, or all components, in place."""
         if len(self._values) == 1 or self._replica() is not None:
-            self._local().update_inplace(update)
+            self.local().update_inplace(update)
         else:
             with self._lock:
                 for component in self._values:
@@ -233,10 +225,10 @@ class MirroredVariable(DistributedVariable):
             or context.num_replicas_in_sync == 1
             or self._aggregation is VariableAggregation.NONE
         ):
-            getattr(self._local(), method)(value)
+            getattr(self.local(), method)(value)
             return self
         if nest.is_nested(value) or isinstance(value, DistributedValues):
-            value = as_tensor(value, like=self._current())
+            value = as_tensor(value, like=self.current())
         context.merge_call(_write_aggregated, args=(self, method, value))
         return self
 
@@ -252,7 +244,11 @@ def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None
 
 
 def aggregated(
-    strategy: Strategy, variable: Variable, components: Sequence[Variable], method: str, value: Any
+    strategy: AnyStrategy,
+    variable: Variable,
+    components: Sequence[Variable],
+    method: str,
+    value: Any,
 ) -> Any:
     """Return the value to assign to a variable, given its replicas' values, grouped.
 
@@ -265,7 +261,7 @@ def aggregated(
             return first
         if isinstance(first, IndexedSlices):
             return workers.slices_from_first(first)
-        return Tensor(workers.from_first(components[0]._checked(first, method)))
+        return Tensor(workers.from_first(components[0].checked(first, method)))
     if workers.count > 1 and not isinstance(value, PerReplica):
         # The same in all replicas here, perhaps the only one; other workers' may differ.
         value = PerReplica([value] * len(components))
@@ -283,11 +279,11 @@ def aggregated(
     if not any(isinstance(v, IndexedSlices) for v in value.values):
         # Of replicas that share one component, all assign to that one.
         pairs = zip(itertools.cycle(components), value.values, strict=False)
-        value = PerReplica([Tensor(c._checked(v, method)) for c, v in pairs])
+        value = PerReplica([Tensor(c.checked(v, method)) for c, v in pairs])
     return strategy.extended.reduce_to(op, value, variable)
 
 
-def _write_aggregated(strategy: Strategy, variable: Any, method: Any, value: Any) -> None:
+def _write_aggregated(strategy: AnyStrategy, variable: Any, method: Any, value: Any) -> None:
     """Aggregate what all replicas assign, and assign it to all components."""
     if isinstance(variable, PerReplica) or isinstance(method, PerReplica):
         names = [v.name for v in variable.values] if isinstance(variable, PerReplica) else []
@@ -317,7 +313,7 @@ class SyncOnReadVariable(DistributedVariable):
         ValueError
             With aggregation NONE.
         """
-        first = self._values[0]._current().array
+        first = self._values[0].current().array
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:  # of this process
             return Tensor(first)
         op = ReduceOp.from_variable_aggregation(self._aggregation)
@@ -325,20 +321,20 @@ class SyncOnReadVariable(DistributedVariable):
         with beside(first):
             total = first
             for component in self._values[1:]:
-                total = total + asarray(component._current().array, like=first)
+                total = total + asarray(component.current().array, like=first)
             total = extended.workers.reduce(ReduceOp.SUM, total)
             mean = op is ReduceOp.MEAN
             return as_tensor(total / extended.num_replicas_in_sync if mean else total)
 
-    def _current(self) -> Tensor:
-        return self.aggregate() if self._replica() is None else self._local()._current()
+    def current(self) -> Tensor:
+        return self.aggregate() if self._replica() is None else self.local().current()
 
     def _read(self) -> Tensor:
         if self._replica() is None:
             return self.aggregate()
         context = self._replica_context()
         if context is None or not in_variable_sync_on_read_context():
-            return self._local()._read()
+            return self.local()._read()
         synced: Tensor = context.merge_call(_aggregated, args=(self,))
         return synced
 
@@ -372,7 +368,7 @@ class SyncOnReadVariable(DistributedVariable):
 
     def _write(self, method: str, value: Any) -> Variable:
         if self._here() is not None:
-            getattr(self._local(), method)(value)
+            getattr(self.local(), method)(value)
             return self
         if self._aggregation is not VariableAggregation.SUM:
             return self._write_all(method, value)
@@ -381,7 +377,7 @@ class SyncOnReadVariable(DistributedVariable):
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to `tf.VariableAggregation.SUM`."
             )
-        return self.share_out(to_numpy(self._values[0]._checked(value, method)))
+        return self.share_out(to_numpy(self._values[0].checked(value, method)))
 
     def share_out(self, total: Array) -> Variable:
         """Give each component its share, so that with SUM the variable reads ``total``."""
@@ -394,7 +390,7 @@ class SyncOnReadVariable(DistributedVariable):
         return self
 
 
-def _aggregated(_strategy: Strategy, variable: Any) -> Tensor:
+def _aggregated(_strategy: AnyStrategy, variable: Any) -> Tensor:
     if isinstance(variable, PerReplica):
         names = [v.name for v in variable.values]
         raise RuntimeError(f"the replicas read different variables at the same point: {names}")

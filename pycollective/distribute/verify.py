@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import to_numpy
-from pycollective.distribute.context import get_replica_context, get_strategy
+from pycollective.distribute.context import current_mode
+from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.loss_scaling import compute_average_loss
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import GradientTape, Tensor, as_tensor
 from pycollective.tensor import ops as tensor_ops
-
-if TYPE_CHECKING:
-    from pycollective.distribute.strategy import Strategy
 
 __all__ = ["EquivalenceError", "EquivalenceReport", "verify_equivalence"]
 
@@ -90,7 +88,7 @@ def verify_equivalence(
     batch: Any,
     loss: Loss | None = None,
     *,
-    strategy: Strategy | None = None,
+    strategy: AnyStrategy | None = None,
     training: bool = False,
     tolerance: float | None = None,
 ) -> EquivalenceReport:
@@ -154,25 +152,30 @@ def verify_equivalence(
     one = gradients(whole, 1)  # also makes the variables of a model that is not built yet
     variables = list(model.trainable_variables)
     if strategy is None:
+        mode = current_mode()
         owners = [getattr(v, "_distribute_strategy", None) for v in variables]
-        strategy = next((owner for owner in owners if owner is not None), get_strategy())
-    replicas = strategy.extended.num_local_replicas
+        owners.append(None if mode is None else mode.strategy)
+        strategy = next((owner for owner in owners if owner is not None), None)
+    replicas = 1 if strategy is None else strategy.extended.num_local_replicas
 
     def reduced(part: Any) -> list[Any]:
-        context = get_replica_context()
-        assert context is not None
+        mode = current_mode()
+        assert mode is not None and mode.replica_context is not None
         # None, where there is no gradient, is no value to reduce.
         found = gradients(part, replicas)
         values = [as_tensor(g) for g in found if g is not None]
-        sums = iter(context.all_reduce("SUM", values))
+        sums = iter(mode.replica_context.all_reduce("SUM", values))
         return [None if g is None else next(sums) for g in found]
 
-    results = strategy.run(reduced, args=(_split(arrays, rows, replicas),))
+    if strategy is None:
+        results: list[Any] = [(gradient,) for gradient in gradients(whole, 1)]
+    else:
+        reductions = strategy.run(reduced, args=(_split(arrays, rows, replicas),))
+        results = [strategy.experimental_local_results(value) for value in reductions]
     differences, tolerances = {}, {}
     for i, variable in enumerate(variables):
         name = variable.name if variable.name not in differences else f"{variable.name} ({i})"
-        each = strategy.experimental_local_results(results[i])
-        differences[name] = max(_difference(one[i], gradient) for gradient in each)
+        differences[name] = max(_difference(one[i], gradient) for gradient in results[i])
         tolerances[name] = 1000 * _rounding(variable.dtype) if tolerance is None else tolerance
     report = EquivalenceReport(replicas, differences, tolerances)
     if not report.ok:

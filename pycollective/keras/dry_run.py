@@ -48,4 +48,4 @@ def keep_values(variables: Iterable[Variable]) -> None:
         return
     for variable in variables:
         for component in getattr(variable, "values", (variable,)):
-            _thread.kept[id(component)] = component, component._current()
+            _thread.kept[id(component)] = component, component.current()

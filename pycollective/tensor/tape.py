@@ -36,7 +36,7 @@ class Watchable(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the elements."""
 
-    def _current(self) -> Tensor:
+    def current(self) -> Tensor:
         """Return the present value; each assignment makes another tensor."""
 
 
@@ -235,7 +235,7 @@ class GradientTape:
                 self._tracked.add(key_of(source))
             else:
                 self._variables.setdefault(id(source), (source, {}))
-                self._watch_read(source, source._current())
+                self._watch_read(source, source.current())
 
     def _watch_read(self, variable: Watchable, value: Tensor) -> None:
         """Track ``value``, which was read from ``variable``; each read of a variable calls this."""
@@ -345,7 +345,7 @@ class GradientTape:
             for place, source in enumerate(places):
                 if results[place] is None:
                     own = _resolve(source, "gradient")
-                    array = (own if isinstance(own, Tensor) else own._current()).array
+                    array = (own if isinstance(own, Tensor) else own.current()).array
                     results[place] = Tensor(array_module(array).zeros(array.shape, array.dtype))
         if not self._persistent:
             self._tracked = set()
@@ -525,7 +525,7 @@ def _resolve(source: Any, caller: str) -> Tensor | Watchable:
     """Return the tensor, or this replica's variable, that ``source`` represents."""
     if isinstance(source, Tensor):
         return source
-    local = getattr(source, "_local", None)
+    local = getattr(source, "local", None)
     if local is not None:
         variable: Watchable = local()
         return variable

@@ -179,7 +179,7 @@ class Variable(Operators, metaclass=_VariableMeta):
                     f"variable {self._name!r}: initial_value has shape {value.shape}, but shape is "
                     f"{tuple(shape)}"
                 )
-        self._set_array(copy(value.array))
+        self.set_array(copy(value.array))
 
     def _set_attributes(
         self,
@@ -212,17 +212,17 @@ class Variable(Operators, metaclass=_VariableMeta):
         self._aggregation = aggregation
         self._lock = threading.RLock()
 
-    def _set_array(self, array: Array) -> None:
+    def set_array(self, array: Array) -> None:
         """Store ``array``, which the variable owns from now on, as the value."""
         self._tensor: Tensor | None = _value(array)
 
     # Reading ---------------------------------------------------------------------------------
 
-    def _local(self) -> Variable:
+    def local(self) -> Variable:
         """Return the current replica's variable."""
         return self
 
-    def _current(self) -> Tensor:
+    def current(self) -> Tensor:
         """Return the value without recording the read on tapes."""
         tensor = self._tensor
         if tensor is None:
@@ -240,7 +240,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         """Return the value for operations, and record the read on tapes."""
         tensor = self._tensor
         if tensor is None:
-            tensor = self._current()
+            tensor = self.current()
         for tape in thread_state.tapes:
             known = tape._variables.get(id(self))
             if tensor._key and (known is None or tensor._key not in known[1]):
@@ -260,10 +260,10 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def numpy(self) -> Any:
         """Return a copy of the value as a NumPy array."""
-        return to_numpy(self._local()._current().array).copy()[()]
+        return to_numpy(self.local().current().array).copy()[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self._local()._current().__array__(dtype, copy)
+        return self.local().current().__array__(dtype, copy)
 
     @property
     def distribute_strategy(self) -> Any:
@@ -273,17 +273,17 @@ class Variable(Operators, metaclass=_VariableMeta):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the elements."""
-        return self._local()._current().dtype
+        return self.local().current().dtype
 
     @property
     def shape(self) -> TensorShape:
         """The lengths of the axes."""
-        return self._local()._current().shape
+        return self.local().current().shape
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return self._local()._current().ndim
+        return self.local().current().ndim
 
     @property
     def name(self) -> str:
@@ -317,7 +317,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         ValueError
             The shape is different, or a tensor's dtype.
         """
-        array = self._checked(value, "assign")
+        array = self.checked(value, "assign")
         with self._lock:
             own, free = self._release()
             try:
@@ -327,18 +327,18 @@ class Variable(Operators, metaclass=_VariableMeta):
                     else:
                         own = copy(array)
             finally:
-                self._set_array(own)
+                self.set_array(own)
         return self
 
     def assign_add(self, value: Any, read_value: bool = True) -> Variable:
         """Add ``value`` in place, and return the variable; checks as `assign`."""
-        array = self._checked(value, "assign_add")
+        array = self.checked(value, "assign_add")
         self.update_inplace(lambda own: np.add(own, array, out=own))
         return self
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
         """Subtract ``value`` in place, and return the variable; checks as `assign`."""
-        array = self._checked(value, "assign_sub")
+        array = self.checked(value, "assign_sub")
         self.update_inplace(lambda own: np.subtract(own, array, out=own))
         return self
 
@@ -403,7 +403,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         """Return indices and rows; raise an error if they do not match the variable."""
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
-        own = self._current()
+        own = self.current()
         index, rows = slices.indices.array, slices.values.array
         if not own.ndim or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
             raise ValueError(
@@ -427,9 +427,9 @@ class Variable(Operators, metaclass=_VariableMeta):
             )
         return asarray(index, like=own.array), asarray(rows, like=own.array)
 
-    def _checked(self, value: Any, method: str) -> Array:
+    def checked(self, value: Any, method: str) -> Array:
         """Return ``value`` as an array; raise an error for another shape or dtype."""
-        own = self._current()
+        own = self.current()
         tensor = as_tensor(value, like=own)
         array = tensor.array
         if not isinstance(value, (Tensor, Variable)) and array.dtype != own.dtype:
@@ -442,7 +442,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return asarray(array, like=own.array)
 
     def _release(self) -> tuple[Array, bool]:
-        """Take the value out of the variable (call with the lock held; `_set_array` ends this).
+        """Take the value out of the variable (call with the lock held; `set_array` ends this).
 
         Return the array, and True if there is no other reference to it. Other threads cannot get a
         reference meanwhile, because they wait for the lock.
@@ -465,13 +465,13 @@ class Variable(Operators, metaclass=_VariableMeta):
                         array = copy(array)
                     update(array)
             finally:
-                self._set_array(array)
+                self.set_array(array)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         # `type.__call__` ignores the creators of this thread.
         own: Variable = type.__call__(
             type(self),
-            self._current(),
+            self.current(),
             self._trainable,
             self._name,
             synchronization=self._synchronization,
@@ -483,28 +483,28 @@ class Variable(Operators, metaclass=_VariableMeta):
         return own
 
     def __len__(self) -> int:
-        return len(self._local()._current())
+        return len(self.local().current())
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._read())
 
     def __float__(self) -> float:
-        return float(self._local()._current())
+        return float(self.local().current())
 
     def __int__(self) -> int:
-        return int(self._local()._current())
+        return int(self.local().current())
 
     def __bool__(self) -> bool:
-        return bool(self._local()._current())
+        return bool(self.local().current())
 
     def __index__(self) -> int:
-        return self._local()._current().__index__()
+        return self.local().current().__index__()
 
     def __format__(self, spec: str) -> str:
-        return format(self._local()._current(), spec)
+        return format(self.local().current(), spec)
 
     def __repr__(self) -> str:
-        value = self._local()._current()
+        value = self.local().current()
         return (
             f"<tf.Variable '{self._name}' shape={value.shape} dtype={value.dtype}, "
             f"numpy={value.numpy()!r}>"
@@ -561,7 +561,7 @@ def _take_values(
     for variable in variables:
         tensor = variable._tensor
         if tensor is None:
-            tensor = variable._current()
+            tensor = variable.current()
         variable._tensor = None
         tensors.append(tensor)
     del tensor

@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 
 from pycollective.array_backend import to_numpy
-from pycollective.distribute.context import (
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    mixing_message,
-)
+from pycollective.distribute.context import has_strategy, mixing_message
+from pycollective.distribute.default import get_replica_context, get_strategy
 from pycollective.distribute.variables import DistributedVariable
 from pycollective.dtypes import as_dtype, float32, int32, int64, uint64
 from pycollective.tensor import Tensor, Variable, as_tensor, random
@@ -200,7 +196,7 @@ class Generator(Trackable):
         if isinstance(variable, DistributedVariable) and variable._replica() is None:
             olds = [_advance_one(component, count) for component in variable.values]
             return olds[0].array
-        return _advance_one(variable._local(), count).array
+        return _advance_one(variable.local(), count).array
 
     def _replica(self) -> int | None:
         """Return the current replica's number among all replicas, or None outside of a replica."""
@@ -316,7 +312,7 @@ def _signed(word: int) -> int:
 def _advance_one(variable: Variable, count: int) -> Tensor:
     """Advance the state in a variable without components; return the old state."""
     with variable._lock:  # replicas may share a generator made outside of a strategy
-        old = np.array(to_numpy(variable._current().array))
+        old = np.array(to_numpy(variable.current().array))
         low, high, key = old.view(np.uint64).tolist()
         counter = (low | high << 64) + count * _STEPS
         words = [counter & _MASK, counter >> 64 & _MASK, key]

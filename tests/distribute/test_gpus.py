@@ -21,7 +21,7 @@ def _gpus(cupy, monkeypatch):
 
 def where(value):
     """The GPU on which a tensor or a variable lies, None for the host."""
-    array = value.array if isinstance(value, tf.Tensor) else value._current().array
+    array = value.array if isinstance(value, tf.Tensor) else value.current().array
     return array.device.id if isinstance(array, DeviceArray) else None
 
 

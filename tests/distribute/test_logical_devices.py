@@ -146,7 +146,7 @@ def test_values_lie_on_the_gpu(two_gpus):
               "synchronization": tf.VariableSynchronization.ON_READ}]  # fmt: skip
 
     def where(value):
-        arrays = [(v._current() if isinstance(v, tf.Variable) else v).array for v in value.values]
+        arrays = [(v.current() if isinstance(v, tf.Variable) else v).array for v in value.values]
         assert all(isinstance(a, DeviceArray) for a in arrays)
         return [a.device.id for a in arrays]
 
@@ -154,7 +154,7 @@ def test_values_lie_on_the_gpu(two_gpus):
         with strategy.scope():
             v = tf.Variable([1.0, 2.0], **kind)
         assert where(v) == places
-        assert len({id(c._current().array) for c in v.values}) == 3
+        assert len({id(c.current().array) for c in v.values}) == 3
     rows = tf.data.Dataset.range(12).batch(6)
     for batch in strategy.experimental_distribute_dataset(rows):
         assert where(batch) == places
@@ -209,6 +209,6 @@ def test_fit_on_two_devices_of_one_gpu_is_fit_on_two_cpus(cupy, monkeypatch, cen
         other = tf.keras.Sequential([tf.keras.layers.Dense(4, "relu"), tf.keras.layers.Dense(3)])
         other.build((None, 5))
     tf.train.Checkpoint(model=other).restore(path)
-    assert all(type(v._current().array) is DeviceArray for v in other.weights)
+    assert all(type(v.current().array) is DeviceArray for v in other.weights)
     for mine, restored in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, restored)

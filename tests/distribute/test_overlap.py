@@ -239,7 +239,7 @@ step, first, last = two_layers(strategy, backward)
 strategy.run(step)
 values = [c.numpy() for v in (first, last) for c in v.values]
 def places():
-    return [c._current().array.ctypes.data for v in (first, last) for c in v.values]
+    return [c.current().array.ctypes.data for v in (first, last) for c in v.values]
 before = places()
 strategy.run(step)
 in_place = places() == before  # nobody has kept what is updated
@@ -342,9 +342,9 @@ def test_the_values_of_variables_are_let_go(two, bytes_per_pack):
     # Otherwise the update would copy every variable in each step.
     step, first, _ = two_layers(two, lambda g: g)
     two.run(step)
-    before = [c._current().array.ctypes.data for c in first.values]
+    before = [c.current().array.ctypes.data for c in first.values]
     two.run(step)
-    assert [c._current().array.ctypes.data for c in first.values] == before
+    assert [c.current().array.ctypes.data for c in first.values] == before
 
 
 def test_half_precision_is_rounded_once():

@@ -419,7 +419,7 @@ def test_a_variable_is_mirrored(strategy):
         np.testing.assert_array_equal(c.numpy(), [2, 3, 4, 5])
     assert strategy.run(lambda: v) is v
     if strategy.num_replicas_in_sync > 1:  # the components of a variable are grouped into it
-        assert strategy.run(lambda: v._local()) is v
+        assert strategy.run(lambda: v.local()) is v
 
 
 @pytest.mark.parametrize(

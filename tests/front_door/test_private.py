@@ -7,10 +7,10 @@ import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
 #: Packages that still read private attributes of others. A package that is done leaves this list.
-EXEMPT = ("cli", "distribute", "optimizers", "launch")
-#: Read although they are another package's: the compiled modules; the attribute of NumPy before 1.25;
-#: attributes of variables, optimizers and distributed datasets without a public name.
-KNOWN = {"_core", "_nn", "_seed_seq", "_slots", "_parts"} | {"_local", "_current", "_checked"}
+EXEMPT = ("launch",)
+#: Read although they are another package's: the compiled modules; attributes of NumPy before 1.25, of
+#: ctypes (a documented one) and of argparse.
+KNOWN = {"_core", "_nn", "_seed_seq", "_handle", "_actions"}
 
 
 def is_private(name):

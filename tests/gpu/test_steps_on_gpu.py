@@ -115,7 +115,7 @@ def test_logical_devices_of_one_gpu_train_as_cpus(cupy, monkeypatch):
     found = fitted(model)
     for key, values in expected.items():
         np.testing.assert_allclose(found[key], values, rtol=5e-3, err_msg=key)
-    assert {v.values[1]._current().array.device.id for v in model.trainable_weights} == {0}
+    assert {v.values[1].current().array.device.id for v in model.trainable_weights} == {0}
 
 
 #: A kernel that keeps its stream busy.

@@ -78,4 +78,4 @@ def test_fit_on_a_gpu_equals_fit_on_the_host(cupy, name):
         np.testing.assert_allclose(found[key], values, rtol=5e-3, err_msg=key)
     for variable in model.weights:
         component = getattr(variable, "values", (variable,))[0]
-        assert isinstance(component._current().array, cupy.ndarray)
+        assert isinstance(component.current().array, cupy.ndarray)

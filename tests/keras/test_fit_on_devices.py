@@ -91,7 +91,7 @@ def test_fit_step_fetches_nothing_from_the_device(cupy, name, compiled):
     model = convolutional(STRATEGIES[name](), **compiled)
     for variable in model.weights:
         component = getattr(variable, "values", (variable,))[0]
-        assert type(component._current().array) is DeviceArray
+        assert type(component.current().array) is DeviceArray
     model.optimizer.build(model.trainable_variables)
     watch = Fetches(cupy)
     sent = cupy.sent
@@ -106,7 +106,7 @@ def test_fit_step_fetches_nothing_from_the_device(cupy, name, compiled):
         np.testing.assert_allclose(found[key], values, rtol=2e-3, err_msg=key)
     for variable in model.weights:
         component = getattr(variable, "values", (variable,))[0]
-        assert type(component._current().array) is DeviceArray
+        assert type(component.current().array) is DeviceArray
 
 
 def test_fit_two_devices_fetch_only_for_sums(cupy):

@@ -43,7 +43,7 @@ def twins(cupy, cls):
             layer(x, training=False)
         there.set_weights(here.get_weights())
         for variable in there.weights:
-            variable._set_array(cupy.asarray(variable.numpy()))
+            variable.set_array(cupy.asarray(variable.numpy()))
         yield here, x, there, nest.map_structure(lambda t: Tensor(cupy.asarray(t.array)), x)
 
 
@@ -59,5 +59,5 @@ def test_layer_on_device_fetches_nothing(cupy, cls):
                 assert type(ours.array) is DeviceArray
                 np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-12)
         for ours, theirs in zip(there.weights, here.weights, strict=True):
-            assert type(ours._current().array) is DeviceArray
+            assert type(ours.current().array) is DeviceArray
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10)

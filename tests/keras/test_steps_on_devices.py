@@ -93,7 +93,7 @@ def train(strategy, make_optimizer, cupy, policy="float64"):
 
 
 def weights_of(model):
-    return [getattr(v, "_values", (v,))[0]._current().array for v in model.weights]
+    return [getattr(v, "_values", (v,))[0].current().array for v in model.weights]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_variables_may_stay_on_the_host(cupy, devices, name):
     host, _, _, losses, _ = train(central(hosts, "cpu:0"), OPTIMIZERS[name], cupy)
     model, _, _, found, _ = train(central(devices, "cpu:0"), OPTIMIZERS[name], cupy)
     for variable in model.trainable_weights:
-        assert type(variable._local()._current().array) is np.ndarray
+        assert type(variable.local().current().array) is np.ndarray
     for ours, theirs in zip(found, losses, strict=True):
         for mine, other in zip(*(getattr(v, "values", (v,)) for v in (ours, theirs)), strict=True):
             assert type(mine.array) is DeviceArray

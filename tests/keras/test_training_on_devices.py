@@ -51,7 +51,7 @@ def test_metric_update_on_device_fetches_nothing(cupy, cls, weighted):
             there.update_state(*values(pair))
             there.reset_state()
         for variable in there.variables:
-            variable._set_array(cupy.asarray(variable.numpy()))
+            variable.set_array(cupy.asarray(variable.numpy()))
         given = moved(cupy, *values(pair))
         fetched, sent = cupy.fetched, cupy.sent
         there.update_state(*given)
@@ -59,7 +59,7 @@ def test_metric_update_on_device_fetches_nothing(cupy, cls, weighted):
         if isinstance(there, metrics.Mean):
             assert cupy.sent == sent
         for ours, theirs in zip(there.variables, here.variables, strict=True):
-            assert type(ours._current().array) is DeviceArray
+            assert type(ours.current().array) is DeviceArray
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-6)
         result = there.result()
         assert cupy.fetched == fetched + len(there.variables)  # fetched by the comparison above
@@ -77,7 +77,7 @@ def test_optimizer_step_on_device_fetches_nothing(cupy, number):
         if device:
             small = [v for v in optimizer.variables if v.ndim]
             for variable in (*own, *small):
-                variable._set_array(cupy.asarray(variable.numpy()))
+                variable.set_array(cupy.asarray(variable.numpy()))
         fetched, sent = cupy.fetched, cupy.sent
         for gradients in GRADIENTS:
             tensors = moved(cupy, *gradients) if device else map(Tensor, gradients)
@@ -85,7 +85,7 @@ def test_optimizer_step_on_device_fetches_nothing(cupy, number):
         if device:
             assert cupy.sent == sent + sum(map(len, GRADIENTS))  # only the gradients
             assert cupy.fetched == fetched
-            assert all(type(v._current().array) is DeviceArray for v in (*own, *small))
+            assert all(type(v.current().array) is DeviceArray for v in (*own, *small))
         found.append([v.numpy() for v in own])
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)

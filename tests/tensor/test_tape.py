@@ -367,7 +367,7 @@ def test_sources_that_stand_for_a_replicas_variable():
     component = tf.Variable(3.0)
 
     class Distributed:
-        def _local(self):
+        def local(self):
             return component
 
     class Value:

@@ -18,7 +18,7 @@ def test_what_a_variable_is_made_of():
     assert (v.shape, v.dtype, v.name, v.trainable, v.ndim) == ((1, 2), np.float32, "w", True, 2)
     assert v.synchronization is VariableSynchronization.AUTO
     assert v.aggregation is VariableAggregation.NONE
-    assert v._local() is v
+    assert v.local() is v
     assert tf.Variable(lambda: np.arange(3)).dtype == np.int64
     assert tf.Variable(1, dtype="float64").dtype == np.float64
     assert tf.Variable(tf.Variable(3.0)).numpy() == 3.0
@@ -186,7 +186,7 @@ def test_reading_inside_an_update_is_an_error_and_no_deadlock():
 
 def test_a_value_that_lies_in_a_larger_array():
     v = tf.Variable(np.zeros(3))
-    v._set_array(np.zeros(9)[3:6])
+    v.set_array(np.zeros(9)[3:6])
     held = v.value().numpy()[1:]
     v.assign_add([1.0, 1.0, 1.0])
     assert held.tolist() == [0, 0]

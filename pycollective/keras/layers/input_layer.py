@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pycollective.distribute.context import get_strategy
+from pycollective.distribute.default import get_strategy
 from pycollective.keras.backend import floatx
 from pycollective.keras.graph.symbols import KerasTensor, Node
 from pycollective.keras.layers.layer import SameShape

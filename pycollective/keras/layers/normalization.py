@@ -10,7 +10,7 @@ import numpy as np
 
 from pycollective import nn
 from pycollective.array_backend import asarray
-from pycollective.distribute.context import get_replica_context
+from pycollective.distribute.default import get_replica_context
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.keras import initializers
 from pycollective.keras.layers.layer import SameShape

@@ -172,7 +172,7 @@ class Metric(CopiedByConfig, Trackable):
         if first is None:
             return nullcontext()
         copy = first.values[0] if hasattr(first, "values") else first
-        return beside(copy._current().array)
+        return beside(copy.current().array)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -362,9 +362,9 @@ def add_to_sums(variables: Sequence[Variable], amounts: Sequence[Array | float])
     """
     mode = current_mode()
     inside = mode is not None and mode.replica_context is not None
-    targets = [v._local() if inside else getattr(v, "values", (v,))[0] for v in variables]
+    targets = [v.local() if inside else getattr(v, "values", (v,))[0] for v in variables]
     fitting = [
-        amount if isinstance(amount, (float, np.generic)) else target._checked(amount, "assign_add")
+        amount if isinstance(amount, (float, np.generic)) else target.checked(amount, "assign_add")
         for target, amount in zip(targets, amounts, strict=True)
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pycollective.array_backend import Array, on_host
 from pycollective.distribute.context import current_mode
-from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.tensor import Tensor, Variable, as_tensor
 from pycollective.tensor.variable import update_together
 
@@ -27,10 +27,10 @@ def copies_of(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
     """Return this replica's copies of variables; outside of the replicas those of each replica."""
     if current_mode() is None and hasattr(variables[0], "values"):
         return zip(*[getattr(variable, "values") for variable in variables], strict=True)  # noqa: B009
-    return [[variable._local() for variable in variables]]
+    return [[variable.local() for variable in variables]]
 
 
-def require_copies(strategy: Strategy, variables: Sequence[Variable]) -> None:
+def require_copies(strategy: AnyStrategy, variables: Sequence[Variable]) -> None:
     """Raise unless each replica has its own copy of the variables."""
     for variable in variables:
         if getattr(variable, "_distribute_strategy", None) is not strategy:

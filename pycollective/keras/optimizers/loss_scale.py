@@ -151,20 +151,20 @@ class LossScaleOptimizer(Optimizer):
     def _step_on_device(self, gradients: list[Array], variables: list[Variable]) -> None:
         """Do as `_step` without asking the device: make the step, and put it back there."""
         inner = self.inner_optimizer
-        count = inner._iterations._local()
+        count = inner._iterations.local()
         self._settle(count)
         if any(id(variable) not in inner._slots for variable in variables):
             inner.build(variables)
-        for own in (self.dynamic_scale._local(), self.step_counter._local()):
-            own._set_array(asarray(own._current().array, like=gradients[0]))
-        scale = self.dynamic_scale._local()._current().array
+        for own in (self.dynamic_scale.local(), self.step_counter.local()):
+            own.set_array(asarray(own.current().array, like=gradients[0]))
+        scale = self.dynamic_scale.local().current().array
         unscaled, finite = together.unscaled(gradients, scale)
         changed = [
             kept
             for variable, slots in inner._slots.values()
             for kept in (variable, *slots.values())
         ]
-        before = together.copies([kept._local()._current().array for kept in changed])
+        before = together.copies([kept.local().current().array for kept in changed])
         inner._step(unscaled, variables)
         with_arrays(changed, lambda arrays: together.put_back(arrays, before, finite))
 
@@ -183,7 +183,7 @@ class LossScaleOptimizer(Optimizer):
                 count.assign_sub(1)
 
     def _loss_scale(self) -> float | Tensor:
-        scale = self.dynamic_scale._local()._current()
+        scale = self.dynamic_scale.local().current()
         return float(scale) if on_host(scale.array) else scale
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:

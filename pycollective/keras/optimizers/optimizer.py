@@ -12,8 +12,8 @@ import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
+from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.strategy import Strategy
 from pycollective.dtypes import is_differentiable
 from pycollective.keras.optimizers.clipping import clipped
 from pycollective.keras.optimizers.copies import (
@@ -217,7 +217,11 @@ class Optimizer(OptimizerState):
         return self._iterations
 
     def _update_once(
-        self, strategy: Strategy, gradients: list[Any], variables: list[Variable], aggregate: bool
+        self,
+        strategy: AnyStrategy,
+        gradients: list[Any],
+        variables: list[Variable],
+        aggregate: bool,
     ) -> None:
         """Update variables that the replicas share, by the sum of their gradients."""
         if aggregate:
@@ -241,7 +245,7 @@ class Optimizer(OptimizerState):
                 with_arrays([self._slot(variable, "gradient_accumulator")], adder(gradient))
         else:
             means = [
-                (g + self._slot(v, "gradient_accumulator")._local()._current().array) / steps
+                (g + self._slot(v, "gradient_accumulator").local().current().array) / steps
                 for g, v in zip(gradients, variables, strict=True)
             ]
             self._update(means, variables)
@@ -358,7 +362,7 @@ class Optimizer(OptimizerState):
         return self.apply_gradients(zip(gradients, variables, strict=True), summed)
 
     def _checked(
-        self, pairs: list[tuple[Any, Variable]], strategy: Strategy | None
+        self, pairs: list[tuple[Any, Variable]], strategy: AnyStrategy | None
     ) -> tuple[list[Array], list[tuple[Any, Variable]]]:
         """Return the gradients as arrays, and the pairs that have one."""
         if None in [gradient if gradient is None else 0 for gradient, _ in pairs]:
@@ -382,7 +386,7 @@ class Optimizer(OptimizerState):
         gradients: list[Array] = []
         for gradient, variable in pairs:
             tensor = as_tensor(gradient)
-            current = variable._local()._current()
+            current = variable.local().current()
             floats = is_differentiable(tensor.dtype) and is_differentiable(current.dtype)
             if tensor.shape != current.shape or not floats:
                 raise ValueError(
@@ -403,7 +407,7 @@ class Optimizer(OptimizerState):
         return gradients, pairs
 
     def _as_before(
-        self, pairs: list[tuple[Any, Variable]], strategy: Strategy | None
+        self, pairs: list[tuple[Any, Variable]], strategy: AnyStrategy | None
     ) -> list[Array] | None:
         """Return the gradients as arrays, if all is as `_checked` found it in the step before."""
         known_strategy, before = self._before

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.distribute.interfaces import AnyContext
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.tensor import GradientTape, Tensor, Variable
 
 __all__ = ["summed_gradients"]
 
 
 def summed_gradients(
-    context: ReplicaContext,
+    context: AnyContext,
     tape: GradientTape,
     target: Any,
     variables: Sequence[Variable],
@@ -42,7 +42,7 @@ def summed_gradients(
     """
     extended = context.strategy.extended
     options = extended.gradient_options
-    likes = {i: variable._local()._current().array for i, variable in enumerate(variables)}
+    likes = {i: variable.local().current().array for i, variable in enumerate(variables)}
     reduction = extended.begin_reduction(context, list(likes.values()), ReduceOp.SUM, options)
     if reduction is not None:
         connected = tape.connected(target, variables)

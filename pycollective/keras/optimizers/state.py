@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.distribute.context import current_mode
-from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
@@ -103,10 +103,13 @@ class OptimizerState(CopiedByConfig, Trackable):
         self._slots: dict[int, tuple[Variable, dict[str, Variable]]] = {}
         #: Of each replica's last step: how its variables and strategy are known, and what changed.
         self._stepped: dict[
-            int | None, tuple[tuple[int, ...], Strategy | None, list[Sequence[Variable]]]
+            int | None, tuple[tuple[int, ...], AnyStrategy | None, list[Sequence[Variable]]]
         ] = {}
         #: Of the last step: the strategy, and each variable with its gradient's shape and dtype.
-        self._before: tuple[Strategy | None, list[tuple[Variable, tuple[int, ...], Any]]] = None, []
+        self._before: tuple[AnyStrategy | None, list[tuple[Variable, tuple[int, ...], Any]]] = (
+            None,
+            [],
+        )
         self._warned: set[tuple[str, ...]] = set()
         self._rate: Any = None
         self._creation = build_scope_of_new()
@@ -154,14 +157,19 @@ class OptimizerState(CopiedByConfig, Trackable):
     @property
     def variables(self) -> list[Variable]:
         """All that the optimizer keeps, in Keras's order: iterations, learning rate, the slots."""
-        groups = [*((name,) for name in self._common_slots()), *self._slot_order()]
-        kept = [
-            slots[name] for group in groups for _, slots in self._slots.values() for name in group
-        ]
+        kept = self.slot_variables
         known = {id(variable) for variable in kept}
         own = list(self._variables.values())
         first = next((i for i, v in enumerate(own) if id(v) in known), len(own))
         return [*own[:first], *kept, *(v for v in own[first:] if id(v) not in known)]
+
+    @property
+    def slot_variables(self) -> list[Variable]:
+        """The variables that the optimizer keeps for others, in Keras's order."""
+        groups = [*((name,) for name in self._common_slots()), *self._slot_order()]
+        return [
+            slots[name] for group in groups for _, slots in self._slots.values() for name in group
+        ]
 
     @property
     def built(self) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pycollective.atomic_files import write_atomically
-from pycollective.distribute.context import current_mode, get_strategy
+from pycollective.distribute.context import current_mode
+from pycollective.distribute.default import get_strategy
 from pycollective.distribute.workers import Workers
 from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack

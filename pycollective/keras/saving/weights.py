@@ -226,8 +226,7 @@ def _optimizer_pairs(
     variables = _variables_of(optimizer)
     keys = [] if stored is None else list(stored.keys())
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    slots = sum(len(kept) for _, kept in inner._slots.values())
-    if len(keys) == len(variables) - slots:
+    if len(keys) == len(variables) - len(inner.slot_variables):
         # The optimizer was saved before its first step, when it had no slot variables.
         variables = variables[: len(keys)]
     datasets = [_dataset(h5py, stored, key, where) for key in map(str, range(len(keys)))]

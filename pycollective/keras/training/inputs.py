@@ -104,7 +104,7 @@ def batches_of(
                 f"input: {_name(x)}, whose elements are batches, and batch_size: {batch_size}"
             )
     if isinstance(x, DistributedDataset):
-        if x._parts.extended is not strategy.extended:
+        if x.extended is not strategy.extended:
             raise ValueError(
                 f"the dataset was distributed by another strategy than the model's, {strategy}"
             )

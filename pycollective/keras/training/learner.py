@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pycollective import nest
-from pycollective.distribute.context import current_mode, get_strategy, has_strategy
-from pycollective.distribute.default import default_strategy
+from pycollective.distribute.context import current_mode, has_strategy
+from pycollective.distribute.default import default_strategy, get_strategy
 from pycollective.distribute.strategy import Strategy
 from pycollective.keras import optimizers
 from pycollective.keras.layers import Layer
@@ -63,7 +63,9 @@ class Learner(Layer):
     @property
     def distribute_strategy(self) -> Strategy:
         """The strategy whose scope the model was made in."""
-        return default_strategy() if self._strategy is None else self._strategy
+        own: Any = self._strategy
+        strategy: Strategy = default_strategy() if own is None else own
+        return strategy
 
     @property
     def steps_per_execution(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pycollective.distribute.context import get_strategy
+from pycollective.distribute.default import get_strategy
 from pycollective.tensor import Tensor, ops
 
 
