@@ -1,7 +1,7 @@
-"""Threads of BLAS and of our own kernels, shared out among replicas instead of fighting for cores.
+"""The division of BLAS threads and kernel threads among replicas.
 
-A BLAS that runs with all cores' threads in each of several replicas spends its time waiting for
-itself. threadpoolctl (extra ``train``) sets the number while replicas run.
+With one BLAS thread per core in each replica, threads wait for each other. threadpoolctl (extra
+``train``) limits the number while replicas run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["controls_threads", "shared_among"]
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
 
-#: What brings a BLAS of its own besides NumPy's, and may be imported at any time.
+#: Modules with a BLAS of their own, which may be imported at any time.
 _WITH_BLAS = ("scipy.linalg", "torch")
 
 
@@ -36,28 +36,28 @@ def _controller_of(*_imported: bool) -> Any:
         import threadpoolctl
     except ImportError:
         _log.warning(
-            "threadpoolctl is not installed: each replica's BLAS uses all cores, which slows training "
-            "with several CPU replicas down; pip install 'pycollective[train]'"
+            "threadpoolctl is not installed: each replica's BLAS uses all cores, which makes training "
+            "with several CPU replicas slow; pip install 'pycollective[train]'"
         )
         return None
-    # Looking for the libraries takes milliseconds.
+    # The search for the libraries takes milliseconds, so its result is kept.
     controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
     for library in controller.lib_controllers:
-        # Asked without letting go of the interpreter's lock: it takes less than getting it back.
-        with contextlib.suppress(AttributeError):  # it keeps the library elsewhere
+        # PyDLL keeps the GIL during calls, which are shorter than taking the GIL again.
+        with contextlib.suppress(AttributeError):  # another version of threadpoolctl
             library.dynlib = ctypes.PyDLL(library.filepath, handle=library.dynlib._handle)
     return controller
 
 
 def controls_threads() -> bool:
-    """Whether the number of BLAS threads can be set here."""
+    """Return True if the number of BLAS threads can be set."""
     return _controller() is not None
 
 
 class shared_among:
-    """Give each of ``replicas`` its share of the threads for the length of a block.
+    """Divide the threads among ``replicas`` for the length of a block.
 
-    The number is the process's; of blocks that overlap, the first one decides.
+    The limit holds for the whole process. If blocks overlap, the first one sets it.
     """
 
     _depth = 0

@@ -1,4 +1,4 @@
-"""Names of ``tf.distribute.cluster_resolver``; most live in the room `pycollective.cluster`."""
+"""Names of ``tf.distribute.cluster_resolver``; most are defined in `pycollective.cluster`."""
 
 from __future__ import annotations
 

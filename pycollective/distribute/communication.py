@@ -8,10 +8,10 @@ __all__ = ["CommunicationImplementation", "CommunicationOptions"]
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which library moves the data between devices.
+    """The library that moves data between devices.
 
-    AUTO leaves it to pycollective, RING is a ring of the replicas, NCCL is NVIDIA's library. MPI, which
-    TensorFlow does not have, is the MPI library under whose ``mpirun`` the workers run.
+    AUTO leaves the choice to pycollective. RING is a ring of the replicas. NCCL is NVIDIA's library. MPI
+    is the MPI library whose ``mpirun`` started the workers; TensorFlow has no such member.
     """
 
     AUTO = "AUTO"
@@ -26,16 +26,16 @@ class CommunicationOptions:
     Parameters
     ----------
     bytes_per_pack : int
-        Arrays of one call are joined until a pack has more than this many bytes; 0: one pack.
+        Arrays of one call are joined until a pack is larger than this; 0: one pack.
     timeout_seconds : float, optional
-        How long a collective waits for the others.
+        The deadline of each collective.
     implementation : CommunicationImplementation or str
-        Which library moves the data.
+        The library that moves the data.
 
     Raises
     ------
     ValueError
-        If a value is out of range or unknown.
+        A value is out of range or unknown.
     """
 
     def __init__(
@@ -62,10 +62,7 @@ class CommunicationOptions:
         self.implementation = implementation
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Return these options with what is set in ``options`` in the place of it.
-
-        0, None and AUTO are what is not set.
-        """
+        """Return a copy in which the values of ``options`` replace these, unless 0, None or AUTO."""
         if options is None:
             return self
         unset = CommunicationImplementation.AUTO

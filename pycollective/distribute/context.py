@@ -1,8 +1,8 @@
-"""Which strategy is in force, and in which context: the strategy stack of each thread.
+"""The stack of strategies and contexts of each thread.
 
-A thread's stack holds modes; a mode is a strategy and either a replica context (inside a function
-that `Strategy.run` runs) or none (cross-replica: in a scope, a merge function or an update). With an
-empty stack the default strategy is in force, in its replica context.
+The stack holds modes. A mode is a strategy and a replica context. Without a replica context the mode
+is cross-replica: a scope, a merge function or an update. With an empty stack, the current strategy is
+the default one, in its replica context.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = [
 
 
 class Mode(NamedTuple):
-    """What holds in a part of a thread's stack."""
+    """A strategy, and the replicas for which the code runs."""
 
     strategy: AnyStrategy
     replica_context: AnyContext | None
-    #: For which of this process's replicas the code runs: in a replica function that one, in
-    #: `StrategyExtended.update` the one whose component is updated, elsewhere none.
+    #: The number of the replica in this process that runs its function, or whose component
+    #: `StrategyExtended.update` updates.
     replica: int | None = None
 
 
 class _Entry(NamedTuple):
-    """A scope that was entered, and what held before."""
+    """A scope that was entered, and the state before it."""
 
     scope: Scope
-    mode: Mode | None  # what it put on the stack; nothing when its strategy was in force already
+    mode: Mode | None  # the new mode; None if its strategy was the current one already
     depth: int
     creators_before: tuple[Any, ...]
     creators_inside: tuple[Any, ...]
@@ -59,12 +59,12 @@ state = _ThreadState()
 
 
 def has_strategy() -> bool:
-    """Whether a strategy other than the default one is in force."""
+    """Return True if the current strategy is not the default one."""
     return bool(state.modes) and not state.modes[-1].strategy.extended.is_default
 
 
 def in_cross_replica_context() -> bool:
-    """Whether the code runs for all replicas at once: in a scope or a merge function."""
+    """Return True if the code runs for all replicas at once: in a scope or a merge function."""
     return bool(state.modes) and state.modes[-1].replica_context is None
 
 
@@ -80,7 +80,7 @@ def replica_context_of(strategy: AnyStrategy) -> AnyContext | None:
 
 
 def replica_among(replicas: int) -> int | None:
-    """Return for which of so many local replicas this code runs, or None if for all of them."""
+    """Return the replica, among `replicas` local ones, that runs this code; None for all of them."""
     mode = current_mode()
     if mode is None:
         return 0 if replicas == 1 else None
@@ -90,12 +90,7 @@ def replica_among(replicas: int) -> int | None:
 class entered:
     """Put a mode on this thread's stack for the length of a block.
 
-    Parameters
-    ----------
-    mode : Mode
-        What holds in the block.
-    makers : tuple of callable, optional
-        The creators of variables in the block; by default those that there are.
+    ``makers`` are the creators of variables in the block, by default the present ones.
     """
 
     __slots__ = ("_before", "_depth", "_inside", "_mode", "_scopes")
@@ -120,7 +115,7 @@ class entered:
             return
         same = creators.stack is self._inside
         creators.stack = self._before
-        if not proper:  # a scope was entered in the block and not left
+        if not proper:  # a scope was entered in the block, and not exited
             del state.entries[self._scopes :]
             raise RuntimeError(_nesting_message("Device"))
         if not same:
@@ -130,23 +125,15 @@ class entered:
 def _nesting_message(kind: str) -> str:
     return (
         f"{kind} scope nesting error: move call to tf.distribute.set_strategy() out of `with` scope. "
-        "Scopes must be left in the opposite order in which they were entered"
+        "Exit scopes in the reverse order of their entry"
     )
 
 
 class Scope:
-    """What `Strategy.scope` returns: inside its block, a strategy is the one in force.
+    """The result of `Strategy.scope`: a block in which a strategy is the current one.
 
-    The same object can be entered again, also inside its own block.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        The strategy.
-    creator : callable
-        Makes the variables in the block.
-    changes_mode : bool
-        False for the default strategy, which is in force where no other one is.
+    The same object can be entered again, also inside its own block. ``creator`` makes the variables in
+    the block. ``changes_mode`` is False for the default strategy.
     """
 
     def __init__(
@@ -164,7 +151,7 @@ class Scope:
                 raise RuntimeError("Must not nest tf.distribute.Strategy scopes.")
             inside = (*before, self._creator)
         elif has_strategy():
-            # In force already, and stays so until the scope that made it so is left.
+            # The strategy stays the current one until the outer scope ends.
             require_cross_replica(self._strategy)
         else:
             mode = Mode(self._strategy, None)
@@ -180,15 +167,15 @@ class Scope:
         mine = [i for i, entry in enumerate(entries) if entry.scope is self]
         if not mine:
             raise RuntimeError(
-                f"the scope of {self._strategy} is left in a thread that has not entered it, or was "
-                "ended by an error before"
+                f"this thread has not entered the scope of {self._strategy}, or an error has ended the "
+                "scope; exit each scope once, in the thread that entered it"
             )
         entry = entries[mine[-1]]
         if entry.creators_inside is entry.creators_before:
             del entries[mine[-1]]
             return
         if entry.mode is not None and modes[-1] is not entry.mode:
-            # Inside a function of a run that began in this scope: it stays in force.
+            # A replica function exits the scope in which its run began; the run still needs it.
             raise RuntimeError(_nesting_message("Device"))
         proper = creators.stack is entry.creators_inside
         del modes[entry.depth :]
@@ -196,7 +183,7 @@ class Scope:
         if proper:
             del entries[mine[-1]]
             return
-        # What was entered inside is over with this: nothing may be left of it.
+        # Scopes inside this one end with it, so that no state of theirs remains.
         if any(inner.scope is state.set_scope for inner in entries[mine[-1] :]):
             state.set_scope = None
         del entries[mine[-1] :]
@@ -204,9 +191,9 @@ class Scope:
 
 
 def experimental_set_strategy(strategy: AnyStrategy | None) -> None:
-    """Make a strategy the one in force in this thread, without a ``with`` block.
+    """Make a strategy the current one of this thread, without a ``with`` block.
 
-    It replaces the one that was set before; with None no strategy is in force.
+    The strategy replaces the one that was set before. None restores the default strategy.
 
     Raises
     ------
@@ -231,7 +218,7 @@ def experimental_set_strategy(strategy: AnyStrategy | None) -> None:
 
 
 def require_cross_replica(strategy: AnyStrategy, message: str | None = None) -> None:
-    """Raise unless code for all replicas of ``strategy`` may run here."""
+    """Raise an error unless this is cross-replica context of ``strategy``, or outside every scope."""
     mode = current_mode()
     if mode is None:
         return
@@ -245,7 +232,7 @@ def require_cross_replica(strategy: AnyStrategy, message: str | None = None) -> 
 
 
 def mixing_message(one: object, other: object) -> str:
-    """Return TensorFlow's text for two strategies that meet."""
+    """Return TensorFlow's text for two strategies in one place."""
     return f"Mixing different tf.distribute.Strategy objects: {one} is not {other}"
 
 
@@ -263,7 +250,7 @@ def variable_sync_on_read_context() -> Iterator[None]:
 
 
 def in_variable_sync_on_read_context() -> bool:
-    """Whether this thread is inside `variable_sync_on_read_context`."""
+    """Return True inside `variable_sync_on_read_context`."""
     return state.sync_on_read
 
 
@@ -272,11 +259,10 @@ _locks_guard = threading.Lock()
 
 @contextmanager
 def created_once(owner: Any) -> Iterator[None]:
-    """Create an object's variables once for all replicas, whichever replica comes first.
+    """Create an object's variables once for all replicas, in the thread of the first one.
 
     Replicas run at the same time and share layers, optimizers and metrics. The block holds the
-    owner's re-entrant lock; variables made in it belong to all replicas at once, so the one thread
-    that is inside makes them for everybody::
+    owner's re-entrant lock. Variables made in it belong to all replicas::
 
         with created_once(self):
             if not self.built:
@@ -294,5 +280,5 @@ def created_once(owner: Any) -> Iterator[None]:
 
 
 def is_creating_once() -> bool:
-    """Whether this thread is inside `created_once`."""
+    """Return True inside `created_once`."""
     return state.creating_once > 0

@@ -1,4 +1,4 @@
-"""Names of ``tf.distribute.coordinator``; its machinery is not here, see `unavailable`."""
+"""Names of ``tf.distribute.coordinator``; the classes are not available, see `unavailable`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = [
 
 
 def experimental_get_current_worker_index() -> int:
-    """Return the number of the worker that runs a function which a coordinator scheduled.
+    """Return the number of the worker that runs a scheduled function.
 
     Raises
     ------
     RuntimeError
-        Outside such a function, which is everywhere as long as there is no coordinator.
+        Always: pycollective has no coordinator.
     """
     raise RuntimeError(
         "Cannot retrieve the worker index. `get_worker_idx_and_num_workers` should be called from "

@@ -52,7 +52,7 @@ def make_distributed(
     synchronization: VariableSynchronization = VariableSynchronization.AUTO,
     aggregation: VariableAggregation = VariableAggregation.NONE,
 ) -> DistributedVariable:
-    """Make a variable with a component for each replica; the initial value is evaluated once."""
+    """Make a variable with a component for each replica; evaluate the initial value once."""
     name = "Variable" if name is None else name
     if synchronization is VariableSynchronization.NONE:
         raise ValueError(
@@ -106,24 +106,22 @@ def make_distributed(
 
 @contextmanager
 def device(device_name: Any) -> Iterator[None]:
-    """Put what is made in the block on a device, as ``tf.device``.
+    """Create variables and arrays in the block on a device, as ``tf.device``.
 
-    Variables that are made in the block lie on the device, unless they belong to a strategy, which
-    says where they lie. Operations run where their operands lie; those on a GPU other than the first
-    belong in such a block.
+    A strategy places its own variables, also in the block. Operations run on the device of their
+    operands. Operations on a GPU other than the first need such a block.
 
     Parameters
     ----------
     device_name : str, LogicalDevice or None
-        A name in any of TensorFlow's spellings, such as ``"cpu:0"`` or ``"/GPU:1"``; None changes
-        nothing.
+        A name as in TensorFlow, such as ``"cpu:0"`` or ``"/GPU:1"``; None changes nothing.
 
     Raises
     ------
     RuntimeError
-        For a function, as in TensorFlow.
+        ``device_name`` is a function, as in TensorFlow.
     ValueError
-        If the name is not understood, or this machine has no such device.
+        The name is wrong, or this machine has no such device.
     """
     if callable(device_name):
         raise RuntimeError("tf.device does not support functions.")

@@ -1,4 +1,4 @@
-"""What a strategy does, in words: `Strategy.describe`."""
+"""The description of a strategy's replicas and reductions, for `Strategy.describe`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["describe"]
 
 
 def describe(extended: StrategyExtended) -> str:
-    """Return a line for each replica: device, threads, cross-device operation and why that one."""
+    """Return a line for each replica: device, threads, cross-device operations and their reason."""
     devices = extended.devices
     workers = extended.workers
     if extended.num_replicas_in_sync == 1:

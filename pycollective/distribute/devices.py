@@ -1,8 +1,7 @@
-"""Device names: every spelling that TensorFlow accepts, and what this machine has.
+"""Logical devices of this machine, by TensorFlow's names.
 
-Devices are logical ones: ``"cpu:0"``, ``"cpu:1"``, … are replicas on the same processor, and there may
-be several on one GPU (`config.set_logical_device_configuration`). `Device.processor` is where a device
-becomes a number of CUDA's, and `in_memory_of` the way back.
+``"cpu:0"``, ``"cpu:1"``, … are replicas on the same processor. A GPU can have several logical devices
+(`config.set_logical_device_configuration`). `Device.processor` is CUDA's number of a device.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class Device:
     Attributes
     ----------
     kind : {"CPU", "GPU"}
-        What it is.
+        The kind.
     index : int
-        Which one.
+        The number among the logical devices of this kind.
     """
 
     kind: str
@@ -60,24 +59,24 @@ class Device:
 
     @property
     def processor(self) -> int:
-        """The number of the processor that it is on: for GPUs CUDA's."""
+        """The number of the processor; for GPUs CUDA's."""
         return config.processor_of(self.kind, self.index)
 
     @property
     def memory(self) -> Device:
-        """The device that stands for the memory of its processor, the first one there."""
+        """The first device of the same processor, which represents the processor's memory."""
         if self.kind == "CPU":
             return _HOST
         return Device(self.kind, config.first_on(self.kind, self.processor))
 
     def place(self, array: Array) -> Array:
-        """Return an array in this device's memory: itself if it lies there."""
+        """Return an array in this device's memory: the same one if it is there already."""
         if self.kind == "CPU" and array.__class__ is np.ndarray:
             return array
         return array_backend.placed(array, self.kind, self.processor)
 
     def in_use(self) -> AbstractContextManager[Any]:
-        """Return the context in which new arrays lie on this device, if it is a GPU."""
+        """Return a context in which new arrays are allocated on this device, if it is a GPU."""
         return (
             _NOTHING if self.kind == "CPU" else array_backend.on_device(self.kind, self.processor)
         )
@@ -89,18 +88,18 @@ class Device:
 
 _NOTHING = nullcontext()
 
-#: What stands for the host's memory, whatever CPU devices there are.
+#: The device that represents the host's memory.
 _HOST = Device("CPU", 0)
 
 
 class Uploads:
-    """How a thread that makes batches ahead brings them to GPUs: while these compute."""
+    """Copies to GPUs by a thread that prefetches batches, while the GPUs compute."""
 
     def __init__(self) -> None:
         self._uploads: dict[int, Upload] = {}
 
     def place(self, device: Device, array: Array) -> Array:
-        """Return an array in a device's memory, when it is there; as `Device.place`."""
+        """Return an array in a device's memory when the copy is complete; as `Device.place`."""
         elsewhere = not array_backend.on_host(array)
         if device.kind != "GPU" or elsewhere or array.dtype.kind not in "biufc" or not array.nbytes:
             return device.place(array)
@@ -113,20 +112,19 @@ class Uploads:
 
 
 def parse_device(name: str | Device) -> Device:
-    """Return the device that a name means.
+    """Return the device with a name.
 
     Parameters
     ----------
     name : str
         ``"cpu:0"``, ``"/gpu:1"``, ``"/device:CPU:0"``,
-        ``"/job:localhost/replica:0/task:0/device:GPU:0"``, …, in capital or small letters. GPUs are
-        numbered among those that ``CUDA_VISIBLE_DEVICES`` lets this process see, with several numbers
-        for one that was given several logical devices.
+        ``"/job:localhost/replica:0/task:0/device:GPU:0"``, …, in capital or small letters. Numbers
+        count the GPUs in ``CUDA_VISIBLE_DEVICES``; a GPU with several logical devices has several.
 
     Raises
     ------
     ValueError
-        If the name is not understood, belongs to another machine, or this machine has no such device.
+        The name is wrong, names another machine, or this machine has no such device.
     """
     if isinstance(name, Device):
         return name
@@ -136,7 +134,7 @@ def parse_device(name: str | Device) -> Device:
     if parts["job"] not in _LOCAL:
         raise ValueError(f"{_NOT_LOCAL}, not {name!r}")
     if parts["index"] == "*":
-        raise ValueError(f"device {name!r} is not one device: give its number")
+        raise ValueError(f"device {name!r} is not one device: give a number in the place of *")
     device = Device(str(parts["kind"]).upper(), int(parts["index"] or 0))
     config.use_devices()
     if device.kind == "CPU" or device.index < (count := config.logical_count("GPU")):
@@ -156,7 +154,7 @@ def parse_device(name: str | Device) -> Device:
 
 
 def in_memory_of(array: Any) -> Device:
-    """Return the device that stands for the memory in which a value lies, as `Device.memory`."""
+    """Return the device that represents the memory of a value, as `Device.memory`."""
     if array.__class__ is np.ndarray:
         return _HOST
     kind, processor = array_backend.device_of(array)
@@ -165,7 +163,7 @@ def in_memory_of(array: Any) -> Device:
 
 @functools.lru_cache(maxsize=256)
 def _parts(name: str) -> Mapping[str, str | None]:
-    """Return what a name says; None stands for what it does not."""
+    """Return the parts of a name; None for each part that is missing."""
     found: dict[str, str | None] = dict.fromkeys(("job", "replica", "task", "kind", "index"))
     for part in name.removeprefix("/").split("/"):
         match = _PART.fullmatch(part)
@@ -183,16 +181,16 @@ def _unknown(name: str) -> ValueError:
 
 
 def parse_devices(names: Sequence[str | Device] | str | None) -> tuple[Device, ...]:
-    """Return the devices of a strategy: those named, or all GPUs, or the CPU.
+    """Return the devices with these names; for None all GPUs, or the CPU.
 
     Raises
     ------
     AssertionError
-        If a device is named twice (TensorFlow's error).
+        A device is named twice (TensorFlow's error).
     RuntimeError
-        If they are devices of several machines.
+        The devices belong to several machines.
     ValueError
-        If a name is not a device of this machine, or the list is empty.
+        A name is not a device of this machine, or the list is empty.
     """
     if names is None:
         return default_devices()
@@ -212,7 +210,7 @@ def parse_devices(names: Sequence[str | Device] | str | None) -> tuple[Device, .
 
 
 def _require_one_machine(names: Sequence[str]) -> None:
-    """Raise what TensorFlow raises for devices that are not all of this machine."""
+    """Raise TensorFlow's error unless all devices are on this machine."""
     found = [_parts(name) for name in names]
     local = [parts["job"] in _LOCAL for parts in found]
     if any(local) and not all(local):
@@ -237,7 +235,7 @@ def _require_one_machine(names: Sequence[str]) -> None:
 
 
 def default_devices() -> tuple[Device, ...]:
-    """Return all logical devices on visible GPUs, or where there is none those that are CPUs."""
+    """Return all logical devices on visible GPUs; without a GPU those on the CPU."""
     config.use_devices()
     gpus = tuple(Device("GPU", i) for i in range(config.logical_count("GPU")))
     return gpus or tuple(Device("CPU", i) for i in range(config.logical_count("CPU")))

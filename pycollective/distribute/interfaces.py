@@ -30,17 +30,21 @@ class AnyExtended(Protocol):
     first_replica: int
 
     @property
-    def worker_devices(self) -> tuple[str, ...]: ...
+    def worker_devices(self) -> tuple[str, ...]:
+        """Return the names of the replicas' devices."""
 
     def variable_on(
         self, device: Device, next_creator: Callable[..., Variable], **kwargs: Any
-    ) -> Variable: ...
+    ) -> Variable:
+        """Create a variable on a device."""
 
-    def reduce_to(self, reduce_op: ReduceOp, value: Any, destinations: Any) -> Any: ...
+    def reduce_to(self, reduce_op: ReduceOp, value: Any, destinations: Any) -> Any:
+        """Reduce a value over the replicas."""
 
     def batch_reduce_to(
         self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[Any, Any]]
-    ) -> list[Any]: ...
+    ) -> list[Any]:
+        """Reduce several values over the replicas."""
 
     def reduce_in_replica(
         self,
@@ -48,7 +52,8 @@ class AnyExtended(Protocol):
         reduce_op: ReduceOp,
         arrays: list[Array],
         options: CommunicationOptions,
-    ) -> list[Array]: ...
+    ) -> list[Array]:
+        """Take part in an all-reduce of arrays."""
 
     def reduce_slices_in_replica(
         self,
@@ -56,7 +61,8 @@ class AnyExtended(Protocol):
         reduce_op: ReduceOp,
         slices: Sequence[IndexedSlices],
         options: CommunicationOptions,
-    ) -> list[IndexedSlices]: ...
+    ) -> list[IndexedSlices]:
+        """Take part in an all-reduce of `IndexedSlices`."""
 
     def gather_in_replica(
         self,
@@ -64,7 +70,8 @@ class AnyExtended(Protocol):
         arrays: Sequence[Array],
         axis: int,
         options: CommunicationOptions,
-    ) -> list[tuple[Array, int]]: ...
+    ) -> list[tuple[Array, int]]:
+        """Take part in an all-gather; return each result, and the offset of this replica's part."""
 
     def begin_reduction(
         self,
@@ -72,45 +79,58 @@ class AnyExtended(Protocol):
         likes: Sequence[Array],
         reduce_op: ReduceOp,
         options: CommunicationOptions,
-    ) -> GradientReduction | None: ...
+    ) -> GradientReduction | None:
+        """Begin an all-reduce whose arrays follow one by one, if the strategy can."""
 
-    def abort_collectives(self, reason: str) -> None: ...
+    def abort_collectives(self, reason: str) -> None:
+        """Abort the collectives of the replicas."""
 
 
 class AnyStrategy(Protocol):
     """The part of `Strategy` that contexts, variables and optimizers use."""
 
     @property
-    def extended(self) -> AnyExtended: ...
+    def extended(self) -> AnyExtended:
+        """The lower-level methods."""
 
     @property
-    def num_replicas_in_sync(self) -> int: ...
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas of all processes."""
 
-    def scope(self) -> AbstractContextManager[Any]: ...
+    def scope(self) -> AbstractContextManager[Any]:
+        """Return a context manager that makes this the current strategy."""
 
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Any: ...
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+        """Run a function once for each replica."""
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]: ...
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of a value."""
 
 
 class AnyContext(Protocol):
     """The part of `ReplicaContext` that variables, strategies and optimizers use."""
 
     @property
-    def strategy(self) -> AnyStrategy: ...
+    def strategy(self) -> AnyStrategy:
+        """The strategy that runs the replica."""
 
     @property
-    def local_replica_id(self) -> int: ...
+    def local_replica_id(self) -> int:
+        """The number of the replica in its process."""
 
     @property
-    def num_replicas_in_sync(self) -> int: ...
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas of all processes."""
 
     @property
-    def replica_id_in_sync_group(self) -> Any: ...
+    def replica_id_in_sync_group(self) -> Any:
+        """The number of the replica among all."""
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any: ...
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+        """Reduce a value over the replicas."""
 
-    def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = ()) -> Any: ...
+    def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+        """Run a function once for all replicas, and return this replica's component."""
 
     def meet(
         self,
@@ -118,8 +138,11 @@ class AnyContext(Protocol):
         function: Callable[[list[Any]], list[Any]],
         *args: Any,
         timeout: float | None = None,
-    ) -> Any: ...
+    ) -> Any:
+        """Run a function once on all replicas' arguments, and return this replica's result."""
 
-    def created_by_first(self, make: Callable[[], Variable]) -> Variable: ...
+    def created_by_first(self, make: Callable[[], Variable]) -> Variable:
+        """Return the variable that replica 0 creates at this point."""
 
-    def collective(self) -> AbstractContextManager[None]: ...
+    def collective(self) -> AbstractContextManager[None]:
+        """Return the block of a collective call."""

@@ -14,8 +14,8 @@ from pycollective.tensor import VariableAggregation
 
 __all__ = ["ReduceOp", "finished", "work_dtype"]
 
-# Types that are reduced in the type named here, and cast back: halves, so that they are rounded once
-# and not at every rank; bools, which TensorFlow sums as numbers.
+# Dtypes that are reduced in another dtype, and cast back. Halves are then rounded once instead of at
+# every rank. TensorFlow sums bools as numbers.
 _REDUCED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
 
 # The mean of ints is a fraction, and their sums must not wrap around.
@@ -29,19 +29,19 @@ _REDUCED_FOR_MEAN_AS = _REDUCED_AS | {
 
 
 class ReduceOp(enum.Enum):
-    """How values of the replicas become one."""
+    """The reductions over replicas."""
 
     SUM = "SUM"
     MEAN = "MEAN"
 
     @classmethod
     def of(cls, value: Any) -> ReduceOp:
-        """Return the operation that ``value``, a `ReduceOp` or its name in any case, means.
+        """Return the `ReduceOp` for ``value``, a `ReduceOp` or its name in any case.
 
         Raises
         ------
         TypeError
-            If it is neither.
+            ``value`` is neither.
         """
         if isinstance(value, cls):
             return value
@@ -54,12 +54,12 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: Any) -> ReduceOp:
-        """Return the reduction that a `VariableAggregation` means.
+        """Return the reduction of a `VariableAggregation`.
 
         Raises
         ------
         ValueError
-            If it means none.
+            The aggregation is not SUM or MEAN.
         """
         if aggregation is VariableAggregation.SUM:
             return ReduceOp.SUM
@@ -83,9 +83,9 @@ def work_dtype(dtype: np.dtype[Any], reduce_op: ReduceOp) -> np.dtype[Any]:
 
 
 def finished(total: Array, dtype: np.dtype[Any], reduce_op: ReduceOp, replicas: int) -> Array:
-    """Return the result for arrays of ``dtype``, given what they were reduced to.
+    """Return a total as the result for arrays of ``dtype``.
 
-    A mean of ints is a fraction: their sum is exact, and divided here.
+    The total of integers is their exact sum, from which this function computes the mean.
     """
     if reduce_op is ReduceOp.MEAN and dtype.kind in "iub":
         return array_backend.asarray(total / replicas)

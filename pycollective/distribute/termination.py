@@ -1,4 +1,4 @@
-"""`TerminationConfig`: what a program does when its machine is taken away."""
+"""`TerminationConfig`: the reaction of a program to the preemption of its machine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ __all__ = ["TerminationConfig"]
 
 @dataclass(eq=False)
 class TerminationConfig:
-    """How a program learns that it has to end, and how it ends.
+    """The notice on which a program ends, and the way it ends.
 
     Parameters
     ----------
     termination_watcher_fn : callable, optional
-        Called again and again; returns whether the program has to end.
+        Called repeatedly; returns True when the program must end.
     exit_fn : callable, optional
-        Called when the checkpoint is saved.
+        Called after the checkpoint was saved.
     grace_period : float, optional
-        For how many seconds the program may go on after it was told.
+        The seconds between the notice and the end.
     save_fn : callable, optional
-        Saves; by default the checkpoint is written.
+        Called to save; by default the checkpoint manager's `save`.
 
     Raises
     ------
     TypeError
-        If one of the functions cannot be called.
+        One of the functions is not callable.
     ValueError
-        If ``grace_period`` is negative.
+        ``grace_period`` is negative.
     """
 
     termination_watcher_fn: Callable[[], Any] | None = None

@@ -1,4 +1,4 @@
-"""TPU strategies: their names, for programs that ask for them; there are no TPUs here."""
+"""Names of TPU strategies; their constructors raise an error, because TPUs are not supported."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _no_tpu(asker: str) -> NoReturn:
 
 
 class TPUClusterResolver:
-    """Would find the TPUs of a cluster.
+    """A resolver of TPU clusters, which are not supported.
 
     Raises
     ------
     RuntimeError
-        Always: there is no TPU that this package could use.
+        Always: pycollective does not run on TPUs.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class TPUClusterResolver:
 
     @staticmethod
     def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> Any:
-        """Raise what making one raises."""
+        """Raise the error of the constructor."""
         return TPUClusterResolver(tpu, zone, project)
 
 
 class TPUStrategy(Strategy):
-    """Would train on TPUs.
+    """Training on TPUs, which is not supported.
 
     Raises
     ------
     RuntimeError
-        Always: there is no TPU that this package could use.
+        Always: pycollective does not run on TPUs.
     """
 
     def __init__(

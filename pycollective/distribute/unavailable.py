@@ -1,4 +1,4 @@
-"""Classes of ``tf.distribute`` whose machinery is not here: making one says what to use instead."""
+"""Classes of ``tf.distribute`` that are not available; their errors say what to use instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROCESSES = (
 
 
 class Unavailable:
-    """A class that cannot be made.
+    """Base class of names whose constructor raises an error.
 
     Raises
     ------
@@ -34,7 +34,7 @@ class Unavailable:
         Always; a NotImplementedError.
     """
 
-    #: What to use instead.
+    #: The replacement, for the error.
     instead: ClassVar[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -58,14 +58,14 @@ class ClusterCoordinator(Unavailable):
 class RemoteValue(Unavailable):
     """The result of a function that a `ClusterCoordinator` scheduled."""
 
-    instead = "only a ClusterCoordinator makes one, and that is not available; call the function"
+    instead = "only a ClusterCoordinator returns one, and it is not available; call the function"
 
 
 class PerWorkerValue(Unavailable):
     """A value for each worker of a `ClusterCoordinator`."""
 
     instead = (
-        "only a ClusterCoordinator makes one, and that is not available; values of replicas are "
+        "only a ClusterCoordinator returns one, and it is not available; values of replicas are "
         "PerReplica, see Strategy.experimental_distribute_values_from_function"
     )
 
@@ -80,18 +80,18 @@ class Server(Unavailable):
 
 
 class RpcServer(Unavailable):
-    """Offers functions to other processes."""
+    """A server of functions for other processes."""
 
     instead = "use xmlrpc of Python's standard library, or grpcio"
 
 
 class Client(Unavailable):
-    """Calls functions that other processes offer."""
+    """A client of functions in other processes."""
 
     instead = RpcServer.instead
 
 
 class PreemptionWatcher(Unavailable):
-    """Watches for the message that this machine is to be taken away."""
+    """A listener for the notice that this machine will be preempted."""
 
-    instead = "the message comes as a SIGTERM: catch it with Python's signal.signal"
+    instead = "the notice is a SIGTERM: catch it with Python's signal.signal"

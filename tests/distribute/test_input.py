@@ -47,15 +47,12 @@ class Worker(d.MirroredStrategy):
 
         class Extended(type(self.extended)):
             input_pipeline = (workers, worker)
+            num_replicas_in_sync = property(lambda self: workers * replicas, lambda self, _: None)
 
             def sum_over_workers(self, count):
                 return int(outer.comm.all_reduce(np.array([count]))[0])
 
         self.extended.__class__ = Extended
-
-    @property
-    def num_replicas_in_sync(self):
-        return self.workers * self.extended.num_local_replicas
 
 
 def on_workers(workers, replicas, work):
@@ -627,7 +624,9 @@ def test_a_worker_that_gets_nothing_is_warned_once():
 
 def test_replicas_and_workers_that_do_not_fit():
     strategy = Worker(None, 2, 0, 2)
-    strategy.__class__ = type("Odd", (Worker,), {"num_replicas_in_sync": 3})
+    extended = strategy.extended
+    odd = {"num_replicas_in_sync": property(lambda self: 3)}
+    extended.__class__ = type("Odd", (type(extended),), odd)
     with pytest.raises(
         ValueError, match="expects every worker to have the same number of replicas"
     ):

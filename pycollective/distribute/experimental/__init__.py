@@ -1,4 +1,4 @@
-"""Names that TensorFlow keeps under ``tf.distribute.experimental``."""
+"""Names of ``tf.distribute.experimental``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Partitioners: into how many shards a variable is cut along an axis.
-
-A partitioner is called with a shape and a dtype and returns the number of shards of each axis.
-"""
+"""Partitioners: functions of a shape and a dtype that return the number of shards of each axis."""
 
 from __future__ import annotations
 
@@ -15,24 +12,24 @@ __all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner",
 
 
 class Partitioner:
-    """Base class: one of your own overrides `shards`, or the call itself."""
+    """Base class; a subclass overrides `shards`, or ``__call__``."""
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Return the number of shards of each axis: 1 but for one axis.
+        """Return the number of shards of each axis: 1 except for one axis.
 
         Parameters
         ----------
         shape : sequence of int
-            The variable's.
+            The variable's shape.
         dtype
-            The variable's; ``str`` counts ``bytes_per_string`` bytes an element.
+            The variable's dtype; an element of ``str`` counts as ``bytes_per_string`` bytes.
         axis : int
-            The axis that is cut.
+            The axis that is divided.
 
         Raises
         ------
         ValueError
-            If the shape has no such axis, or an unknown or negative length.
+            The shape has no such axis, or an unknown or negative length.
         """
         sizes = [_length(n, shape) for n in shape]
         if not -len(sizes) <= axis < len(sizes):
@@ -42,22 +39,22 @@ class Partitioner:
         return result
 
     def shards(self, shape: Sequence[int], dtype: Any, axis: int) -> int:
-        """Return into how many shards to cut ``axis``; more than its length counts as its length."""
+        """Return the number of shards of ``axis``; the caller limits it to the axis's length."""
         raise NotImplementedError(f"{type(self).__name__} must override shards()")
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Always the same number of shards.
+    """A fixed number of shards.
 
     Parameters
     ----------
     num_shards : int
-        How many; at least 1.
+        The number of shards; at least 1.
 
     Raises
     ------
     ValueError
-        If it is less than 1.
+        ``num_shards`` is less than 1.
     """
 
     def __init__(self, num_shards: int) -> None:
@@ -69,21 +66,21 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """As many shards as there are times ``min_shard_bytes`` in the variable, rounded up.
+    """One shard for each ``min_shard_bytes`` of the variable, rounded up.
 
     Parameters
     ----------
     min_shard_bytes : int
-        What a shard should have.
+        The size of a shard.
     max_shards : int
-        No more than so many shards.
+        The largest number of shards.
     bytes_per_string : int
-        How long a string is taken to be.
+        The size of a string.
 
     Raises
     ------
     ValueError
-        If one of them is less than 1.
+        An argument is less than 1.
     """
 
     def __init__(
@@ -94,27 +91,27 @@ class MinSizePartitioner(Partitioner):
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
     def shards(self, shape: Sequence[int], dtype: Any, axis: int) -> int:
-        """Return the bytes over ``min_shard_bytes``, rounded up, but at most ``max_shards``."""
+        """Return the variable's bytes divided by ``min_shard_bytes``, limited to ``max_shards``."""
         size = math.prod(shape) * _item_bytes(dtype, self._bytes_per_string)
         return min(self._max_shards, -(-size // self._min_shard_bytes))
 
 
 class MaxSizePartitioner(Partitioner):
-    """As few shards as keep each within ``max_shard_bytes``, or of one row where a row is longer.
+    """The smallest number of shards of at most ``max_shard_bytes``; a shard has at least one row.
 
     Parameters
     ----------
     max_shard_bytes : int
-        What a shard may have.
+        The largest size of a shard.
     max_shards : int, optional
-        No more than so many shards, even if they are larger.
+        The largest number of shards, even if shards are larger then.
     bytes_per_string : int
-        How long a string is taken to be.
+        The size of a string.
 
     Raises
     ------
     ValueError
-        If one of them is less than 1.
+        An argument is less than 1.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class MaxSizePartitioner(Partitioner):
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
     def shards(self, shape: Sequence[int], dtype: Any, axis: int) -> int:
-        """Return how many shards of whole rows of ``axis`` there are, at most ``max_shards``."""
+        """Return the number of shards of whole rows of ``axis``, limited to ``max_shards``."""
         axis %= len(shape)
         others = math.prod(n for i, n in enumerate(shape) if i != axis)
         row = max(1, others * _item_bytes(dtype, self._bytes_per_string))

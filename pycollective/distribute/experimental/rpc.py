@@ -1,4 +1,4 @@
-"""Names of ``tf.distribute.experimental.rpc``; its machinery is not here, see `unavailable`."""
+"""Names of ``tf.distribute.experimental.rpc``; the classes are not available, see `unavailable`."""
 
 from __future__ import annotations
 
