@@ -1,4 +1,4 @@
-"""The cross-device operations that there are, and which one is the default."""
+"""The cross-device operations, and the choice of the default."""
 
 from __future__ import annotations
 
@@ -42,23 +42,22 @@ __all__ = [
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """Bring all values to one device, reduce them there in replica order, and give the result out.
+    """Copy all values to one device, reduce them there in replica order, and copy the result back.
 
-    Between GPUs, where the core has kernels for them, that is a schedule of its device executor, which
-    reads the others' memory where it reaches it, and joins values in a pack.
+    Between GPUs, if the core has CUDA kernels, a schedule of the device executor does so, with values
+    joined in a bucket.
 
     Parameters
     ----------
     reduce_to_device : str, optional
-        The device that reduces; by default the first destination.
+        The device of the reduction; by default the first destination.
     accumulation_fn : callable, optional
-        Takes the list of the replicas' tensors and returns their sum; by default they are added in
-        replica order.
+        Returns the sum of a list of the replicas' tensors; by default they are added in order.
 
     Raises
     ------
     ValueError
-        If this machine has no such device.
+        This machine has no such device.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """Reduce one value, by the user's accumulation if there is one."""
+        """Reduce one value, with ``accumulation_fn`` if given."""
         if self._goes_between_gpus(per_replica_value, destinations):
             pairs = [(per_replica_value, destinations)]
             return self._reduced_between_gpus(reduce_op, pairs, options)[0]
@@ -95,7 +94,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[PerReplica, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Reduce several values: in a pack between GPUs, one after the other elsewhere."""
+        """Reduce several values: in a bucket between GPUs, one after the other elsewhere."""
         pairs = value_destination_pairs
         own = type(self).reduce_implementation is not ReductionToOneDevice.reduce_implementation
         results: list[Any] = [None] * len(pairs)
@@ -112,7 +111,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return results
 
     def _goes_between_gpus(self, value: PerReplica, destinations: Any) -> bool:
-        """Return True if the device executor can do it: from GPUs to the same ones, by one of them."""
+        """Return True if the device executor can reduce: from GPUs to the same GPUs, on one of them."""
         if self.accumulation_fn is not None or len(value.values) < 2 or on_device.runtime() is None:
             return False
         devices = devices_of(value)
@@ -136,17 +135,17 @@ class ReductionToOneDevice(CrossDeviceOps):
         return self._between_gpus.batch_reduce_implementation(reduce_op, pairs, options)
 
     def describe(self) -> str:
-        """Name the device that reduces, if it was chosen."""
+        """Return the class's name, and the device if one was given."""
         device = "" if self.reduce_to_device is None else f" {self.reduce_to_device}"
         return type(self).__name__ + device
 
 
 class CollectiveAllReduce(ScheduledOps):
-    """The core's all-reduce, by the algorithm that is fastest for the size: the default on CPUs.
+    """The core's all-reduce by the fastest algorithm for the size: the default on CPUs.
 
-    What TensorFlow calls its RING implementation. `CommunicationOptions` choose: with
-    ``bytes_per_pack`` gradients are joined in packs of that size, from the last to the first; with
-    ``implementation="RING"`` it really is a ring.
+    TensorFlow calls it the RING implementation. With `CommunicationOptions.bytes_per_pack`, gradients
+    are joined in packs of that size, from the last to the first. With ``implementation="RING"`` the
+    algorithm is a ring.
     """
 
     algorithm = "auto"
@@ -156,17 +155,17 @@ class CollectiveAllReduce(ScheduledOps):
         super().__init__()
 
     def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str:
-        """Return the table's choice, or the ring if that is asked for."""
+        """Return the table's choice, or the ring if the options name it."""
         return "ring" if _is_ring(options) else self.algorithm
 
     def buckets(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
-        """Return buckets of the bytes that the options say; the first one can begin early."""
+        """Return buckets of `bytes_per_pack`, the last gradients first."""
         return _buckets_from_the_end(likes, options.bytes_per_pack or sys.maxsize)
 
     def log_buckets(
         self, arrays: int, buckets: int, ranks: int, options: CommunicationOptions
     ) -> None:
-        """Write TensorFlow's line to the log."""
+        """Log TensorFlow's line."""
         log_few(
             "Collective all_reduce tensors: %d all_reduces, num_devices = %d, group_size = %d, "
             "implementation = %s, num_packs = %d",
@@ -189,17 +188,17 @@ class CollectiveAllReduce(ScheduledOps):
 
 
 class RingAllReduce(ScheduledOps):
-    """All-reduce in a ring of the replicas: the least data moved.
+    """All-reduce in a ring of the replicas, which moves the least data.
 
     Parameters
     ----------
     num_packs : int
-        Into how many packs the arrays of one call are joined; 0: none are joined.
+        The number of packs of the arrays of one call; 0: arrays are not joined.
 
     Raises
     ------
     ValueError
-        If ``num_packs`` is negative.
+        ``num_packs`` is negative.
     """
 
     algorithm = "ring"
@@ -207,7 +206,7 @@ class RingAllReduce(ScheduledOps):
 
 
 class _OfDevices(ScheduledOps):
-    """What TensorFlow's operations between GPUs have in common: they do not gather."""
+    """Base class of TensorFlow's operations between GPUs, which do not gather."""
 
     def _gather_implementation(
         self,
@@ -216,7 +215,7 @@ class _OfDevices(ScheduledOps):
         axis: int,
         options: CommunicationOptions,
     ) -> Any:
-        """Join the components on one device, and say so."""
+        """Concatenate the components on one device, and log a warning."""
         log_few(
             "gather/all_gather with NCCL or HierarchicalCopy is not supported. Falling back to gather "
             "on one device and then broadcast.",
@@ -227,10 +226,10 @@ class _OfDevices(ScheduledOps):
 
 
 class HierarchicalCopyAllReduce(_OfDevices):
-    """All-reduce in two halves that exchange their sums; right for every number of devices.
+    """All-reduce in two halves that exchange their sums, for every number of devices.
 
-    Unlike TensorFlow's it also runs between CPU replicas, and reduces the last device of an odd
-    number too.
+    Unlike TensorFlow's operation, it also runs between CPU replicas, and an odd number of devices
+    gives the right sum.
 
     Parameters
     ----------
@@ -243,82 +242,81 @@ class HierarchicalCopyAllReduce(_OfDevices):
 
 
 class ToOneGpu(ScheduledOps):
-    """What `ReductionToOneDevice` is between GPUs: the core's schedule of that name, in one pack."""
+    """`ReductionToOneDevice` between GPUs: the core's schedule of that name, in one bucket."""
 
     algorithm = "reduce_to_one"
     called = "Reduction to one device"
 
     def _algorithm_among(self, bucket: Bucket, arrays: Sequence[Array]) -> str:
-        """Return the schedule; where all are on the one device, one launch adds them in its order."""
+        """Return the schedule, or "auto" for one GPU, where one kernel adds all in replica order."""
         places = {array_backend.device_of(array) for array in arrays}
         return self.algorithm if len(places) > 1 else "auto"
 
     def log_buckets(self, *_: Any) -> None:
-        """Say nothing: `ReductionToOneDevice` does."""
+        """Log nothing, because `ReductionToOneDevice` does."""
 
 
 class NcclAllReduce(_OfDevices):
     """All-reduce by NVIDIA's NCCL between GPUs, each replica from its own thread.
 
-    Where NCCL cannot be used (there is none, or replicas are on one GPU) GPU arrays are reduced by the
-    core's own device executor, or in the host's memory if the core has no CUDA part; a line of the log
-    says so. What lies on CPUs is brought together on one device, as by `ReductionToOneDevice`. With
-    ``implementation="RING"`` in the options all go through a ring of the core.
+    Without NCCL, or with several replicas on one GPU, the core's device executor reduces GPU arrays. A
+    core without CUDA reduces them in the host's memory, and logs a warning. Arrays on CPUs are reduced
+    as by `ReductionToOneDevice`. With ``implementation="RING"`` in the options, all use the core's ring.
 
     Parameters
     ----------
     num_packs : int
-        Into how many packs the arrays of one call are joined; 0: none are joined. With 1,
-        ``bytes_per_pack`` of the options holds, if it is set: `Optimizer.minimize` sets it, so that
-        gradients are reduced while others are computed, on each GPU's stream for that.
+        The number of packs of the arrays of one call; 0: arrays are not joined. With 1, the options'
+        ``bytes_per_pack`` is used if it is set. `Optimizer.minimize` sets it, so that reductions
+        overlap with the computation of other gradients.
 
     Raises
     ------
     ValueError
-        If ``num_packs`` is negative.
+        ``num_packs`` is negative.
     """
 
     algorithm = "reduce_to_one"
     called = "NCCL all-reduce"
 
     def describe(self) -> str:
-        """Name NCCL's version, or say that it is not what runs."""
+        """Return the class's name, and NCCL's version or its replacement."""
         try:
             what = f"NCCL {nccl.library().version_text}"
         except NcclNotFoundError:
             where = (
                 "in the host's memory" if on_device.runtime() is None else "by the core's kernels"
             )
-            what = f"no NCCL here: {where}"
+            what = f"NCCL is not installed: {where}"
         return f"{type(self).__name__} ({what})"
 
     def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str:
-        """Return NCCL's choice on GPUs, which "auto" means there; what the core runs elsewhere."""
+        """Return "auto" on GPUs, which leaves the choice to NCCL; elsewhere the core's algorithm."""
         if _is_ring(options):
             return "ring"
         return "auto" if gpu else self.algorithm
 
     def buckets(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
-        """Return the places of the arrays of each bucket, of which the first can begin early."""
+        """Return the indices of the arrays of each bucket, the last gradients first."""
         if self.num_packs == 1 and options.bytes_per_pack:
             return _buckets_from_the_end(likes, options.bytes_per_pack)
         return super().buckets(likes, options)
 
     def stays_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
-        """Return True, unless a ring is asked for that the GPUs' executor is not there for."""
+        """Return True, unless the options name a ring and there is no device executor."""
         return not _is_ring(options) or super().stays_on_gpus(communicator, options)
 
 
 def default_cross_device_ops(devices: Sequence[Device]) -> tuple[CrossDeviceOps, str]:
-    """Return the cross-device operations for replicas on these devices, and why these."""
+    """Return the cross-device operations for replicas on these devices, and the reason."""
     kinds = {device.kind for device in devices}
     if kinds == {"CPU"}:
-        return CollectiveAllReduce(), "the default where all devices are CPUs"
+        return CollectiveAllReduce(), "the default if all devices are CPUs"
     if kinds == {"GPU"}:
         shared = len({device.memory for device in devices}) < len(devices)
-        besides = ", of which some are on one processor, where NCCL is not used" * shared
-        return NcclAllReduce(), f"the default where all devices are GPUs{besides}"
-    return ReductionToOneDevice(), "the default where CPUs and GPUs are mixed"
+        besides = "; some are on one GPU, so NCCL is not used" * shared
+        return NcclAllReduce(), f"the default if all devices are GPUs{besides}"
+    return ReductionToOneDevice(), "the default if CPUs and GPUs are mixed"
 
 
 def _is_ring(options: CommunicationOptions) -> bool:
@@ -326,6 +324,6 @@ def _is_ring(options: CommunicationOptions) -> bool:
 
 
 def _buckets_from_the_end(likes: Sequence[Array], bytes_per_pack: int) -> list[list[int]]:
-    """Return buckets of a size in bytes, made from the end: the last gradients are ready first."""
+    """Return buckets of a size in bytes, from the end: tapes compute the last gradients first."""
     last = len(likes) - 1
     return [sorted([last - i for i in pack]) for pack in packs(likes[::-1], bytes_per_pack)]

@@ -22,11 +22,10 @@ _log = logging.getLogger("pycollective")
 
 
 class AggregatingVariable(MirroredVariable):
-    """A variable with one component, which the replicas share: assignments are applied once.
+    """A variable with one component, which the replicas share.
 
-    Reads see the one value. In cross-replica context assignments go to it as they are. In a replica
-    every replica must make them; they meet, and the values' sum or mean, or the first one's value, by
-    the variable's aggregation, is assigned.
+    In a replica function every replica must make the same assignments. Each assignment is a merge
+    point, which assigns the aggregate of the replicas' values once.
     """
 
     def __init__(self, strategy: AnyStrategy, variable: Variable) -> None:
@@ -48,7 +47,7 @@ class AggregatingVariable(MirroredVariable):
         return found
 
     def _read(self) -> Tensor:
-        """Return the value in the memory of the replica that reads it; counters stay on the host."""
+        """Return the value on the device of the replica that reads it; counters stay on the host."""
         tensor = super()._read()
         context = self._replica_context()
         counts = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA and not tensor.ndim
@@ -84,7 +83,7 @@ class _CentralStorageExtended(MirroredExtended):
         return (str(self._parameter_device),)
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        """Make one variable for all replicas; one with sums of each replica if it is ``ON_READ``."""
+        """Make one variable for all replicas; a component for each replica if it is ``ON_READ``."""
         if kwargs.get("synchronization") in (
             VariableSynchronization.ON_READ,
             VariableSynchronization.NONE,
@@ -104,22 +103,22 @@ class _CentralStorageExtended(MirroredExtended):
 class CentralStorageStrategy(Strategy):
     """Synchronous training on several devices of one machine, with the variables on one of them.
 
-    Replicas are threads that run at the same time. What they assign to a variable is aggregated
-    before it is applied, once; `Optimizer.apply_gradients` sums the gradients and updates once.
+    Replicas are threads that run at the same time. Their assignments to a variable are aggregated and
+    applied once. `Optimizer.apply_gradients` sums the gradients and updates once.
 
     Parameters
     ----------
     compute_devices : list of str, optional
-        A replica runs on each; by default all visible GPUs, or the CPU as one replica.
+        The device of each replica; by default all visible GPUs, or the CPU as one replica.
     parameter_device : str, optional
-        Where variables are; by default the CPU, or the one compute device if there is only one.
+        The device of variables; by default the CPU, or a single compute device.
 
     Raises
     ------
     AssertionError
-        If a device is named twice.
+        A device is named twice.
     ValueError
-        If this machine has no such device.
+        This machine has no such device.
     """
 
     def __init__(

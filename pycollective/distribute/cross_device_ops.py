@@ -1,6 +1,6 @@
-"""Cross-device operations: how values of the replicas are reduced, and how to write one's own.
+"""`CrossDeviceOps`, the base class of cross-device operations, and functions for them.
 
-Those that there are stand in `pycollective.distribute.all_reduce_ops`.
+The subclasses are in `pycollective.distribute.all_reduce_ops`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _log = logging.getLogger("pycollective")
 class CrossDeviceOps:
     """Base class of cross-device operations.
 
-    One of your own overrides `reduce_implementation` and `batch_reduce_implementation`, and
-    `broadcast_implementation` if a copy for each destination is not what you want. The public methods
-    check the arguments and call those hooks, in cross-replica context.
+    A subclass overrides `reduce_implementation` and `batch_reduce_implementation`, and
+    `broadcast_implementation` for anything other than a copy for each destination. The public methods
+    check the arguments and call these hooks in cross-replica context.
     """
 
     # Public, in cross-replica context -----------------------------------------------------------
@@ -56,25 +56,24 @@ class CrossDeviceOps:
         reduce_op : ReduceOp or str
             SUM or MEAN.
         per_replica_value : PerReplica or tensor
-            What is reduced.
+            The value.
         destinations : str, variable, tensor or DistributedValues
-            The device or devices that get the result.
+            The devices of the result.
         options : CommunicationOptions, optional
             Hints.
 
         Returns
         -------
         Tensor or Mirrored
-            The result: Mirrored when there are several destinations. One value that lies on its
-            destination already is returned as it is, and no hook is called; all CPU devices have one
-            memory.
+            The result: Mirrored for several destinations. A single value that is on its destination
+            already is returned unchanged without a call of the hook. All CPU devices have one memory.
 
         Raises
         ------
         TypeError
-            If ``reduce_op`` is no reduction.
+            ``reduce_op`` is not a reduction.
         ValueError
-            If ``destinations`` is empty or of another kind.
+            ``destinations`` is empty or of another type.
         """
         op = ReduceOp.of(reduce_op)
         value = _as_per_replica(per_replica_value)
@@ -91,12 +90,12 @@ class CrossDeviceOps:
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce several values in one go; arguments and results as those of `reduce`.
+        """Reduce several values together; see `reduce` for arguments and results.
 
         Raises
         ------
         ValueError
-            If ``value_destination_pairs`` does not consist of pairs of a value and destinations.
+            ``value_destination_pairs`` are not pairs of a value and destinations.
         """
         op = ReduceOp.of(reduce_op)
         pairs = []
@@ -119,30 +118,30 @@ class CrossDeviceOps:
         axis: int,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Join the replicas' components along an axis, in replica order.
+        """Concatenate the replicas' components along an axis, in replica order.
 
         Parameters
         ----------
         per_replica_value : PerReplica or tensor
-            What is joined; shapes may differ along ``axis``.
+            The value; shapes may differ along ``axis``.
         destinations
-            As of `reduce`.
+            See `reduce`.
         axis : int
-            Along which axis.
+            The axis of the concatenation.
         options : CommunicationOptions, optional
             Hints.
 
         Returns
         -------
         Tensor or Mirrored
-            The result: Mirrored when there are several destinations.
+            The result: Mirrored for several destinations.
 
         Raises
         ------
         NotImplementedError
             For `IndexedSlices`.
         ValueError
-            As `reduce`, and if shapes differ along another axis.
+            See `reduce`; or shapes differ along another axis.
         """
         value = _as_per_replica(per_replica_value)
         if any(isinstance(v, IndexedSlices) for v in value.values):
@@ -163,7 +162,7 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """Reduce one value; the arguments are checked."""
+        """Reduce one value; the arguments are valid."""
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
@@ -172,7 +171,7 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[PerReplica, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Reduce several values; the arguments are checked."""
+        """Reduce several values; the arguments are valid."""
         raise NotImplementedError(
             f"{type(self).__name__} must override batch_reduce_implementation"
         )
@@ -180,7 +179,7 @@ class CrossDeviceOps:
     def broadcast_implementation(self, tensor: Tensor, destinations: Any) -> Mirrored:
         """Copy a tensor to every destination.
 
-        Tensors never change, so replicas of one memory share it.
+        Tensors never change, so replicas with one memory share it.
         """
         return Mirrored([placed_on(tensor, device) for device in devices_of(destinations)])
 
@@ -191,7 +190,7 @@ class CrossDeviceOps:
         axis: int,
         options: CommunicationOptions,
     ) -> Any:
-        """Join the components of one value on one device; the arguments are checked."""
+        """Concatenate the components of one value on one device; the arguments are valid."""
         arrays = [as_tensor(v).array for v in per_replica_value.values]
         return on_destinations(Tensor(concatenated(arrays, axis)), destinations)
 
@@ -204,15 +203,15 @@ class CrossDeviceOps:
         replica_id: int,
         options: CommunicationOptions,
     ) -> list[Tensor]:
-        """Reduce the values of one replica, in its own thread, while the others do the same.
+        """Reduce the values of one replica in its own thread, while the others do the same.
 
-        A hook, too: where it is not overridden the replicas meet, and `batch_reduce_implementation`
-        is called once for all of them. Whatever it waits in needs a deadline of its own.
+        This hook is optional. Without it, `batch_reduce_implementation` is called once at a merge
+        point. An override must give each wait a deadline.
         """
         raise NotImplementedError(f"{type(self).__name__} must override _all_reduce")
 
     def describe(self) -> str:
-        """Say in a few words what this does, for `Strategy.describe`."""
+        """Return a short description, for `Strategy.describe`."""
         return type(self).__name__
 
 
@@ -253,7 +252,7 @@ def sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
 
 
 def joined_slices(values: Sequence[Any], reduce_op: ReduceOp) -> IndexedSlices:
-    """Return the replicas' slices one after the other; equal indices stay as they are."""
+    """Return the replicas' slices one after the other, with equal indices."""
     if not all(isinstance(v, IndexedSlices) for v in values):
         raise ValueError(
             "the replicas' values differ: some are IndexedSlices and some are dense tensors"
@@ -263,7 +262,7 @@ def joined_slices(values: Sequence[Any], reduce_op: ReduceOp) -> IndexedSlices:
 
 
 def slices_beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
-    """Return ``total`` on the device of a replica's own slices, with the dense shape that it knows."""
+    """Return ``total`` on the device of a replica's own slices, with their dense shape."""
     rows = array_backend.asarray(total.values.array, like=own.values.array)
     indices = array_backend.asarray(total.indices.array, like=own.indices.array)
     return IndexedSlices(Tensor(rows), Tensor(indices), own.dense_shape)
@@ -276,7 +275,7 @@ def on_destinations(result: Any, destinations: Any) -> Any:
 
 
 def placed_on(value: Any, device: Device) -> Any:
-    """Return a tensor, or `IndexedSlices`, on a device: itself if it lies there."""
+    """Return a tensor, or `IndexedSlices`, on a device: the same one if it is there already."""
     if isinstance(value, IndexedSlices):
         rows, indices = placed_on(value.values, device), placed_on(value.indices, device)
         same = rows is value.values and indices is value.indices
@@ -286,10 +285,9 @@ def placed_on(value: Any, device: Device) -> Any:
 
 
 def devices_of(value: Any) -> tuple[Device, ...]:
-    """Return in which device's memory each component of a value, or of destinations, lies.
+    """Return the devices of the components of a value, or of destinations.
 
-    A logical device is a part of a program and not of the memory: all of one processor are the first
-    one here.
+    Logical devices of one processor have one memory, which the first of them represents.
     """
     if isinstance(value, str):
         return (parse_device(value).memory,)
@@ -316,7 +314,7 @@ def checked_pairs(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
 
 
 def check_alike(row: Sequence[Array]) -> None:
-    """Raise unless the replicas' arrays have one shape and dtype."""
+    """Raise an error unless the replicas' arrays have one shape and dtype."""
     first = row[0]
     for r, other in enumerate(row):
         if other.shape != first.shape or other.dtype != first.dtype:
@@ -353,12 +351,12 @@ def check_not_empty(destinations: Any) -> None:
     if isinstance(values, (str, tuple)) and not values:
         raise ValueError(
             f"destinations can not be empty, got {destinations!r}; name a device such as 'cpu:0', or "
-            "give a value that lies there"
+            "give a value on the device"
         )
 
 
 def component_of(value: Any, replica: int) -> Any:
-    """Return a replica's component, or what all have, as a tensor or `IndexedSlices`."""
+    """Return a replica's component, or a plain value, as a tensor or `IndexedSlices`."""
     component = value.values[replica] if isinstance(value, DistributedValues) else value
     return component if isinstance(component, IndexedSlices) else as_tensor(component)
 
@@ -371,13 +369,13 @@ _logged: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def log_few(message: str, *args: Any, level: int = logging.INFO, times: int = 10) -> None:
-    """Log the first few times; functions among the arguments are called for it."""
+    """Log a message the first few times; call the functions among its arguments."""
     if next(_logged[message]) < times:
         _log.log(level, message, *[arg() if callable(arg) else arg for arg in args])
 
 
 def log_place(here: Device, destinations: Any) -> None:
-    """Write to the log where values are reduced, in TensorFlow's words."""
+    """Log the device of a reduction, as TensorFlow does."""
     log_few(
         "Reduce to %s then broadcast to %r.",
         here,

@@ -1,4 +1,4 @@
-"""The default strategy: what is in force outside every scope. One replica, plain values."""
+"""The default strategy, outside every scope: one replica and plain values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _DefaultExtended(StrategyExtended):
         super().__init__([Device("CPU", 0)], ReductionToOneDevice())
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        """Make a plain variable, in a scope of this strategy and no other."""
+        """Make a plain variable; raise an error in a scope of another strategy."""
         mode = current_mode()
         if mode is not None and has_strategy():
             raise RuntimeError(mixing_message(mode.strategy, self.strategy))
@@ -49,14 +49,14 @@ class _DefaultExtended(StrategyExtended):
         raise RuntimeError("the default strategy has no parameter_devices: create a strategy first")
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
-        """Return the first variable by name: there are no devices to choose from."""
+        """Return the first variable by name, because there are no devices."""
         return min(var_list, key=lambda v: v.name)
 
     def __deepcopy__(self, memo: object) -> StrategyExtended:
         raise RuntimeError(_SINGLE)
 
     def variable_created_in_scope(self, v: object) -> bool:
-        """Whether a variable was created outside every other strategy."""
+        """Return True if a variable was created outside every other strategy."""
         return getattr(v, "_distribute_strategy", None) is None
 
 
@@ -68,7 +68,7 @@ class _DefaultStrategy(Strategy):
         self.context = ReplicaContext(self, 0, None)
 
     def scope(self) -> Scope:
-        """Return a scope that changes nothing, but in which no other strategy makes variables."""
+        """Return a scope in which no other strategy creates variables."""
         return Scope(self, self.extended.create_variable, changes_mode=False)
 
     def __deepcopy__(self, memo: object) -> Strategy:
@@ -90,7 +90,7 @@ def default_strategy() -> _DefaultStrategy:
 
 def get_strategy() -> Strategy:
     """Return the current strategy: the default one outside every scope."""
-    mode: Any = current_mode()  # its protocols stand for these two classes
+    mode: Any = current_mode()  # the classes below are its protocols' only ones
     strategy: Strategy = default_strategy() if mode is None else mode.strategy
     return strategy
 

@@ -40,7 +40,7 @@ __all__ = ["StrategyExtended"]
 
 
 class StrategyExtended(Replicas):
-    """The differences between strategies, and the lower-level methods of `Strategy`."""
+    """The lower-level methods of a strategy, which differ between strategies."""
 
     # Reducing, in cross-replica context ---------------------------------------------------------
 
@@ -58,31 +58,33 @@ class StrategyExtended(Replicas):
         reduce_op : ReduceOp or str
             SUM or MEAN.
         value : PerReplica or tensor
-            What is reduced. If ``destinations`` is the same, this is an all-reduce.
+            The value. With the same value as ``destinations``, this is an all-reduce.
         destinations : str, variable, tensor or DistributedValues
-            The device or devices that get the result.
+            The devices of the result.
         options : CommunicationOptions, optional
             Hints.
 
         Returns
         -------
         Tensor or Mirrored
-            Mirrored when there are several destinations. For `IndexedSlices` those of all replicas,
-            one after the other.
+            Mirrored for several destinations. `IndexedSlices` have the rows of all replicas, in
+            replica order.
 
         Raises
         ------
         AssertionError
-            If ``destinations`` is a list or tuple, or for the SUM of a Mirrored value.
+            ``destinations`` is a list or tuple, or the SUM of a Mirrored value is asked for.
         ValueError
-            If a value is the same on all replicas, and neither 0 nor averaged.
+            A plain value other than 0 is to be summed.
         """
         require_cross_replica(self.strategy)
         op = ReduceOp.of(reduce_op)
         _check_destinations(destinations)
         if isinstance(value, (Mirrored, MirroredVariable)):
             if op is ReduceOp.SUM:
-                raise AssertionError("a SUM of a Mirrored value would add the same value to itself")
+                raise AssertionError(
+                    "a SUM of a Mirrored value would count the value once for each replica; use MEAN"
+                )
             return value
         if not isinstance(value, DistributedValues):
             return self._over_workers(op, self._reduce_plain(op, value))
@@ -90,7 +92,7 @@ class StrategyExtended(Replicas):
         return self._over_workers(op, ops.reduce(op, value, destinations, options))
 
     def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
-        """Return the result of `reduce_to` for the host, by a short way; None where there is none."""
+        """Return the result of `reduce_to` for the host, if no reduction is needed, else None."""
         if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
             return value if value.array.__class__ is np.ndarray else None
         return None
@@ -101,9 +103,9 @@ class StrategyExtended(Replicas):
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce several values in one go; arguments and results as those of `reduce_to`.
+        """Reduce several values together; see `reduce_to` for arguments and results.
 
-        As in TensorFlow the strategy's operation is asked, wherever the destinations are.
+        As in TensorFlow, the strategy's cross-device operations are used for all destinations.
         """
         require_cross_replica(self.strategy)
         op = ReduceOp.of(reduce_op)
@@ -124,10 +126,7 @@ class StrategyExtended(Replicas):
         ]
 
     def _reduce_plain(self, op: ReduceOp, value: Any) -> Any:
-        """Reduce what is not distributed: the same value on every replica.
-
-        Several workers have a value each.
-        """
+        """Reduce a plain value, which is the same on every replica of this process."""
         slices = isinstance(value, IndexedSlices)
         if op is ReduceOp.MEAN or self.num_local_replicas == 1 or self.workers.count > 1:
             return value if slices else as_tensor(value)
@@ -138,9 +137,10 @@ class StrategyExtended(Replicas):
         )
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Copy a tensor to the destinations; Python numbers stay, so that they fit any dtype.
+        """Copy a tensor to the destinations.
 
-        A strategy on one device by nature returns the tensor as it is.
+        Python numbers are returned unchanged, so that they take any dtype; so is every tensor under a
+        strategy for one device.
         """
         require_cross_replica(self.strategy)
         _check_destinations(destinations)
@@ -165,25 +165,25 @@ class StrategyExtended(Replicas):
         var : Variable
             A variable of this strategy.
         fn : callable
-            Runs once for each component; reads and assignments in it mean that component.
+            Called once for each component, which its reads and assignments use.
         args, kwargs
-            Distributed values among them are replaced by the replica's component.
+            Arguments; distributed values are replaced by the replica's component.
         group : bool
-            Group the results, or return a list of them.
+            False: return a list of the results.
 
         Returns
         -------
         nest or list
-            The results, Mirrored where they are not the same object.
+            The results, Mirrored unless they are the same object.
 
         Raises
         ------
         ValueError
-            If the variable was not created in this strategy's scope.
+            The variable was not created in this strategy's scope.
 
         Notes
         -----
-        In a replica function all replicas must make the call, which is then made once for all.
+        In a replica function all replicas must make the call. It is a merge point.
         """
         kwargs = dict(kwargs or {})
         context = replica_context_of(self.strategy)
@@ -199,11 +199,11 @@ class StrategyExtended(Replicas):
                 f"{var!r}"
             )
         components = var.values if isinstance(var, DistributedVariable) else (var,)
-        with var._lock:  # two threads' updates reach all components in the same order
+        with var._lock:  # updates of two threads change all components in the same order
             return self._update(fn, [(component, *args) for component in components], kwargs, group)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
-        """Return what `update_non_slot` takes for updates beside these variables."""
+        """Return the argument of `update_non_slot` for updates on the devices of these variables."""
         return self.worker_devices
 
     def update_non_slot(
@@ -226,7 +226,7 @@ class StrategyExtended(Replicas):
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        """Call a function in the update context of each replica, with the arguments for it."""
+        """Call a function in the update context of each replica, with the replica's arguments."""
         results = []
         for replica, args in enumerate(calls):
             with entered(Mode(self.strategy, None, replica)), self.devices[replica].in_use():
@@ -236,19 +236,19 @@ class StrategyExtended(Replicas):
         return regroup(results, Mirrored) if group else results
 
     def read_var(self, v: Variable) -> Any:
-        """Return the value of a variable, aggregated where it is aggregated when it is read."""
+        """Return the value of a variable; the aggregate of an ``ON_READ`` variable."""
         return as_tensor(v)
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Create variables in the block where a variable of this strategy is.
+        """Create variables in the block on the devices of a variable of this strategy.
 
-        All variables of a strategy lie on the same devices, so that nothing is to be done.
+        All variables of a strategy are on the same devices, so this only checks the variable.
 
         Raises
         ------
         ValueError
-            If the variable was not created in this strategy's scope.
+            The variable was not created in this strategy's scope.
         """
         if not isinstance(colocate_with_variable, Variable) or not self.variable_created_in_scope(
             colocate_with_variable
@@ -260,13 +260,13 @@ class StrategyExtended(Replicas):
         yield
 
     def value_container(self, value: Any) -> Any:
-        """Return the distributed variable that a component belongs to, or the value itself."""
+        """Return the distributed variable of a component, or the value itself."""
         reference = getattr(value, "_distributed_container", None)
         container = reference() if reference is not None else None
         return value if container is None else container
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether a variable was created under this strategy."""
+        """Return True if a variable was created under this strategy."""
         return getattr(v, "_distribute_strategy", None) is self.strategy
 
 

@@ -132,7 +132,7 @@ class AnyContext(Protocol):
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
         """Run a function once for all replicas, and return this replica's component."""
 
-    def meet(
+    def merge(
         self,
         what: str,
         function: Callable[[list[Any]], list[Any]],

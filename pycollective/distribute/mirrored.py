@@ -159,7 +159,7 @@ class MirroredExtended(StrategyExtended):
         if self.workers.count > 1 or not (self._has_own_hooks or has_ints):
             with context.collective():
                 reducer = self._reducer_of(context)
-                return reducer.all_reduce(arrays, reduce_op, options, context.meet)
+                return reducer.all_reduce(arrays, reduce_op, options, context.merge)
         results: list[Any] = [None] * len(arrays)
         ints = [i for i, array in enumerate(arrays) if array.dtype == np.int32]
         others = [i for i, array in enumerate(arrays) if array.dtype != np.int32]
@@ -217,7 +217,7 @@ class MirroredExtended(StrategyExtended):
                 or any(like.dtype == np.int32 for like in likes)
             ):
                 return None
-        return self._reducer_of(context).begin(likes, reduce_op, options, context.meet)
+        return self._reducer_of(context).begin(likes, reduce_op, options, context.merge)
 
     def _can_sum_early(self) -> bool:
         on_cpus = sum([device.kind == "CPU" for device in self.devices])

@@ -1,4 +1,4 @@
-"""`OneDeviceStrategy`: everything on one device that is named."""
+"""`OneDeviceStrategy`: everything on one named device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _OneDeviceExtended(StrategyExtended):
 
 
 class OneDeviceStrategy(Strategy):
-    """All variables and operations on one device: for trying out code that uses strategies.
+    """All variables and operations on one device, for tests of code that uses strategies.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class OneDeviceStrategy(Strategy):
     Raises
     ------
     ValueError
-        If this machine has no such device.
+        This machine has no such device.
     """
 
     def __init__(self, device: str) -> None:

@@ -1,16 +1,16 @@
-"""`GradientReducer`: the all-reduce of the replicas' gradients, from the tape to the results.
+"""`GradientReducer`: the all-reduce of the replicas' gradients.
 
-One object for each replica. A step is ``begin``, ``add`` for each gradient, ``finish``; where all
-gradients are there already, ``all_reduce`` does the three at once:
+Each replica has one reducer. A step is ``begin``, ``add`` for each gradient, ``finish``; ``all_reduce``
+is the three together.
 
-1. Gradients of one dtype are joined in **buckets**, which every rank makes alike. The strategy's
-   cross-device operations say which gradients share a bucket, and by which algorithm it is reduced.
-   Halves are joined as float32 and rounded once, at the end.
-2. A bucket is reduced as soon as it is whole, and those before it have begun: so all ranks make the
-   same calls in the same order, while the tapes still compute other gradients.
+1. Gradients of one dtype are joined in **buckets**, the same on every rank. The strategy's cross-device
+   operations choose the buckets and the algorithm. Halves are joined as float32 and rounded once, at
+   the end.
+2. The reduction of a bucket begins when the bucket is complete and all earlier buckets have begun. All
+   ranks then make the same calls in the same order, while the tapes compute other gradients.
 3. There are one or two **levels**: the replicas of this process, which are threads, and the workers.
-   With both, the replicas sum a bucket first, and replica 0 reduces the sum over the workers; at the
-   end the replicas meet, and all get replica 0's results.
+   With two levels, the replicas sum a bucket, and replica 0 reduces the sum over the workers. At the
+   end all replicas get replica 0's results at a merge point.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _PLANS = 16
 
 
 class Rules(Protocol):
-    """The part of cross-device operations that a reducer asks about buckets."""
+    """The choice of buckets and algorithms, which cross-device operations make for a reducer."""
 
     @property
     def num_packs(self) -> int:
-        """In how many equal parts each bucket is reduced; 0 and 1: in one."""
+        """The number of equal parts in which each bucket is reduced; 0 means 1."""
 
     def buckets(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
-        """Return the places of the arrays of each bucket, the first of which is whole first."""
+        """Return the indices of the arrays of each bucket, in the order in which buckets complete."""
 
     def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str | Algorithm:
-        """Return the algorithm by which the core reduces a bucket on the host, or on GPUs."""
+        """Return the core's algorithm for a bucket on the host, or on GPUs."""
 
     def stays_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
-        """Return True if a bucket of GPU arrays is reduced where it lies, and not on the host."""
+        """Return True if a bucket of GPU arrays is reduced on the GPUs, and not on the host."""
 
     def log_buckets(self, arrays: int, buckets: int, ranks: int, how: CommunicationOptions) -> None:
-        """Write to the log that arrays are reduced in buckets."""
+        """Log the reduction of arrays in buckets."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,21 @@ class Bucket:
 
     Attributes
     ----------
-    places : list of int
-        Which of the arrays.
+    indices : list of int
+        The indices of the arrays.
     slices : list of tuple
-        Where each of them begins and ends in the bucket, and its shape.
+        For each array its beginning and end in the bucket, and its shape.
     dtype, work : dtype
-        That of the arrays, and that in which they are reduced.
+        The dtype of the arrays, and the dtype in which they are reduced.
     op : {"sum", "mean"}
-        What the core does.
+        The core's operation.
     algorithm : str or Algorithm
-        How it does it.
+        The core's algorithm.
     parts : int
-        In how many calls.
+        The number of calls.
     """
 
-    places: list[int]
+    indices: list[int]
     slices: list[tuple[int, int, tuple[int, ...]]]
     dtype: np.dtype[Any]
     work: np.dtype[Any]
@@ -92,7 +92,7 @@ class Bucket:
     parts: int
 
     def joined(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
-        """Return the arrays as a flat one, and where its result goes; it may be the same array."""
+        """Return the arrays as a flat one, and the array for the result, which may be the same."""
         first, base = arrays[0], getattr(arrays[0], "base", None)
         together = len(arrays) == 1 or (base is not None and base is arrays[1].base)
         if together or type(first) is not np.ndarray:
@@ -110,14 +110,14 @@ class Bucket:
         timeout: float | None,
         later: bool,
     ) -> list[Work[Any]]:
-        """All-reduce a flat array into another one; return the calls that are still under way."""
+        """All-reduce a flat array into another one; return the calls that have not finished."""
         if self.parts == 1 and timeout is None and not later:
-            # These arguments alone: the core takes such a call without any of Python's calls.
+            # With these arguments alone the compiled fast path takes the call.
             result: Any = communicator.all_reduce(
                 source, self.op, out=target, algorithm=self.algorithm
             )
             return [] if result is target else [result]
-        under_way = []
+        unfinished: list[Work[Any]] = []
         for first, last in parts_of(source.size, self.parts):
             part = target[first:last]
             result = communicator.all_reduce(  # type: ignore[call-overload]  # later is no literal
@@ -129,56 +129,42 @@ class Bucket:
                 timeout=timeout,
             )
             if result is not part:
-                under_way.append(result)
-        return under_way
+                unfinished.append(result)
+        return unfinished
 
     def results(self, total: Array, op: ReduceOp, ranks: int, results: list[Any]) -> None:
-        """Put the results into their places, given what the bucket was reduced to."""
+        """Store the arrays of the bucket's total in ``results``, by their indices."""
         if op is ReduceOp.MEAN and self.op == "sum" and self.dtype.kind not in "iub":
             total = array_backend.asarray(total / total.dtype.type(ranks))
         total = finished(total, self.dtype, op, ranks)
-        for place, (begin, end, shape) in zip(self.places, self.slices, strict=True):
-            results[place] = total[begin:end].reshape(shape)
+        for i, (begin, end, shape) in zip(self.indices, self.slices, strict=True):
+            results[i] = total[begin:end].reshape(shape)
 
 
 def parts_of(size: int, count: int) -> list[tuple[int, int]]:
-    """Return the beginning and end of each of ``count`` equal parts; the last takes the rest."""
+    """Return the beginning and end of each of ``count`` equal parts; the last has the remainder."""
     bounds = [size // count * k for k in range(count)] + [size]
     return [(a, b) for a, b in itertools.pairwise(bounds) if b > a] or [(0, size)]
 
 
 def prepared(array: Array, stays: bool) -> Array:
-    """Return an array as it is reduced: contiguous, and on the host unless it stays where it lies."""
+    """Return an array for the reduction: contiguous, and on the host unless it stays on its GPU."""
     array = array if stays else array_backend.to_numpy(array)
     return array if is_fit(array) else array.copy(order="C")
 
 
 def empty_like(flat: Array) -> Array:
-    """Return uninitialised memory beside a flat array; on the host, such as was used before."""
+    """Return uninitialized memory on the device of a flat array; on the host from the workspace."""
     if array_backend.on_host(flat):
         return workspace.empty(flat.shape, flat.dtype)
     return array_backend.empty(flat.shape, flat.dtype, flat)
 
 
 class BucketPlan:
-    """The buckets for arrays of given shapes and dtypes, alike on every rank.
+    """The buckets for arrays with the shapes and dtypes of ``likes``, the same on every rank.
 
-    Parameters
-    ----------
-    rules : Rules
-        Say which arrays share a bucket.
-    likes : sequence of array
-        Arrays of these shapes and dtypes.
-    op : ReduceOp
-        SUM or MEAN.
-    options : CommunicationOptions
-        Hints.
-    communicator : Communicator
-        By which the arrays are reduced first.
-    ranks : int
-        How many ranks there are in all.
-    mixed : bool
-        Whether arrays of other ranks lie on other kinds of devices, so that the host reduces all.
+    ``communicator`` is that of the first level, and ``ranks`` the number of ranks of all levels. With
+    ``mixed``, ranks have arrays on different kinds of devices, so that the host reduces all.
     """
 
     def __init__(
@@ -191,17 +177,17 @@ class BucketPlan:
         ranks: int,
         mixed: bool = False,
     ) -> None:
-        places = rules.buckets(likes, options)
+        buckets = rules.buckets(likes, options)
         if communicator.rank == 0:
-            rules.log_buckets(len(likes), len(places), communicator.size, options)
+            rules.log_buckets(len(likes), len(buckets), communicator.size, options)
         self.op = op
         self.ranks = ranks
         self.timeout = options.timeout_seconds
-        #: Whether results go to GPUs, and whether they are computed there.
+        #: True if results go to GPUs, and if they are computed there.
         self.on_gpu = array_backend.any_on_gpu(likes)
         self.stays = self.on_gpu and not mixed and rules.stays_on_gpus(communicator, options)
         self.buckets = []
-        for members in places:
+        for members in buckets:
             dtype = likes[members[0]].dtype
             work = work_dtype(dtype, op)
             ends = list(itertools.accumulate([likes[i].size for i in members], initial=0))
@@ -218,10 +204,10 @@ class BucketPlan:
                     max(1, rules.num_packs),
                 )
             )
-        self.bucket_of = {i: k for k, members in enumerate(places) for i in members}
+        self.bucket_of = {i: k for k, members in enumerate(buckets) for i in members}
 
     def prepared(self, array: Array) -> Array:
-        """Return an array as it is reduced."""
+        """Return an array for the reduction."""
         return prepared(array, self.stays)
 
 
@@ -231,15 +217,15 @@ class GradientReducer:
     Parameters
     ----------
     rules : Rules
-        Say how buckets are made, and how the core reduces them.
+        The choice of buckets and algorithms.
     replicas : Communicator or None
-        This replica's rank among those of the process, if they are several.
+        This replica's rank among several replicas of the process.
     workers : Communicator or None
-        This process's rank among the workers, if they are several.
+        This process's rank among several workers.
     options : CommunicationOptions
-        Hints that hold where a call says nothing else.
+        Default hints.
     mixed : bool
-        Whether replicas are on CPUs and on GPUs: the host reduces all.
+        True if replicas are on CPUs and on GPUs: the host reduces all.
     """
 
     def __init__(
@@ -259,8 +245,8 @@ class GradientReducer:
         self._options = options
         self._mixed = mixed
         self._known: list[tuple[ReduceOp, tuple[Any, ...], tuple[Any, ...], BucketPlan]] = []
-        self._streams: dict[int, Any] = {}  # of GPUs: in which sums of the two levels wait
-        #: Whether a bucket of the step has been begun among the workers, on the second level.
+        self._streams: dict[int, Any] = {}  # by GPU, for the second level
+        #: True if the second level of a bucket of this step has begun.
         self.has_reached_workers = False
 
     def all_reduce(
@@ -268,11 +254,11 @@ class GradientReducer:
         arrays: Sequence[Array],
         op: ReduceOp,
         options: CommunicationOptions,
-        meet: Callable[..., Any],
+        merge: Callable[..., Any],
     ) -> list[Array]:
-        """Reduce arrays that are all there; arguments and results as of `begin` and `finish`."""
+        """Reduce arrays together; see `begin` and `finish` for arguments and results."""
         reduction = GradientReduction(
-            self, self._plan(arrays, op, options), arrays, meet, early=False
+            self, self._plan(arrays, op, options), arrays, merge, early=False
         )
         reduction.add_all(arrays)
         return reduction.finish()
@@ -282,36 +268,36 @@ class GradientReducer:
         likes: Sequence[Array],
         op: ReduceOp,
         options: CommunicationOptions,
-        meet: Callable[..., Any],
+        merge: Callable[..., Any],
     ) -> GradientReduction | None:
-        """Begin an all-reduce whose arrays come one by one, and are reduced as they come.
+        """Begin an all-reduce whose arrays follow one by one.
 
         Parameters
         ----------
         likes : sequence of array
-            Arrays of the shapes and dtypes of those that will come, the same on every rank. The
-            results are put where these lie.
+            Arrays with the shapes and dtypes of the arrays that will follow, the same on every rank.
+            Results are put on the devices of these arrays.
         op : ReduceOp
             SUM or MEAN.
         options : CommunicationOptions
             Hints.
-        meet : callable
-            `ReplicaContext.meet`: shares the results where there are two levels.
+        merge : callable
+            `ReplicaContext.merge`, which shares the results of two levels.
 
         Returns
         -------
         GradientReduction or None
-            None if nothing can begin before all arrays are there.
+            None if no bucket can begin before the last array.
         """
         plan = self._plan(likes, op, options)
         if len(plan.buckets) < 2 or (plan.on_gpu and not self._follows_streams(options)):
             return None
-        return GradientReduction(self, plan, likes, meet, early=True)
+        return GradientReduction(self, plan, likes, merge, early=True)
 
     def _plan(
         self, likes: Sequence[Array], op: ReduceOp, options: CommunicationOptions
     ) -> BucketPlan:
-        """Return the buckets for such arrays, remembered from the steps before."""
+        """Return the buckets for arrays with these shapes and dtypes, cached from earlier steps."""
         arrays = tuple([(x.shape, x.dtype, x.__class__) for x in likes])
         hints = (options.bytes_per_pack, options.timeout_seconds, options.implementation)
         for known_op, known_hints, known_arrays, plan in self._known:
@@ -323,7 +309,7 @@ class GradientReducer:
         return plan
 
     def _follows_streams(self, options: CommunicationOptions) -> bool:
-        """Return True if no call on GPU arrays makes the host wait, on either of two levels."""
+        """Return True unless a call on GPU arrays, on one of two levels, makes the host wait."""
         if self._second is None:
             return True
         is_ring = self._options.merge(options).implementation is CommunicationImplementation.RING
@@ -331,7 +317,7 @@ class GradientReducer:
 
     @contextlib.contextmanager
     def _beside(self, works: Sequence[Work[Any]], total: Array) -> Iterator[None]:
-        """Let what is done in the block come after calls; on a GPU not after what is computed since."""
+        """Order the block after calls; on a GPU independently of later computations."""
         if not array_backend.is_on_gpu(total):
             for work in works:
                 work.wait()
@@ -351,41 +337,41 @@ class GradientReducer:
 
 
 class GradientReduction:
-    """One all-reduce of one rank: `add` every array, in any order, then `finish`."""
+    """One all-reduce of one rank: `add` each array, in any order, then `finish`."""
 
     def __init__(
         self,
         reducer: GradientReducer,
         plan: BucketPlan,
         likes: Sequence[Array],
-        meet: Callable[..., Any],
+        merge: Callable[..., Any],
         early: bool,
     ) -> None:
         self._reducer = reducer
         self._plan = plan
         self._likes = likes
-        self._meet = meet
-        #: Whether this rank takes each bucket on to the workers, as soon as the replicas have summed it.
+        self._merge = merge
+        #: True if this rank begins the second level of each bucket after the first one.
         self._leads = early and reducer._second is not None and reducer._first.rank == 0
         self._arrays: list[Any] = [None] * len(likes)
-        self._missing = [len(bucket.places) for bucket in plan.buckets] if early else []
-        #: Of each bucket that has begun: where its result goes, and the calls under way.
+        self._missing = [len(bucket.indices) for bucket in plan.buckets] if early else []
+        #: For each bucket that has begun: the array for its result, and the calls.
         self._begun: list[tuple[Array, Sequence[Work[Any]]]] = []
-        self._sent = 0  # to the second level
+        self._sent = 0  # buckets whose second level has begun
 
-    def add(self, place: int, array: Array) -> None:
-        """Give an array, which must be left alone until `finish` has returned.
+    def add(self, index: int, array: Array) -> None:
+        """Add an array, which must not change until `finish` has returned.
 
-        The last bucket is left to `finish`: nothing is computed while it is reduced.
+        `finish` begins the last bucket, because no computation could overlap with it.
         """
         plan, missing = self._plan, self._missing
-        self._arrays[place] = prepared(array, plan.stays)
-        missing[plan.bucket_of[place]] -= 1
+        self._arrays[index] = prepared(array, plan.stays)
+        missing[plan.bucket_of[index]] -= 1
         while len(self._begun) < len(missing) - 1 and not missing[len(self._begun)]:
             self._begin_next(later=True)
 
     def add_all(self, arrays: Sequence[Array]) -> None:
-        """Give all arrays, in order, of which none was given before."""
+        """Add all arrays, in order, to a reduction without arrays."""
         stays = self._plan.stays
         self._arrays = [
             array
@@ -395,7 +381,7 @@ class GradientReduction:
         ]
 
     def finish(self) -> list[Array]:
-        """Wait until all is reduced, and return the results in the order of the places."""
+        """Wait for all buckets, and return the results in the order of the indices."""
         reducer, buckets = self._reducer, self._plan.buckets
         while len(self._begun) < len(buckets):
             self._begin_next(later=False)
@@ -403,29 +389,27 @@ class GradientReduction:
             return self._results()
         if self._leads:
             self._send_on()
-        results: list[Array] = self._meet(
+        results: list[Array] = self._merge(
             "all_reduce", self._shared, self._likes, timeout=self._plan.timeout
         )
         return results
 
     def _begin_next(self, later: bool) -> None:
-        """Begin the next bucket, whose arrays are all there; ``later``: behind the computation."""
+        """Begin the next bucket; with ``later`` by an asynchronous call."""
         reducer, bucket = self._reducer, self._plan.buckets[len(self._begun)]
-        source, target = bucket.joined([self._arrays[place] for place in bucket.places])
-        for place in bucket.places:
-            self._arrays[place] = None
+        source, target = bucket.joined([self._arrays[i] for i in bucket.indices])
+        for i in bucket.indices:
+            self._arrays[i] = None
         if self._leads:
-            # Only now, in the order of the buckets, which does not depend on when a sum is there.
+            # The order of the calls must not depend on the time at which a sum is complete.
             self._send_on()
         works = bucket.reduce(reducer._first, source, target, self._plan.timeout, later)
         self._begun.append((target, works))
-        if self._leads and array_backend.is_on_gpu(
-            target
-        ):  # streams wait for the sum, and not the host
-            self._send_on()
+        if self._leads and array_backend.is_on_gpu(target):
+            self._send_on()  # a stream waits for the sum, and not the host
 
     def _send_on(self) -> None:
-        """Reduce over the workers what was begun among the replicas of this process."""
+        """Begin the second level of the buckets whose first level has begun."""
         second, timeout = self._reducer._second, self._plan.timeout
         assert second is not None
         while self._sent < len(self._begun):
@@ -440,7 +424,7 @@ class GradientReduction:
             self._sent += 1
 
     def _results(self) -> list[Array]:
-        """Wait for what is under way, and return the results."""
+        """Wait for all calls, and return the results."""
         plan = self._plan
         results: list[Array] = [None] * len(self._arrays)  # type: ignore[list-item]
         for bucket, (total, works) in zip(plan.buckets, self._begun, strict=True):
@@ -453,10 +437,10 @@ class GradientReduction:
         return results
 
     def _shared(self, replicas: list[tuple[Sequence[Array]]]) -> list[list[Array]]:
-        """Return this rank's results for each of the replicas, which have met.
+        """Return this rank's results for each of the replicas, at their merge point.
 
-        Only while the replicas meet may results be copied: a copy that one of them makes later would
-        wait for what replica 0 has given its GPU since, which may wait for that replica in NCCL.
+        Results must be copied here. A replica's later copy would wait for newer work on replica 0's
+        GPU, which may wait for that replica in NCCL.
         """
         self._send_on()
         results = self._results()
@@ -465,7 +449,7 @@ class GradientReduction:
 
 
 def on_devices(results: Sequence[Array], likes: Sequence[Array]) -> list[Array]:
-    """Return results where other arrays lie: themselves, or copies on the GPU of each one's like."""
+    """Return results on the devices of other arrays, copied where the device differs."""
     return [
         array_backend.asarray(result, like=like)
         for result, like in zip(results, likes, strict=True)

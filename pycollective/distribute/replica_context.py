@@ -1,4 +1,4 @@
-"""What a function that runs for one replica can ask and do."""
+"""`ReplicaContext`: the collectives of a function that runs for one replica."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["ReplicaContext", "ValueContext"]
 
 @dataclass(eq=False)
 class ValueContext:
-    """What a function that makes a replica's value may know.
+    """The argument of a function that creates a replica's value.
 
     Attributes
     ----------
     replica_id_in_sync_group : int
         The replica, 0 to num_replicas_in_sync - 1.
     num_replicas_in_sync : int
-        How many there are.
+        The number of replicas.
     """
 
     replica_id_in_sync_group: int = 0
@@ -50,28 +50,28 @@ def _is_differentiable(tensor: Tensor) -> bool:
 
 
 class ReplicaContext:
-    """What a function that `Strategy.run` runs can ask and do; see `get_replica_context`."""
+    """One replica's numbers and collectives, in a function that `Strategy.run` calls."""
 
     def __init__(self, strategy: AnyStrategy, replica: int, run: ReplicaRun | None) -> None:
         #: The strategy that runs this replica.
         self.strategy = strategy
-        #: This replica among those of this process; TensorFlow's programs read it by the second name.
+        #: This replica's number in its process; TensorFlow's programs use the second name.
         self.local_replica_id = self._replica_id = replica
         self._run = run
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are in all."""
+        """The number of replicas of all processes."""
         return self.strategy.num_replicas_in_sync
 
     @property
     def num_local_replicas(self) -> int:
-        """How many replicas this process runs."""
+        """The number of replicas of this process."""
         return self.strategy.extended.num_local_replicas
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """This replica: an int32 scalar tensor, or the int 0 outside every strategy."""
+        """This replica's number: an int32 scalar tensor, or the int 0 outside every strategy."""
         extended = self.strategy.extended
         if extended.is_default:
             return 0
@@ -80,7 +80,7 @@ class ReplicaContext:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The name of this replica's device."""
+        """The name of this replica's device, in a tuple."""
         return (self.strategy.extended.worker_devices[self.local_replica_id],)
 
     def all_reduce(
@@ -89,33 +89,33 @@ class ReplicaContext:
         value: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Reduce the replicas' values and give every replica the result. Differentiable.
+        """Reduce the replicas' values; every replica gets the result. Differentiable.
 
         Parameters
         ----------
         reduce_op : ReduceOp or str
             SUM or MEAN.
         value : nest of tensors and IndexedSlices
-            This replica's values; the same shapes and dtypes in every replica, but for the numbers of
-            rows of `IndexedSlices`.
+            This replica's values, of the same shapes and dtypes in every replica. The numbers of rows
+            of `IndexedSlices` may differ.
         options : CommunicationOptions, optional
             Hints.
 
         Returns
         -------
         nest of Tensor and IndexedSlices
-            The results, in the structure of ``value``. Those of `IndexedSlices` have the rows of all
-            replicas, in replica order; equal indices stay, and for a MEAN the rows are divided. No
-            gradient goes through them.
+            The results, in the structure of ``value``. `IndexedSlices` have the rows of all replicas,
+            in replica order, with equal indices. A MEAN divides the rows. No gradient goes through
+            `IndexedSlices`.
 
         Raises
         ------
         MismatchError
-            If shapes or dtypes differ between the replicas.
+            Shapes or dtypes differ between the replicas.
         CollectiveTimeoutError
-            If a replica does not come within ``strategy.extended.timeout`` seconds.
+            A replica does not make the call within ``strategy.extended.timeout`` seconds.
         RuntimeError
-            If another replica ends without making this call.
+            Another replica ends without the call.
         """
         op = ReduceOp.of(reduce_op)
         self._require_here()
@@ -127,7 +127,7 @@ class ReplicaContext:
         inputs = [as_tensor(leaves[i]) for i in dense]
         reduced = extended.reduce_in_replica(self, op, [t.array for t in inputs], options)
 
-        # The gradient of a sum over the replicas is the sum of their gradients.
+        # The gradient of a sum over the replicas is the sum of the replicas' gradients.
         def backward(here: AnyContext, gradients: list[Array]) -> list[Array]:
             return extended.reduce_in_replica(here, op, gradients, options)
 
@@ -142,14 +142,14 @@ class ReplicaContext:
         return nest.pack_as(value, results)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Join the replicas' values along an axis and give every replica the whole. Differentiable.
+        """Concatenate the replicas' values along an axis; every replica gets the result. Differentiable.
 
         Parameters
         ----------
         value : nest of tensors
             This replica's values; shapes may differ between the replicas along ``axis``.
         axis : int
-            The axis to join along.
+            The axis of the concatenation.
         options : CommunicationOptions, optional
             Hints.
 
@@ -163,9 +163,9 @@ class ReplicaContext:
         NotImplementedError
             For `IndexedSlices`.
         TypeError, ValueError
-            If ``axis`` is no int or no axis of a value.
+            ``axis`` is not an int, or not an axis of a value.
         MismatchError
-            If dtypes, or shapes on another axis, differ between the replicas.
+            Dtypes, or shapes on another axis, differ between the replicas.
         CollectiveTimeoutError, RuntimeError
             As `all_reduce`.
         """
@@ -185,7 +185,8 @@ class ReplicaContext:
         }
         floats = [i for i, tensor in enumerate(inputs) if _is_differentiable(tensor)]
 
-        # Every replica's result depends on this one's value; its own part of their sum is its own.
+        # Every replica's result contains this replica's value, so its gradient is its slice of the sum
+        # of all replicas' gradients.
         def backward(here: AnyContext, gradients: list[Array]) -> list[Array]:
             sums = extended.reduce_in_replica(here, ReduceOp.SUM, gradients, options)
             return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
@@ -199,10 +200,10 @@ class ReplicaContext:
         inputs: Sequence[Tensor],
         backward: Callable[[AnyContext, list[Array]], list[Array]],
     ) -> list[Tensor]:
-        """Return the results of a collective as tensors whose gradients go back through one, too.
+        """Return the results of a collective as tensors whose gradients use a collective, too.
 
-        ``backward(context, gradients)`` takes those of the floating-point results, all in one call,
-        so that the replicas do the same also where they do not use the same results.
+        ``backward(context, gradients)`` gets the gradients of all floating-point results in one call.
+        The replicas then make the same calls even if they use different results.
         """
         results = [Tensor(array) for array in arrays]
         floats = [i for i, tensor in enumerate(inputs) if _is_differentiable(tensor)]
@@ -214,7 +215,7 @@ class ReplicaContext:
             if here is None or here.strategy is not self.strategy:
                 raise RuntimeError(
                     "the gradient of a collective needs all replicas: call gradient() in the "
-                    "replica function"
+                    "function that Strategy.run calls"
                 )
             return backward(here, list(gradients))
 
@@ -229,23 +230,23 @@ class ReplicaContext:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Wait for all replicas, run a function once for all of them, and return this one's part.
+        """Wait for all replicas, call a function once, and return this replica's component.
 
         Parameters
         ----------
         merge_fn : callable
-            ``merge_fn(strategy, *args, **kwargs)``, run in cross-replica context; its arguments are
-            the replicas' arguments, grouped. No tape records in it.
+            Called as ``merge_fn(strategy, *args, **kwargs)`` in cross-replica context, with the
+            replicas' arguments, grouped. No tape records it.
         args, kwargs
             This replica's arguments.
 
         Raises
         ------
         CollectiveTimeoutError
-            If a replica does not come within ``strategy.extended.timeout`` seconds.
+            A replica does not make the call within ``strategy.extended.timeout`` seconds.
         RuntimeError
-            If a replica ends without making the call, or makes it with another function, or this is
-            not this thread's replica context.
+            A replica ends without the call, or makes it with another function, or this object is not
+            this thread's replica context.
         """
         self._require_here()
         strategy = self.strategy
@@ -257,11 +258,11 @@ class ReplicaContext:
                 merged = merge_fn(strategy, *all_args, **all_kwargs)
             return [select_replica(r, merged) for r in range(len(calls))]
 
-        # The replicas' functions are different objects, but made of the same code.
+        # The replicas' functions are different objects with the same code.
         code = getattr(merge_fn, "__code__", None)
-        return self.meet("merge_call()", merge, tuple(args), dict(kwargs or {}), key=code)
+        return self.merge("merge_call()", merge, tuple(args), dict(kwargs or {}), key=code)
 
-    def meet(
+    def merge(
         self,
         what: str,
         function: Callable[[list[Any]], list[Any]],
@@ -269,34 +270,34 @@ class ReplicaContext:
         key: Any = None,
         timeout: float | None = None,
     ) -> Any:
-        """Wait for all replicas, run a function once for all of them, and return this one's result.
+        """Wait for all replicas, call a function once, and return this replica's result.
 
         Parameters
         ----------
         what : str
             The name of the call in messages.
         function : callable
-            Takes a list of the replicas' ``args`` and returns a list of their results.
+            Gets a list of the replicas' ``args``, and returns a list of their results.
         *args
             This replica's arguments.
         key : optional
-            What must be the same in all replicas.
+            A value that must be the same in all replicas.
         timeout : float, optional
-            Seconds to wait for the others; by default the strategy's.
+            The deadline in seconds; by default the strategy's.
         """
         if self._run is None:
             return function([args])[0]
         return self._run.merge(self.local_replica_id, what, function, args, key, timeout)
 
     def created_by_first(self, make: Callable[[], Variable]) -> Variable:
-        """Return the variable that replica 0 makes at this point of its function."""
+        """Return the variable that replica 0 creates at this point of its function."""
         if self._run is None:
             return make()
         variable: Variable = self._run.create(self.local_replica_id, make)
         return variable
 
     def collective(self) -> AbstractContextManager[None]:
-        """Bracket a collective call of this replica."""
+        """Return the block of a collective call of this replica."""
         return nullcontext() if self._run is None else Collective(self._run, self.local_replica_id)
 
     def _current(self) -> AnyContext | None:

@@ -1,4 +1,4 @@
-"""`Replicas`: the part of `StrategyExtended` that runs replicas, and that these call."""
+"""`Replicas`: the part of `StrategyExtended` that runs replicas, and that replicas call."""
 
 from __future__ import annotations
 
@@ -51,75 +51,61 @@ from pycollective.tensor.variable import creators
 
 __all__ = ["Replicas"]
 
-#: Seconds that replicas wait for each other unless told otherwise.
+#: The default deadline in seconds at which replicas wait for each other.
 DEFAULT_TIMEOUT = 600.0
 
-#: Bytes of a pack of gradients; handing smaller ones to the background costs more processor time than
-#: it saves (benchmarks/gradient_overlap.py).
+#: Bytes of a pack of gradients. Smaller packs cost more processor time than overlap saves
+#: (benchmarks/gradient_overlap.py).
 GRADIENT_PACK = 4 << 20
 
 
 class Replicas:
-    """The replicas of a strategy: their devices, how they run, and what they do together.
-
-    Parameters
-    ----------
-    devices : sequence of Device
-        A replica runs on each.
-    cross_device_ops : CrossDeviceOps
-        How values of the replicas are reduced.
-    """
+    """The replicas of a strategy, one on each device, and their collectives."""
 
     is_default = False
-    #: Whether what differs between replicas is wrapped; not where there is one replica by nature.
+    #: True if values that differ between replicas are wrapped. A strategy for one device does not.
     groups_values = True
-    #: Whether the replicas share variables, which must then be updated once for all of them.
+    #: True if the replicas share variables, which are then updated once.
     updates_variables_once = False
-    #: Why these cross-device operations, for `Strategy.describe`.
+    #: The reason for the cross-device operations, for `Strategy.describe`.
     why_these_ops = ""
     #: Hints for the all-reduce of gradients.
     gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
-    #: Whether replicas of this process sum gradients while their tapes compute others. None: unless
-    #: they are CPUs and have no core to spare for it (benchmarks/gradient_overlap.py).
+    #: True if replicas of this process sum gradients while their tapes compute others. None: they do
+    #: so unless all cores run replicas (benchmarks/gradient_overlap.py).
     sums_early: bool | None = None
-    #: Whether datasets can be made for each replica: `InputReplicationMode.PER_REPLICA`.
+    #: True if `InputReplicationMode.PER_REPLICA` is possible.
     input_per_replica = False
-    #: Whether replicas that have run out of data get batches without rows while others have some.
+    #: True if replicas without data get batches without rows, while other replicas have data.
     enable_partial_batch_handling = True
-    #: Whether each worker runs the program by itself, as several workers do.
+    #: True if each of several workers runs the program.
     experimental_between_graph = False
-    #: Whether this process initialises variables, and whether shapes must not change between steps.
+    #: True if this process initializes variables; True if shapes must not change between steps.
     experimental_should_init = True
     experimental_require_static_shapes = False
 
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
         self.devices = tuple(devices)
         self.cross_device_ops = cross_device_ops
-        # Weak: a cycle would keep the replicas' threads until the garbage collector finds it.
+        # A cycle of references would keep the replicas' threads alive until garbage collection.
         self._strategy: weakref.ref[AnyStrategy] | None = None
         self._timeout = DEFAULT_TIMEOUT
         self.start_afresh()
         self.train_with(Workers())
 
     def train_with(self, workers: Workers) -> None:
-        """Train together with other processes, or alone, from now on.
-
-        Parameters
-        ----------
-        workers : Workers
-            The processes that train together.
-        """
+        """Set the processes that train together from now on."""
         self.workers = workers
-        #: How many replicas this process runs, and all processes together.
+        #: The number of replicas of this process, and of all processes.
         self.num_local_replicas = len(self.devices)
         self.num_replicas_in_sync = self.num_local_replicas * workers.count
         #: The number of this process's first replica among all.
         self.first_replica = self.num_local_replicas * workers.index
-        #: Whether this process writes checkpoints and summaries: the chief does.
+        #: True if this process writes checkpoints and summaries: the chief does.
         self.should_checkpoint = self.should_save_summary = workers.index == 0
 
     def start_afresh(self) -> None:
-        """Make what belongs to this object alone, also when it is a copy, or in a forked process."""
+        """Create the locks and threads, in a copy and in a forked process again."""
         self._process = os.getpid()
         self._threads: ReplicaThreads | None = None
         self._run_lock = threading.RLock()
@@ -141,10 +127,10 @@ class Replicas:
     def variable_on(
         self, device: Device, next_creator: Callable[..., Variable], **kwargs: Any
     ) -> Variable:
-        """Make a variable whose value lies on a device.
+        """Make a variable on a device.
 
-        Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
-        which programs read in every step.
+        Scalars with aggregation ONLY_FIRST_REPLICA stay on the host: counters and rates, which programs
+        read in every step.
         """
         with device.in_use():
             variable = next_creator(**kwargs)
@@ -154,7 +140,7 @@ class Replicas:
         return variable
 
     def begin_run(self) -> None:
-        """Get ready for a run of several replicas."""
+        """Prepare a run of several replicas."""
 
     def reduce_in_replica(
         self,
@@ -163,7 +149,7 @@ class Replicas:
         arrays: list[Array],
         options: CommunicationOptions,
     ) -> list[Array]:
-        """Do one replica's part of an all-reduce; with one replica, the arrays are the result."""
+        """Take part in an all-reduce; with one replica, return the arrays."""
         return arrays
 
     def begin_reduction(
@@ -173,7 +159,7 @@ class Replicas:
         reduce_op: ReduceOp,
         options: CommunicationOptions,
     ) -> GradientReduction | None:
-        """Begin an all-reduce whose arrays come one by one; None where that is of no use."""
+        """Begin an all-reduce whose arrays follow one by one; None if it cannot begin early."""
         return None
 
     def reduce_slices_in_replica(
@@ -183,7 +169,7 @@ class Replicas:
         slices: Sequence[IndexedSlices],
         options: CommunicationOptions,
     ) -> list[IndexedSlices]:
-        """Do one replica's part of an all-reduce of `IndexedSlices`: all replicas' rows, in order."""
+        """Take part in an all-reduce of `IndexedSlices`; return all replicas' rows, in order."""
 
         def gather(all_slices: list[tuple[IndexedSlices, ...]]) -> list[list[IndexedSlices]]:
             values = _by_value(all_slices, "all_reduce: the replicas reduce", "IndexedSlices")
@@ -200,7 +186,7 @@ class Replicas:
                 for r, slices in enumerate(all_slices)
             ]
 
-        result: list[IndexedSlices] = context.meet(
+        result: list[IndexedSlices] = context.merge(
             "all_reduce of IndexedSlices", gather, *slices, timeout=options.timeout_seconds
         )
         return result
@@ -212,10 +198,10 @@ class Replicas:
         axis: int,
         options: CommunicationOptions,
     ) -> list[tuple[Array, int]]:
-        """Do one replica's part of an all-gather of arrays that may be ragged along ``axis``.
+        """Take part in an all-gather of arrays, whose lengths along ``axis`` may differ.
 
-        Returns for each array all replicas' ones, joined, and where this replica's one begins. The
-        replicas share the result where they share memory.
+        Return each result, and the offset of this replica's array in it. Replicas with one memory
+        share the result.
         """
 
         def gather(all_arrays: list[tuple[Array, ...]]) -> list[list[tuple[Array, int]]]:
@@ -231,13 +217,13 @@ class Replicas:
                     begin += own.shape[axis]
             return results
 
-        result: list[tuple[Array, int]] = context.meet(
+        result: list[tuple[Array, int]] = context.merge(
             "all_gather", gather, *arrays, timeout=options.timeout_seconds
         )
         return result
 
     def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
-        """Reduce what this process's replicas were reduced to over all processes."""
+        """Reduce this process's result over all processes."""
         if self.workers.count == 1:
             return reduced
         if isinstance(reduced, Mirrored):
@@ -248,12 +234,12 @@ class Replicas:
         return Tensor(self.workers.reduce(op, as_tensor(reduced).array))
 
     def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
-        """Return the operations that reduce a value in cross-replica context, or gather it."""
+        """Return the operations for a reduction, or a gather, in cross-replica context."""
         return self.cross_device_ops
 
     @contextmanager
     def _for_all_replicas(self, what: str) -> Iterator[None]:
-        """Be in cross-replica context, where no tape records; values that differ are a mismatch."""
+        """Enter cross-replica context without tapes; convert a ValueError to a MismatchError."""
         try:
             with entered(Mode(self.strategy, None)), paused():
                 yield
@@ -261,43 +247,43 @@ class Replicas:
             raise MismatchError(f"{what}: {error}") from error
 
     def abort_collectives(self, reason: str) -> None:
-        """Wake replicas that are in a collective, because another one has failed."""
+        """Abort the collectives of the replicas, because one has failed."""
 
     @property
     def input_pipeline(self) -> tuple[int, int]:
-        """The number of processes that read input, and which of them this is."""
+        """The number of processes that read input, and the index of this process."""
         return self.workers.count, self.workers.index
 
     def sum_over_workers(self, count: int) -> int:
-        """Return the sum of a number over all processes: all make the same calls."""
+        """Return the sum of a number over all processes."""
         return self.workers.total(count)
 
     # Facts --------------------------------------------------------------------------------------
 
     @property
     def strategy(self) -> AnyStrategy:
-        """The strategy this belongs to.
+        """The strategy of this object.
 
         Raises
         ------
         RuntimeError
-            If the program has dropped the strategy and kept only this object.
+            The strategy was deleted.
         """
         strategy = None if self._strategy is None else self._strategy()
         if strategy is None:
             raise RuntimeError(
-                f"the strategy of this {type(self).__name__} does not exist any more; keep a reference "
-                "to the strategy, `strategy.extended` alone does not"
+                f"the strategy of this {type(self).__name__} was deleted; keep a reference to the "
+                "strategy, because `strategy.extended` does not keep it"
             )
         return strategy
 
     def belong_to(self, strategy: AnyStrategy) -> None:
-        """Make this the `extended` of a strategy."""
+        """Set the strategy of this object."""
         self._strategy = weakref.ref(strategy)
 
     @property
     def timeout(self) -> float:
-        """The seconds that replicas wait for each other before the missing one is reported."""
+        """The deadline in seconds at which a missing replica is reported."""
         return self._timeout
 
     @timeout.setter
@@ -352,15 +338,15 @@ class Replicas:
             makers = (*creators.stack, self.create_variable)
         if self.num_local_replicas == 1:
             return self._call(strategy, 0, None, makers, fn, args, kwargs)
-        if self._process != os.getpid():  # a forked process has the strategy, and not its threads
+        if self._process != os.getpid():  # a forked process does not have the threads
             self.start_afresh()
         if makers is None:
             makers = creators.stack
-        with self._run_lock:  # runs of several user threads come one after the other
+        with self._run_lock:  # runs of several user threads are serialized
             if self._runs:
                 raise RuntimeError(
-                    "strategy.run() was called while this thread runs it already, in a merge "
-                    "function: the replicas wait for that function to end"
+                    "strategy.run() was called in a merge function, while the replicas wait for the "
+                    "end of that function; call it outside of the replicas"
                 )
             self._runs = True
             try:
@@ -387,7 +373,7 @@ class Replicas:
         args: Sequence[Any],
         kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Run a function for one replica in this thread, whose variables ``makers`` create."""
+        """Run a function for one replica in this thread; ``makers`` create its variables."""
         mode = Mode(strategy, ReplicaContext(strategy, replica, run), replica)
         device = self.devices[replica]
         with entered(mode, makers):
@@ -400,7 +386,7 @@ class Replicas:
 
 
 def _by_value(replicas: Sequence[tuple[Any, ...]], what: str, kind: str) -> list[PerReplica]:
-    """Return the replicas' values grouped by value; raise if they have different numbers of them."""
+    """Return the replicas' values as `PerReplica`; raise an error for different numbers of them."""
     counts = [len(values) for values in replicas]
     if len(set(counts)) > 1:
         raise MismatchError(f"{what} {counts} {kind}")

@@ -35,9 +35,8 @@ __all__ = ["ScheduledOps"]
 class ScheduledOps(CrossDeviceOps):
     """Cross-device operations that run an all-reduce of the core, in buckets.
 
-    In replica context a `GradientReducer` runs it, by what is said here of buckets. Values whose
-    destinations are not the replicas themselves, and `IndexedSlices`, are brought together on one
-    device.
+    In replica context, a `GradientReducer` runs the all-reduce by these buckets. Values with other
+    destinations than the replicas, and `IndexedSlices`, are reduced on one device.
     """
 
     algorithm: str | Algorithm
@@ -53,7 +52,7 @@ class ScheduledOps(CrossDeviceOps):
     # Rules for a reducer ------------------------------------------------------------------------
 
     def has_own_hooks(self) -> bool:
-        """Return True if a subclass has hooks of its own: they must be called, and no reducer."""
+        """Return True if a subclass overrides hooks, which replace the reducer."""
         mine, base = type(self), ScheduledOps
         return not (
             mine.reduce_implementation is base.reduce_implementation
@@ -62,17 +61,17 @@ class ScheduledOps(CrossDeviceOps):
         )
 
     def buckets(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
-        """Return the places of the arrays of each bucket."""
+        """Return the indices of the arrays of each bucket."""
         if self.num_packs == 0:
             return [[i] for i in range(len(likes))]
         return packs(likes, sys.maxsize)
 
     def algorithm_on(self, gpu: bool, options: CommunicationOptions) -> str | Algorithm:
-        """Return the algorithm of the core that runs on the host, or on GPUs."""
+        """Return the core's algorithm on the host, or on GPUs."""
         return self.algorithm
 
     def stays_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
-        """Return True if GPU arrays are reduced where they lie; the log says it if they are not."""
+        """Return True if GPU arrays are reduced on the GPUs; log a warning otherwise."""
         if on_device.is_possible(communicator):
             return True
         log_few(
@@ -87,7 +86,7 @@ class ScheduledOps(CrossDeviceOps):
     def log_buckets(
         self, arrays: int, buckets: int, ranks: int, options: CommunicationOptions
     ) -> None:
-        """Write TensorFlow's line to the log."""
+        """Log TensorFlow's line."""
         log_few(
             "batch_all_reduce: %d all-reduces with algorithm = %s, num_packs = %d",
             arrays,
@@ -126,7 +125,7 @@ class ScheduledOps(CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[PerReplica, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Reduce several values, in buckets."""
+        """Reduce several values in buckets."""
         results: list[Any] = [None] * len(value_destination_pairs)
         together: list[int] = []
         sparse = 0
@@ -153,7 +152,7 @@ class ScheduledOps(CrossDeviceOps):
     def _reduce_rows(
         self, rows: list[list[Array]], reduce_op: ReduceOp, options: CommunicationOptions
     ) -> list[list[Tensor]]:
-        """Return for each replica its results, given the replicas' arrays of each value."""
+        """Return the results of each replica, from the replicas' arrays of each value."""
         replicas = len(rows[0])
         for row in rows:
             if len(row) != replicas:
@@ -164,7 +163,7 @@ class ScheduledOps(CrossDeviceOps):
         likes = [row[0] for row in rows]
         mixed = not all(array_backend.is_on_gpu(x) for row in rows for x in row)
         results: list[list[Any]] = [[None] * len(rows) for _ in range(replicas)]
-        with self._groups_lock:  # reductions of several user threads must not mix
+        with self._groups_lock:  # reductions of several user threads use the same groups
             group = self._groups.get(replicas)
             if group is None:
                 group = self._groups[replicas] = local_group(replicas)
@@ -172,7 +171,7 @@ class ScheduledOps(CrossDeviceOps):
             for bucket in plan.buckets:
                 flats = []
                 for r in range(replicas):
-                    arrays = [plan.prepared(rows[i][r]) for i in bucket.places]
+                    arrays = [plan.prepared(rows[i][r]) for i in bucket.indices]
                     with array_backend.beside(arrays[0]):
                         flats.append(bucket.joined(arrays)[0])
                 totals = self._totals(group, bucket, flats)
@@ -188,15 +187,15 @@ class ScheduledOps(CrossDeviceOps):
         ]
 
     def _algorithm_among(self, bucket: Bucket, arrays: Sequence[Array]) -> str | Algorithm:
-        """Return the algorithm by which the replicas' arrays are reduced, all at once."""
+        """Return the algorithm for the replicas' arrays of a bucket."""
         return bucket.algorithm
 
     def _totals(
         self, group: Sequence[Communicator], bucket: Bucket, flats: Sequence[Array]
     ) -> list[Array]:
-        """Return every replica's total of the replicas' buckets, each reduced in its parts.
+        """Return every replica's total of the replicas' buckets.
 
-        On GPUs by a thread for each replica, whose calls wait for the others.
+        On GPUs each replica has a thread, because the calls wait for each other.
         """
         algorithm = self._algorithm_among(bucket, flats)
         on_gpus = array_backend.is_on_gpu(flats[0])
@@ -206,7 +205,7 @@ class ScheduledOps(CrossDeviceOps):
             and algorithm == "auto"
             and len({array_backend.device_of(x) for x in flats}) == 1
         ):
-            # Results never change: replicas of one memory share them, and it is written once.
+            # Results never change, so replicas with one memory share one array.
             totals = [array_backend.empty(flats[0].shape, flats[0].dtype, flats[0])] * len(flats)
         else:
             totals = [array_backend.empty(flat.shape, flat.dtype, flat) for flat in flats]
@@ -224,7 +223,7 @@ class ScheduledOps(CrossDeviceOps):
                             flat[first:last], bucket.op, out=total[first:last], algorithm=algorithm
                         )
             except BaseException as error:
-                self._groups.pop(len(group), None)  # a group that failed is dead
+                self._groups.pop(len(group), None)  # a failed group cannot be used again
                 communicator.abort(f"replica {communicator.rank} failed: {error}")
                 raise
 

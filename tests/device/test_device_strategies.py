@@ -154,7 +154,7 @@ def test_replicas_on_cpus_and_devices_are_right(two):
 def test_replicas_on_one_gpu_without_nccl_are_right(two):
     config.set_logical_device_configuration("gpu:0", 3)
     strategy = d.MirroredStrategy()
-    assert "NcclAllReduce (no NCCL here: by the core's kernels)" in strategy.describe()
+    assert "NcclAllReduce (NCCL is not installed: by the core's kernels)" in strategy.describe()
 
     def step():
         context = d.get_replica_context()

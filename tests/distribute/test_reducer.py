@@ -24,7 +24,7 @@ SHAPES = [(3,), (), (2, 5), (0, 4), (7,)]
 
 
 class Worker:
-    """The replicas of a process: threads that meet, replica 0 doing for all what they meet for."""
+    """The replicas of a process: threads; replica 0 runs the functions of their merge points."""
 
     def __init__(self, size: int) -> None:
         self.replicas = pc.local_group(size, timeout=20) if size > 1 else [None]
@@ -32,8 +32,8 @@ class Worker:
         self._given: list[object] = [None] * size
         self._results: list[object] = []
 
-    def meet(self, replica: int):
-        def meet(_what, function, *args, timeout=None):
+    def merge(self, replica: int):
+        def merge(_what, function, *args, timeout=None):
             self._given[replica] = args
             self._barrier.wait()
             if replica == 0:
@@ -41,7 +41,7 @@ class Worker:
             self._barrier.wait()
             return self._results[replica]
 
-        return meet
+        return merge
 
 
 def reduce_everywhere(workers, size, arrays_of, op, options, way):
@@ -53,10 +53,10 @@ def reduce_everywhere(workers, size, arrays_of, op, options, way):
             CollectiveAllReduce(), worker.replicas[number], among[place], CommunicationOptions()
         )
         arrays = arrays_of(place * size + number)
-        meet = worker.meet(number)
+        merge = worker.merge(number)
         if way == "all at once":
-            return reducer.all_reduce(arrays, op, options, meet)
-        reduction = reducer.begin(arrays, op, options, meet)
+            return reducer.all_reduce(arrays, op, options, merge)
+        reduction = reducer.begin(arrays, op, options, merge)
         for i in reversed(range(len(arrays))):
             reduction.add(i, arrays[i])
         return reduction.finish()

@@ -312,7 +312,7 @@ def test_describe(monkeypatch):
     monkeypatch.setattr("pycollective._core.usable_cores", lambda: 4)
     monkeypatch.setattr(describe, "controls_threads", lambda: True)
     cpu = "/job:localhost/replica:0/task:0/device:CPU:"
-    ops = "CollectiveAllReduce (algorithm 'auto'), the default where all devices are CPUs"
+    ops = "CollectiveAllReduce (algorithm 'auto'), the default if all devices are CPUs"
     assert mirrored(2).describe().splitlines() == [
         f"replica 0: {cpu}0, the caller's thread, 2 BLAS threads of 4, {ops}",
         f"replica 1: {cpu}1, thread pycollective-replica-1, 2 BLAS threads of 4, {ops}",
@@ -329,7 +329,7 @@ def test_describe(monkeypatch):
     assert "ReductionToOneDevice cpu:0, given" in (
         mirrored(2, d.ReductionToOneDevice("cpu:0")).describe()
     )
-    assert "no NCCL here" in mirrored(2, d.NcclAllReduce()).describe()
+    assert "NCCL is not installed" in mirrored(2, d.NcclAllReduce()).describe()
     monkeypatch.setattr(describe, "controls_threads", lambda: False)
     assert "BLAS threads not divided (no threadpoolctl)" in mirrored(2).describe()
     assert blas_threads.controls_threads() in (True, False)

@@ -32,7 +32,7 @@ def test_mirrored_strategy_uses_gpus_and_nccl_by_default(two):
     strategy = d.MirroredStrategy()
     assert strategy.num_replicas_in_sync == 2
     assert isinstance(strategy.extended.cross_device_ops, d.NcclAllReduce)
-    assert "NcclAllReduce (NCCL 2.28.3), the default where all devices are GPUs" in (
+    assert "NcclAllReduce (NCCL 2.28.3), the default if all devices are GPUs" in (
         strategy.describe()
     )
 
@@ -87,7 +87,7 @@ def test_ring_by_name_copies_through_host_memory(two):
 def test_replicas_without_nccl_warn_and_are_right(two, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
     strategy = d.MirroredStrategy()
-    assert "no NCCL here: in the host's memory" in strategy.describe()
+    assert "NCCL is not installed: in the host's memory" in strategy.describe()
 
     def step():
         context = d.get_replica_context()
