@@ -1,7 +1,7 @@
-"""Distributed datasets: which replica gets which rows, and iterating over them.
+"""Distributed datasets, whose elements have a mini-batch for each replica.
 
-What a worker reads is decided in `pycollective.data.sharding`; here its mini-batches become the
-elements that `Strategy.run` takes, made ahead in a thread.
+`pycollective.data.sharding` chooses the rows of each worker. This module groups the worker's
+mini-batches into arguments for `Strategy.run`, and prefetches them in a thread.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ __all__ = ["DistributedDataset", "DistributedIterator"]
 
 
 class _Parts:
-    """A step's mini-batches, before it is known whether any other worker still has some.
+    """The mini-batches of this worker, before the workers agree on the end of the data.
 
     Attributes
     ----------
     extended : StrategyExtended
-        Of the strategy whose replicas are fed.
+        The replicas.
     pipelines : list of Dataset
-        One for all local replicas, or one for each.
+        One dataset for all local replicas, or one for each.
     ahead : int
-        How many steps are made ahead in a thread; 0: none, and no thread.
+        The number of steps that a thread prefetches; 0: there is no thread.
     keep_rest : bool
-        Whether a last step that not all replicas have data for is one even where all shapes are known.
+        True if a last step without data for some replicas counts, even if all shapes are static.
     to_devices : bool
-        Whether mini-batches are put on the replicas' GPUs.
+        True if mini-batches are copied to the replicas' GPUs.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class _Parts:
 
     @property
     def specs(self) -> list[Any]:
-        """What the mini-batches of each pipeline look like."""
+        """The specs of the mini-batches of each pipeline."""
         return [p.element_spec for p in self.pipelines]
 
     @property
     def element_spec(self) -> Any:
-        """What an element looks like that the strategy's replicas get."""
+        """The spec of an element."""
         count = self.extended.num_local_replicas // len(self.pipelines)
         specs = [spec for spec in self.specs for _ in range(count)]
         if self.across_workers and self.fills_up:
@@ -93,14 +93,14 @@ class _Parts:
         return nest.map_structure(lambda *leaves: PerReplicaSpec(leaves), *specs)
 
     def start(self) -> Iterator[list[Any]]:
-        """Return the steps of one pass: mini-batches in replica order, None where there is none."""
+        """Return the steps of one pass: mini-batches in replica order, None for a missing one."""
         at_hand = not self._copies and all(is_at_hand(p) for p in self.pipelines)
         if self.ahead and not at_hand:
             return iter(Prefetcher(partial(self._steps, Uploads().place), self.ahead))
         return self._steps(Device.place)
 
     def place(self, replica: int, part: Any, how: Callable[[Device, Any], Any]) -> Any:
-        """Return a mini-batch, or None, where a replica is to have it."""
+        """Return a mini-batch, or None, on the device of a replica."""
         if part is None or not self._copies:
             return part
         return nest.map_structure(partial(how, self.extended.devices[replica]), part)
@@ -137,7 +137,7 @@ def _of_any_length(spec: TensorSpec) -> TensorSpec:
 
 
 def _empty(spec: Any, like: Any) -> Any:
-    """Return a mini-batch without rows, for a replica that has run out; unknown lengths are 0."""
+    """Return a mini-batch without rows, for a replica without data; unknown lengths are 0."""
 
     def of_spec(s: TensorSpec) -> Any:
         return np.zeros(
@@ -148,21 +148,21 @@ def _empty(spec: Any, like: Any) -> Any:
         return nest.map_structure(of_spec, spec)
     if like is None:
         raise ValueError(
-            "a worker that has no data needs to know what batches look like: give from_generator() an "
-            "output_signature, and map() a function that does with zeros"
+            "a worker without data cannot find the shapes of batches: give from_generator() an "
+            "output_signature, and give map() a function that accepts zeros"
         )
     return like
 
 
 def _without_rows(array: Any) -> Any:
-    """Return an array of the same kind without rows, which keeps no other memory alive."""
+    """Return a new array of the same row shape and dtype, without rows."""
     return np.zeros((0, *array.shape[1:]) if array.ndim else (), array.dtype)
 
 
 class DistributedIterator(NextElements):
-    """One pass over a `DistributedDataset`: ``next(it)`` gives what `Strategy.run` takes.
+    """One pass over a `DistributedDataset`; its elements are arguments of `Strategy.run`.
 
-    Dropping it, or `close`, ends the thread that works for it.
+    `close`, or deleting the iterator, ends its thread.
     """
 
     def __init__(self, parts: _Parts, after_pass: Callable[[int, int], None]) -> None:
@@ -170,14 +170,14 @@ class DistributedIterator(NextElements):
         self._steps: Iterator[list[Any]] | None = parts.start()
         self._like: Any = None
         self._after_pass = after_pass
-        self._counts = [0, 0]  # steps, and rows of this worker
+        self._counts = [0, 0]  # steps and rows of this worker
 
     def __iter__(self) -> DistributedIterator:
         return self
 
     @property
     def element_spec(self) -> Any:
-        """What the elements look like, as of the dataset."""
+        """The spec of the elements, as of the dataset."""
         return self._parts.element_spec
 
     def __next__(self) -> Any:
@@ -186,9 +186,9 @@ class DistributedIterator(NextElements):
         Raises
         ------
         StopIteration
-            At the end: when no replica of any worker has data.
+            No replica of any worker has data.
         ValueError
-            In a replica function.
+            This is a replica function.
         """
         mode = current_mode()
         if mode is not None and mode.replica_context is not None and has_strategy():
@@ -203,7 +203,7 @@ class DistributedIterator(NextElements):
             parts = next(self._steps, [None] * size)
         except BaseException as error:
             self.close()
-            # The others wait for this worker's count, which will not come.
+            # The other workers wait for this worker's count.
             self._parts.extended.workers.abort(f"its input failed: {type(error).__name__}: {error}")
             raise
         given = [part for part in parts if part is not None]
@@ -217,7 +217,7 @@ class DistributedIterator(NextElements):
         return self._element(parts, given)
 
     def _element(self, parts: list[Any], given: list[Any]) -> Any:
-        """Return the arguments for `Strategy.run`, made of mini-batches in replica order."""
+        """Return an argument for `Strategy.run`, from mini-batches in replica order."""
         if self._parts.across_workers:
             self._counts[0] += 1
             self._counts[1] += sum(map(_rows, given))
@@ -240,7 +240,7 @@ class DistributedIterator(NextElements):
 
 
 def _mapped(function: Callable[..., Any], parts: Sequence[Any]) -> Any:
-    """Return ``nest.map_structure(function, *parts)``, soon for tuples of arrays."""
+    """Return ``nest.map_structure(function, *parts)``, fast for tuples of arrays."""
     first = parts[0]
     if first.__class__ is tuple and all([leaf.__class__ is np.ndarray for leaf in first]):
         return tuple([function(*leaves) for leaves in zip(*parts, strict=True)])
@@ -252,10 +252,10 @@ def _rows(part: Any) -> int:
 
 
 class DistributedDataset:
-    """A dataset whose elements have a component for each replica; iterate over it.
+    """A dataset whose elements have a component for each replica.
 
-    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` make
-    them. Transform a dataset before it is distributed: afterwards nothing can be.
+    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` return
+    it. It has no transformations: transform the dataset before it is distributed.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """What elements look like: specs, or `PerReplicaSpec` where there are several replicas."""
+        """The spec of the elements, with `PerReplicaSpec` for several replicas."""
         return self._parts.element_spec
 
     @property
@@ -305,7 +305,7 @@ class DistributedDataset:
         return state
 
     def describe_sharding(self) -> str:
-        """Return a table that says which replica of which worker reads what."""
+        """Return a table of the rows that each replica of each worker reads."""
         return self._description()
 
     def __repr__(self) -> str:
@@ -315,7 +315,7 @@ class DistributedDataset:
 def distribute_dataset(
     extended: StrategyExtended, dataset: Any, options: InputOptions | None
 ) -> Any:
-    """Share a dataset of global batches among the workers, and its batches among the replicas."""
+    """Divide a dataset of global batches among the workers, and its batches among the replicas."""
     _check_dataset(dataset)
     if extended.is_default:
         return dataset
@@ -340,15 +340,15 @@ def distribute_dataset(
 
 
 def _starvation_check(workers: int, worker: int, warned: bool) -> Callable[[int, int], None]:
-    """Return what warns, once, after a pass in which this worker had steps and no rows."""
+    """Return a function that warns once, after a pass without rows for this worker."""
 
     def check(steps: int, rows: int) -> None:
         nonlocal warned
         if workers > 1 and steps and not rows and not warned:
             warned = True
             warnings.warn(
-                f"worker {worker} of {workers} got nothing but empty batches in {steps} step(s): make "
-                "batches larger, or share the dataset by another auto_shard_policy",
+                f"worker {worker} of {workers} got only empty batches in {steps} step(s): use larger "
+                "batches, or another auto_shard_policy",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -361,7 +361,7 @@ def distribute_from_function(
     dataset_fn: Callable[[InputContext], Any],
     options: InputOptions | None,
 ) -> Any:
-    """Give each replica an element of its own of the datasets that ``dataset_fn`` returns."""
+    """Distribute the datasets that ``dataset_fn`` returns, an element for each replica."""
     workers, worker = extended.input_pipeline
     replicas = extended.num_replicas_in_sync
     contexts = [InputContext(workers, worker, replicas)]
@@ -383,7 +383,7 @@ def distribute_from_function(
 
     def description() -> str:
         lines = [f"{c}: {per_step} element(s) a step" for c in contexts]
-        return "\n".join(["made by a function, once for each of", *lines])
+        return "\n".join(["datasets from a function, called with", *lines])
 
     return DistributedDataset(
         _Parts(extended, datasets, steps_ahead(options), False, goes_to_devices(options)),
@@ -399,7 +399,7 @@ def _contexts(
     for_worker: list[InputContext],
     replicas: int,
 ) -> list[InputContext]:
-    """Return the contexts with which the function is called, if the options fit together."""
+    """Return the arguments of the calls of ``dataset_fn``; raise an error for wrong options."""
     per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
     if per_replica and not extended.input_per_replica:
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Options of distributed datasets, and what their functions and specs are given."""
+"""Options, contexts and specs of distributed datasets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class InputContext:
-    """The place of a dataset among those that a function makes.
+    """The number of a dataset among the datasets that a function makes.
 
     Attributes
     ----------
     num_input_pipelines, input_pipeline_id : int
-        The number of datasets that are made, and the number of this one.
+        The number of datasets, and the index of this one.
     num_replicas_in_sync : int
-        The number of replicas that they feed together.
+        The number of replicas that the datasets feed.
     """
 
     num_input_pipelines: int = 1
@@ -37,12 +37,12 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the share of a replica.
+        """Return the batch size of a replica.
 
         Raises
         ------
         ValueError
-            If the batch cannot be divided.
+            The batch cannot be divided equally.
         """
         if global_batch_size % self.num_replicas_in_sync != 0:
             raise ValueError(
@@ -81,16 +81,14 @@ class InputOptions(_InputOptions):
     Attributes
     ----------
     experimental_fetch_to_device : bool, optional
-        Whether batches are made ready ahead, in a thread, on the replicas' devices; True unless given.
-        Otherwise they stay on the host, and only those of `Strategy.experimental_distribute_dataset`
-        are made ahead, by one step.
+        True, the default: a thread prefetches batches to the replicas' devices. False: batches stay on
+        the host, and only `Strategy.experimental_distribute_dataset` prefetches, one step.
     experimental_replication_mode : InputReplicationMode
-        Whether the function that makes a dataset is called for each worker or for each replica.
+        The calls of the function that makes a dataset: for each worker, or for each replica.
     experimental_place_dataset_on_device : bool
-        Whether batches come to lie on the replicas' devices, without being made ahead; datasets
-        themselves run on the host.
+        True: batches are copied to the replicas' devices without prefetching. Datasets run on the host.
     experimental_per_replica_buffer_size : int
-        How many batches of each replica are kept ready.
+        The number of prefetched batches of each replica.
     """
 
     __slots__ = ()
@@ -118,7 +116,7 @@ class InputOptions(_InputOptions):
 
 
 class RunOptions(NamedTuple):
-    """Options of `Strategy.run`: for TPUs, and without effect elsewhere."""
+    """Options of `Strategy.run` for TPUs; ignored."""
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
@@ -142,19 +140,19 @@ class PerReplicaSpec:
 
 
 def steps_ahead(options: InputOptions | None) -> int:
-    """Return the number of steps that are made ahead for the replicas."""
+    """Return the number of prefetched steps."""
     options = options or InputOptions()
     fetched = options.experimental_fetch_to_device
     return options.experimental_per_replica_buffer_size if fetched else 0
 
 
 def goes_to_devices(options: InputOptions | None) -> bool:
-    """Return True if batches are put on the replicas' devices."""
+    """Return True if batches are copied to the replicas' devices."""
     options = options or InputOptions()
     return options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
 
 
 def check_options(options: Any) -> None:
-    """Raise a TypeError for options of another kind."""
+    """Raise a TypeError for options of another type."""
     if options is not None and not isinstance(options, InputOptions):
         raise TypeError(f"options must be tf.distribute.InputOptions, not {type(options).__name__}")

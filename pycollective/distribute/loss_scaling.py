@@ -1,4 +1,4 @@
-"""Loss scaling: from per-example losses to one number whose gradients can be summed."""
+"""Loss scaling: losses whose gradients are summed over the replicas."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ __all__ = ["compute_average_loss", "scale_regularization_loss"]
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> Tensor:
-    """Return the sum of a replica's losses, divided by the global batch size.
+    """Return the sum of a replica's losses divided by the global batch size.
 
     Parameters
     ----------
     per_example_loss : tensor
-        A loss for each example, at least rank 1. Further axes are summed, too, but not counted.
+        A loss for each example, of rank 1 or more. Other axes are summed, but not counted.
     sample_weight : tensor, optional
-        A weight for each example, or one that broadcasts; a last axis of length 1 that only one of
-        both has does not count.
+        A weight for each example, or an array that broadcasts. A last axis of length 1 is added to, or
+        removed from, the weights as needed.
     global_batch_size : int, optional
-        What to divide by; by default this replica's number of examples times the number of
-        replicas, which is TensorFlow's rule and exact when all replicas hold equally many.
+        The divisor; by default this replica's number of examples times the number of replicas. This
+        is TensorFlow's rule, and exact if all replicas have equal numbers of examples.
 
     Returns
     -------
     Tensor
-        A scalar of the losses' dtype (float64 for integers); 0 where it would be divided by 0. Summed
-        over the replicas it is the loss of the global batch.
+        A scalar of the losses' dtype (float64 for integers), or 0 for a divisor of 0. The sum over the
+        replicas is the loss of the global batch.
 
     Raises
     ------
     ValueError
-        For a loss without a batch axis, a batch size that is no scalar, and as `InvalidArgumentError`
-        for one that is negative and for weights that do not fit.
+        The loss has no batch axis, or the batch size is not a scalar. The subclass
+        `InvalidArgumentError`: the batch size is negative, or the weights do not match the losses.
     TypeError
-        For a batch size that is no int.
+        The batch size is not an int.
     RuntimeError
-        In cross-replica context without a ``global_batch_size``.
+        This is cross-replica context, and there is no ``global_batch_size``.
     """
     losses = _floating(per_example_loss)
     if losses.array.ndim == 0:
@@ -64,7 +64,7 @@ def compute_average_loss(
         count = _check_batch_size(global_batch_size)
     if count:
         return sum_over(losses, float(count))
-    # Nothing is 0, with gradients of 0, whatever the losses are.
+    # Without examples, the loss and its gradients are 0.
     return tensor_ops.where(False, tensor_ops.reduce_sum(losses), 0.0)
 
 
@@ -82,7 +82,7 @@ def _replicas(caller: str) -> int:
 
 
 def _floating(values: Any) -> Tensor:
-    """Return a tensor, of float64 if it was one of whole numbers, which are divided as such."""
+    """Return a tensor, with integers converted to float64."""
     tensor = as_tensor(values)
     return tensor_ops.cast(tensor, np.float64) if tensor.array.dtype.kind in "iu" else tensor
 
@@ -91,7 +91,7 @@ def _weighted(losses: Tensor, sample_weight: Any) -> Tensor:
     weights = as_tensor(sample_weight, like=losses)
     if weights.dtype != losses.dtype:
         weights = tensor_ops.cast(weights, losses.dtype)
-    # Keras: a last axis of length 1 on one side only does not count.
+    # As in Keras, a last axis of length 1 on one side is ignored.
     if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
         weights = tensor_ops.squeeze(weights, -1)
     elif 0 < weights.ndim == losses.ndim - 1:
@@ -121,14 +121,14 @@ def _check_batch_size(size: Any) -> int:
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Tensor:
-    """Return the sum of a regularization loss, divided by the number of replicas.
+    """Return the sum of a regularization loss divided by the number of replicas.
 
-    Every replica adds the same regularization loss; summed over the replicas it counts once.
+    Every replica adds the same regularization loss, and the sum over the replicas contains it once.
 
     Raises
     ------
     RuntimeError
-        In cross-replica context.
+        This is cross-replica context.
     """
     replicas = _replicas("scale_regularization_loss")
     total = _floating(regularization_loss)

@@ -1,4 +1,4 @@
-"""`MirroredStrategy`: a replica on each device of one machine, variables mirrored on all."""
+"""`MirroredStrategy`: a replica, and a copy of each variable, on each device of one machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = logging.getLogger("pycollective")
 
 
 class MirroredExtended(StrategyExtended):
-    """Replicas as threads; gradients meet in collectives, variables have a component for each."""
+    """Replicas as threads, with collectives for gradients and a component of each variable."""
 
     input_per_replica = True
 
@@ -57,10 +57,10 @@ class MirroredExtended(StrategyExtended):
         check_cross_device_ops(cross_device_ops)
         chosen, why = default_cross_device_ops(devices)
         if cross_device_ops is not None:
-            chosen, why = cross_device_ops, "given to the strategy"
+            chosen, why = cross_device_ops, "an argument of the strategy"
         super().__init__(devices, chosen)
         self.why_these_ops = why
-        #: What a reducer follows; where the operations have hooks of their own, only among workers.
+        #: The rules of reducers. Operations with their own hooks use reducers among workers only.
         self._rules = chosen if isinstance(chosen, ScheduledOps) else CollectiveAllReduce()
         self._has_own_hooks = self._rules is not chosen or self._rules.has_own_hooks()
         self._options = communication_options or CommunicationOptions()
@@ -69,22 +69,22 @@ class MirroredExtended(StrategyExtended):
         self._mixed = len({device.kind for device in devices}) > 1
 
     def start_afresh(self) -> None:
-        """Make what belongs to this object alone, also when it is a copy."""
+        """Create the locks, threads and communicators, in a copy again."""
         super().start_afresh()
         self._communicators: list[Communicator] = []
         self._reducers: list[GradientReducer] = []
 
     def train_with(self, workers: Workers) -> None:
-        """Train together with other processes from now on; what reached the former ones is over."""
+        """Set the processes that train together from now on, and drop the reducers."""
         super().train_with(workers)
         self._communicators, self._reducers = [], []
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        """Make a mirrored variable, or one that is aggregated when it is read."""
+        """Make a mirrored variable, or an ``ON_READ`` variable."""
         return mirrored_creator(self.strategy)(next_creator, **kwargs)
 
     def begin_run(self) -> None:
-        """See that there are communicators that work, and wait as long as the strategy says."""
+        """Create the communicators if there are none, and set their timeout."""
         if not self._communicators:
             self._communicators = local_group(self.num_local_replicas)
             self._reducers = [self._reducer(communicator) for communicator in self._communicators]
@@ -92,21 +92,21 @@ class MirroredExtended(StrategyExtended):
             communicator.timeout = self._timeout
 
     def _reducer(self, replicas: Communicator | None) -> GradientReducer:
-        """Return the reducer of a replica, given its rank among those of this process."""
+        """Return the reducer of a replica with a communicator of this process's replicas."""
         workers = self.workers.communicator
         return GradientReducer(self._rules, replicas, workers, self._options, self._mixed)
 
     def _reducer_of(self, context: AnyContext) -> GradientReducer:
         if not self._reducers:
-            if self.num_local_replicas > 1:  # another replica has just failed
-                raise RuntimeError("the replicas were stopped")
+            if self.num_local_replicas > 1:  # another replica has failed
+                raise RuntimeError("another replica failed, so that this one must end")
             self._reducers = [self._reducer(None)]
         return self._reducers[context.local_replica_id]
 
     def abort_collectives(self, reason: str) -> None:
-        """Fail the communicators of this run; the next run makes new ones.
+        """Abort the communicators of this run; the next run makes new ones.
 
-        Those of the workers fail, too, where these wait for the rest of what this one has begun.
+        If the workers wait for buckets of this step, their communicator is aborted, too.
         """
         communicators, self._communicators = self._communicators, []
         reducers, self._reducers = self._reducers, []
@@ -116,10 +116,10 @@ class MirroredExtended(StrategyExtended):
             self.workers.abort(reason)
 
     def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
-        """Return what reduces a value to destinations, or gathers it.
+        """Return the operations that reduce a value to destinations, or gather it.
 
-        As in TensorFlow int32, and what goes to other devices than those it comes from, is brought
-        together on one device, whatever operation was given to the strategy.
+        As in TensorFlow, int32 values, and values with destinations on other devices, are reduced on
+        one device.
         """
         values = value.values if isinstance(value, DistributedValues) else (value,)
         if any(getattr(v, "dtype", None) == np.int32 for v in values):
@@ -129,10 +129,9 @@ class MirroredExtended(StrategyExtended):
         return self.cross_device_ops
 
     def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
-        """Return the sum or mean of the replicas' arrays, if they lie on the host.
+        """Return the sum or mean of the replicas' arrays, if they are on the host.
 
-        They lie on other devices than the one, so that no operation that was given to the strategy is
-        asked.
+        The destination differs from the replicas' devices, so the strategy's operations are not used.
         """
         if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
             return value if value.array.__class__ is np.ndarray else None
@@ -152,7 +151,7 @@ class MirroredExtended(StrategyExtended):
         arrays: list[Array],
         options: CommunicationOptions,
     ) -> list[Array]:
-        """Take part in an all-reduce from this replica's thread, or meet and let one reduce."""
+        """Take part in an all-reduce: in this replica's thread, or at a merge point."""
         if self.num_replicas_in_sync == 1 or not arrays:
             return arrays
         has_ints = np.int32 in [array.dtype for array in arrays]
@@ -179,7 +178,7 @@ class MirroredExtended(StrategyExtended):
         arrays: list[Array],
         options: CommunicationOptions,
     ) -> list[Array]:
-        """Reduce floats as the reducer, or by the hooks of cross-device operations."""
+        """Reduce arrays by a reducer, or by the hooks of cross-device operations."""
         if ops is self.cross_device_ops and not self._has_own_hooks:
             return self.reduce_in_replica(context, reduce_op, arrays, options)
         options = self._options.merge(options)
@@ -201,9 +200,9 @@ class MirroredExtended(StrategyExtended):
         reduce_op: ReduceOp,
         options: CommunicationOptions,
     ) -> GradientReduction | None:
-        """Begin an all-reduce whose arrays come one by one, if it can begin before all are there.
+        """Begin an all-reduce whose arrays follow one by one, if a bucket can begin early.
 
-        With several replicas, only where the sums gain by it, and no replica has its arrays elsewhere.
+        Several replicas begin early only if overlap saves time, and all are on one kind of device.
         """
         alone = self.num_local_replicas == 1
         if alone and self.workers.count == 1:
@@ -225,7 +224,7 @@ class MirroredExtended(StrategyExtended):
 
 
 def check_cross_device_ops(cross_device_ops: Any) -> None:
-    """Raise unless this is None or an object that a strategy can reduce with."""
+    """Raise an error unless the argument is None or a `CrossDeviceOps` object."""
     if isinstance(cross_device_ops, type) or not isinstance(
         cross_device_ops, (CrossDeviceOps, type(None))
     ):
@@ -238,31 +237,31 @@ def check_cross_device_ops(cross_device_ops: Any) -> None:
 class MirroredStrategy(Strategy):
     """Synchronous training on several devices of one machine.
 
-    Each variable has a copy on each device, and every copy gets the same updates: gradients are
-    all-reduced. Replicas are threads that run at the same time.
+    Each variable has a copy on each device. Gradients are all-reduced, so that every copy gets the same
+    updates. Replicas are threads that run at the same time.
 
     Parameters
     ----------
     devices : list of str, optional
-        Devices such as ``"cpu:0"`` (logical: as many as you like), ``"/gpu:1"``. By default all logical
-        devices on visible GPUs; without a GPU the CPU, one replica unless more were configured.
+        Devices such as ``"cpu:0"`` or ``"/gpu:1"``; any number of CPU devices is allowed. By default all
+        logical devices on visible GPUs; without a GPU all logical CPU devices, one unless configured.
     cross_device_ops : CrossDeviceOps, optional
-        How values of the replicas are reduced; by default the core's own all-reduce between CPUs,
-        NCCL between GPUs, and `ReductionToOneDevice` where both are mixed. int32, and what goes to
-        other devices than the replicas', is always reduced on one device.
+        The reduction of values; by default the core's all-reduce between CPUs, NCCL between GPUs, and
+        `ReductionToOneDevice` if both are mixed. int32 values, and values with other destinations than
+        the replicas, are always reduced on one device.
 
     Raises
     ------
     AssertionError
-        If a device is named twice.
+        A device is named twice.
     RuntimeError
-        If the devices are those of several machines.
+        The devices belong to several machines.
     ValueError
-        If a device does not exist, or ``cross_device_ops`` is no `CrossDeviceOps`.
+        A device does not exist, or ``cross_device_ops`` is not a `CrossDeviceOps`.
 
     Notes
     -----
-    ``TF_CONFIG`` is ignored; the log says so.
+    ``TF_CONFIG`` is ignored, with a line in the log.
     """
 
     def __init__(

@@ -44,13 +44,13 @@ _log = logging.getLogger("pycollective")
 JOIN_TIMEOUT = launch.JOIN_TIMEOUT
 
 PATIENCE = 30.0
-_MEETING_SECONDS = 30.0
-_MEETINGS = 10
-"""Meetings in a row that may fail, besides one for each worker and each new process that is lost."""
+_RENDEZVOUS_SECONDS = 30.0
+_ATTEMPTS = 10
+"""Failed rendezvous in a row, besides one for each worker and each new process."""
 
 
 class MultiWorkerExtended(MirroredExtended):
-    """The replicas of this process as those of `MirroredStrategy`, and the other workers beyond."""
+    """The replicas of this process as in `MirroredStrategy`, together with those of other workers."""
 
     input_per_replica = False
     experimental_between_graph = True
@@ -75,40 +75,40 @@ class MultiWorkerExtended(MirroredExtended):
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """Synchronous training by several processes: workers, each with a replica on each of its devices.
+    """Synchronous training by several processes, each with a replica on each of its devices.
 
-    Every worker runs the same program. The constructor waits until all have come, in any order of
-    starting; it may be called at any time. Each variable has a copy on every device of every worker;
-    worker 0's initial value is everyone's, and every copy gets the same updates.
+    Every worker runs the same program. The constructor waits for all workers, and may be called at any
+    time. Each variable has a copy on every device of every worker. All copies start with worker 0's
+    initial value, and get the same updates.
 
     Parameters
     ----------
     cluster_resolver : ClusterResolver, optional
-        Who the workers are, and which one this is. By default what the environment says, in the order
-        that `pycollective.cluster.sources` lists: ``TF_CONFIG`` first. Where nothing names a
-        cluster, and for an evaluator, this process trains alone.
+        The workers' addresses, and the number of this one. By default read from the environment, in
+        the order of `pycollective.cluster.sources`: ``TF_CONFIG`` first. Without a cluster, and in an
+        evaluator, this process trains alone.
     communication_options : CommunicationOptions, optional
-        Hints for all reductions. Its timeout is how long workers wait for each other in a call.
+        Hints for all reductions. Its timeout is the deadline of each call.
     devices : sequence of str, optional
-        The devices of this worker's replicas, as of `MirroredStrategy`: by default all visible GPUs,
-        or the CPU as one replica. Every worker must have equally many.
+        The devices of this worker's replicas, as for `MirroredStrategy`: by default all visible GPUs,
+        or the CPU as one replica. Every worker must have the same number.
     rendezvous_timeout : float
-        Seconds to wait for all workers. Who is missing is said every ten seconds, and at the end.
+        Seconds to wait for all workers. Every ten seconds the log names the missing workers.
 
     Raises
     ------
     ValueError
-        If the description of the cluster is wrong, which is found out before anyone is waited for, all
-        of it at once (see `pycollective.cluster.examined`); an argument is of another kind; or the
-        workers have different numbers of replicas.
+        The description of the cluster is wrong, and the error lists all faults before any wait (see
+        `pycollective.cluster.examined`). Or an argument has another type, or the workers have
+        different numbers of replicas.
     RendezvousError
-        If workers do not come in time or their secrets differ.
+        Workers are missing at the deadline, or their secrets differ.
 
     Notes
     -----
-    Every worker must make the same calls that need all workers, in the same order: creating a
-    variable is one, and so are a step, `reduce`, `gather`, the next element of a distributed dataset,
-    and reading a variable that is aggregated when it is read (metrics, checkpoints).
+    Every worker must make the same collective calls in the same order. These are the creation of a
+    variable, a step, `reduce`, `gather`, the next element of a distributed dataset, and the read of an
+    ``ON_READ`` variable (metrics, checkpoints).
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of "
                 "tf.distribute.cluster_resolver.ClusterResolver"
             )
-        observe.settings()  # lines go where the environment wants them from the first one on
+        observe.settings()  # the environment chooses the destination of the first line, too
         sources = sources_of_environment()
         if cluster_resolver is not None:
             resolver = cluster_resolver
@@ -148,7 +148,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             else:
                 found = resolver if sources else None
                 member = membership_of(found, here=True, listens=listens, environ=os.environ)
-        # Only now: a resolver may have chosen this worker's GPUs among those of the machine.
+        # A resolver may set CUDA_VISIBLE_DEVICES, so this comes after it.
         local = parse_devices(devices)
         options = _available(options, local)
         task = (resolver.task_type, resolver.task_id)
@@ -180,9 +180,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             begin = time.monotonic()
             communicator = on_mpi or join_workers(member, rendezvous_timeout)
             left = rendezvous_timeout - (time.monotonic() - begin)
-            # They are all here: who came late is not short of time for what is left to do.
-            left = max(left, min(rendezvous_timeout, _MEETING_SECONDS))
-            workers = _joined(communicator, member, len(local), left)
+            # All workers are present; a late one still gets time for the rest.
+            left = max(left, min(rendezvous_timeout, _RENDEZVOUS_SECONDS))
+            workers = _workers_of(communicator, member, len(local), left)
             _log.info("Cluster is ready.")
         super().__init__(MultiWorkerExtended(local, options, workers, resolver))
 
@@ -194,41 +194,41 @@ class MultiWorkerMirroredStrategy(Strategy):
         *,
         patience: float = PATIENCE,
     ) -> Any:
-        """Train, and begin again with the survivors or replacements when a worker is lost.
+        """Train, and restart with the other workers, or replacements, when a worker is lost.
 
         Parameters
         ----------
         train_fn : callable
-            ``train_fn(strategy)``. It is called anew each time: it makes model, optimizer and input
-            in the strategy's scope, restores the last checkpoint that all workers can read, goes on
-            from there, and saves. All that belongs to an earlier call is void.
+            Called as ``train_fn(strategy)`` at each start. It must make model, optimizer and input in
+            the strategy's scope, restore the last checkpoint that all workers can read, train, and
+            save. Objects of an earlier call cannot be used.
         min_workers : int, optional
-            How many are enough to go on; by default all, so that lost workers must be started again,
-            with the same command. With fewer, those whose network is cut from the others may go on
-            among themselves, unless this is more than half of all. A worker that is started again
-            later is taken in when the next checkpoint is saved: `Checkpoint.save` ends in each
-            ``train_fn`` with an `AbortedError` that is caught here, and all begin again from there.
+            The smallest number of workers; by default all, so that each lost worker must be started
+            again with the same command. More than half of the workers prevents two groups that
+            train independently after a network fault. A worker that is started later joins when the
+            next checkpoint is saved: `Checkpoint.save` raises an `AbortedError`, which this method
+            catches, and all workers restart from that checkpoint.
         max_workers : int, optional
-            With how many to train at most: not less than the cluster's number of workers, beyond which
-            nobody has an address. To that number training grows again when lost workers are back.
+            The largest number of workers, at least the cluster's number, which is also the limit:
+            only these have addresses.
         patience : float
-            Seconds to wait for lost workers to come back, before fewer go on.
+            Seconds to wait for lost workers before fewer continue.
 
         Returns
         -------
         any
-            What ``train_fn`` returned.
+            The result of ``train_fn``.
 
         Raises
         ------
         ValueError
-            If the numbers do not fit the cluster.
+            The numbers do not match the cluster.
         RuntimeError
-            Where the workers have no addresses of their own at which they could meet again.
+            The workers have no addresses for another rendezvous.
         RendezvousError
-            If fewer than ``min_workers`` come.
+            Fewer than ``min_workers`` join.
         Exception
-            What ``train_fn`` raises but for the loss of a worker.
+            The error of ``train_fn``, unless it reports a lost worker.
         """
         member = self._member
         if member is None:
@@ -236,36 +236,38 @@ class MultiWorkerMirroredStrategy(Strategy):
         least = member.size if min_workers is None else min_workers
         if not 1 <= least <= member.size <= (max_workers or member.size):
             raise ValueError(
-                f"run_elastic: min_workers={min_workers} and max_workers={max_workers} do not fit a "
+                f"run_elastic: min_workers={min_workers} and max_workers={max_workers} do not match a "
                 f"cluster of {member.size} workers"
             )
         if len(member.addresses) < member.size:
             raise RuntimeError(
-                f"run_elastic needs an address for each worker, which {member.source} does not give; "
+                f"run_elastic needs an address for each worker, but {member.source} gives none; "
                 "describe the cluster by TF_CONFIG"
             )
         roster = Roster(member.size)
         while True:
             try:
-                with _open_to_the_lost(member, self.extended.workers):
+                with _watching_for_workers(member, self.extended.workers):
                     return train_fn(self)
             except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
-                _log.warning("%s: meets the others again after: %s", self, error)
+                _log.warning("%s: a new rendezvous after: %s", self, error)
             if self.extended.workers.has_saved:
                 roster.has_saved()
             self.extended.workers.close()
             replicas = self.extended.num_local_replicas
-            self.extended.train_with(_those_who_are_left(member, least, patience, replicas, roster))
+            self.extended.train_with(_rejoin(member, least, patience, replicas, roster))
             self.extended.workers.wait_at_most(self.extended.timeout)
-            _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
+            _log.warning(
+                "training continues with %d of %d workers", self.extended.workers.count, member.size
+            )
 
     def close(self) -> None:
-        """Leave the other workers; the strategy cannot be used any more. The end of the process does."""
+        """Leave the group of workers, as at the end of the process; the strategy cannot be used then."""
         self.extended.workers.close()
 
 
 def _available(options: CommunicationOptions, devices: Sequence[Device]) -> CommunicationOptions:
-    """Return options that these devices can follow."""
+    """Return options that are possible on these devices."""
     if options.implementation is not CommunicationImplementation.NCCL:
         return options
     if all(device.kind != "GPU" for device in devices):
@@ -288,12 +290,12 @@ def _on_mpi() -> Communicator:
 def _described(
     member: Membership | None, resolver: ClusterResolver, given: bool, sources: Sequence[Source]
 ) -> str:
-    """Return which description of the cluster was taken, and which others there are."""
+    """Return the name of the cluster's description, and of those that were ignored."""
     name = member.source if member is not None else source_of(resolver)
     others = [str(source) for source in sources if source.name != name]
     if not given and not sources:
         return ""
-    text = f"; described by {name}" + ", which was given" * given
+    text = f"; described by {name}" + ", an argument" * given
     return text + f", not by {', '.join(others)}" * bool(others)
 
 
@@ -320,32 +322,32 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
             raise
         raise RendezvousError(
             f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}. Start the "
-            "missing workers, or all workers again if the job has ended"
+            "missing workers, or all workers if the job has ended"
         ) from None
 
 
-def _those_who_are_left(
+def _rejoin(
     member: Membership, least: int, patience: float, replicas: int, roster: Roster
 ) -> Workers:
-    """Meet the others; once more if one of them is lost before all is made."""
-    meetings = _MEETINGS + member.size + roster.limit
-    for again in range(meetings):
-        met = _survivors(member, least, patience, roster)
+    """Join a new group; repeat the rendezvous if a worker is lost meanwhile."""
+    attempts = _ATTEMPTS + member.size + roster.limit
+    for again in range(attempts):
+        communicator = _rendezvous(member, least, patience, roster)
         try:
-            return _joined(met, member, replicas, patience + _MEETING_SECONDS)
+            return _workers_of(communicator, member, replicas, patience + _RENDEZVOUS_SECONDS)
         except CollectiveError as error:
-            met.close()
-            if again == meetings - 1:
+            communicator.close()
+            if again == attempts - 1:
                 raise
-            _log.warning("meets the others once more after: %s", error)
-    raise AssertionError("the last meeting returns or raises")
+            _log.warning("another rendezvous after: %s", error)
+    raise AssertionError("the last rendezvous returns or raises")
 
 
-def _survivors(member: Membership, least: int, patience: float, roster: Roster) -> Communicator:
-    """Meet those who are left, or come back, at the first of their addresses.
+def _rendezvous(member: Membership, least: int, patience: float, roster: Roster) -> Communicator:
+    """Join the remaining and returning workers at the first address that answers.
 
-    If nobody comes to an address for the length of the patience, its worker is taken for lost. If the
-    worker there is lost while the others meet at its address, they look for the first one again.
+    If nobody answers at an address for ``patience`` seconds, its worker counts as lost. If that worker
+    is lost during the rendezvous, the search begins at the first address again.
     """
     last = min(member.rank, member.size - least)
     first = losses = 0
@@ -356,16 +358,16 @@ def _survivors(member: Membership, least: int, patience: float, roster: Roster) 
                 member.size - first,
                 member.addresses[first:],
                 member.source,
-                join_timeout=patience + _MEETING_SECONDS,
+                join_timeout=patience + _RENDEZVOUS_SECONDS,
                 least=least,
                 patience=patience,
                 roster=roster,
             )
         except FirstRankLostError as error:
             losses += 1
-            if losses == _MEETINGS + member.size:
+            if losses == _ATTEMPTS + member.size:
                 raise
-            _log.warning("meets the others once more after: %s", error)
+            _log.warning("another rendezvous after: %s", error)
             first = 0
         except RendezvousError:
             if first == last:
@@ -374,11 +376,11 @@ def _survivors(member: Membership, least: int, patience: float, roster: Roster) 
 
 
 @contextlib.contextmanager
-def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
-    """Let the first of those who are left notice when a lost worker is back.
+def _watching_for_workers(member: Membership, workers: Workers) -> Iterator[None]:
+    """Let rank 0 of the remaining workers notice a lost worker that wants to join again.
 
-    Lost workers look for the others at worker 0's address. Where that one is lost itself, it listens
-    there when it is back.
+    A lost worker connects to worker 0's address. If worker 0 was lost itself, it listens there after
+    its restart.
     """
     if workers.index or workers.count == member.size:
         yield
@@ -386,31 +388,31 @@ def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
         try:
             knocks = launch.listen_for_knocks(member.addresses)
         except RendezvousError as error:
-            _log.warning("lost workers cannot come back: %s", error)
+            _log.warning("lost workers cannot join again: %s", error)
             yield
             return
-        workers.somebody_waits = knocks.heard
+        workers.worker_waits = knocks.heard
         try:
             yield
         finally:
             knocks.close()
     else:
-        workers.somebody_waits = partial(launch.is_there, member.addresses)
+        workers.worker_waits = partial(launch.is_there, member.addresses)
         yield
 
 
-def _joined(
+def _workers_of(
     communicator: Communicator, member: Membership, replicas: int, seconds: float
 ) -> Workers:
-    """Return those who have met, having compared what they are; waits so long for each other."""
-    all_came = communicator.size == member.size
-    names = member.names if all_came else ("a worker",) * communicator.size
-    watched = member.source != "MPI"  # whose launcher watches over its processes
+    """Return the workers of a communicator, after a check of their numbers of replicas."""
+    complete = communicator.size == member.size
+    names = member.names if complete else ("a worker",) * communicator.size
+    watched = member.source != "MPI"  # whose launcher finds lost processes
     try:
         workers = Workers(
-            communicator, names, member.addresses if all_came else (), watched=watched
+            communicator, names, member.addresses if complete else (), watched=watched
         )
-    except BaseException as error:  # the others wait for this one
+    except BaseException as error:  # the other workers wait for this one
         communicator.abort(f"{member.names[member.rank]}: {type(error).__name__}: {error}")
         communicator.close()
         raise
@@ -430,5 +432,5 @@ def _joined(
     addresses = member.addresses
     if len(addresses) == member.size:
         addresses = tuple(addresses[r] for r in table[:, 0])
-    workers.call(names, addresses if len(addresses) == len(names) else ())
+    workers.set_names(names, addresses if len(addresses) == len(names) else ())
     return workers

@@ -1,4 +1,4 @@
-"""`PreemptionCheckpointHandler`: all workers save the same step when one of them is told to end."""
+"""`PreemptionCheckpointHandler`: all workers save the same step when one is preempted."""
 
 from __future__ import annotations
 
@@ -32,41 +32,42 @@ EXIT_CODE = 42
 _ENGINE_EXIT_CODE = 143
 _ENGINE_GRACE_SECONDS = 3600.0
 _POLL_SECONDS = 1.0
-# How many steps before the end of the grace period the last checkpoint is begun.
+# Steps between the beginning of the last checkpoint and the end of the grace period.
 _STEPS_LEFT = 6
 
-_NOTHING, _TOLD, _OVER = range(3)
+_RUNNING, _PREEMPTED, _GRACE_OVER = range(3)
 
 
 class PreemptionCheckpointHandler:
-    """Saves a checkpoint on all workers after the same step, when one of them is told to end.
+    """A handler that saves a checkpoint on all workers after the same step when one is preempted.
 
-    A program makes its steps by `run`; after each one the workers agree whether any of them has got
-    the signal. Then all save, and end with exit code 42; with a grace period they go on, and save once
-    more before it is over. Started again, the program restores that checkpoint in the constructor.
-    A signal that comes after the last step is answered by one more `save_checkpoint_if_preempted`.
+    The program calls `run` for each step. After each step the workers agree whether one of them got the
+    signal. All of them then save, and exit with code 42. With a grace period they continue, and save
+    again before it ends. A new run of the program restores the checkpoint in the constructor. Call
+    `save_checkpoint_if_preempted` after the last step for signals that arrive later.
 
     Parameters
     ----------
     cluster_resolver : ClusterResolver or None
-        That of the strategy.
+        The strategy's resolver.
     checkpoint_or_checkpoint_manager : Checkpoint or CheckpointManager
-        What is saved, and restored now if it was saved before. It gets ``total_run_calls``.
+        The checkpoint, which is restored now if a file exists. It gets ``total_run_calls``.
     checkpoint_dir : str, optional
-        Where to; needed with a `Checkpoint`.
+        The directory; required with a `Checkpoint`.
     termination_config : TerminationConfig, optional
-        How the program learns that it has to end, and what it does then; by default a SIGTERM, which
-        this object catches, and no grace period. With a `GCEClusterResolver` what is not given is that
-        the machine's metadata server announces maintenance, exit code 143, and an hour.
+        The notice of preemption, and the reaction. The default is SIGTERM, which this object catches,
+        and no grace period. The defaults with a `GCEClusterResolver` are the maintenance events of the
+        metadata server, exit code 143, and a grace period of an hour.
 
     Raises
     ------
     InvalidArgumentError
-        For a checkpoint without ``checkpoint_dir``.
+        A checkpoint has no ``checkpoint_dir``.
     NotImplementedError
-        For a cluster with parameter servers.
+        The cluster has parameter servers.
     ValueError
-        Outside the main thread, where no signal can be caught, without a ``termination_watcher_fn``.
+        This is not the main thread, which alone can catch signals, and there is no
+        ``termination_watcher_fn``.
     """
 
     def __init__(
@@ -97,9 +98,9 @@ class PreemptionCheckpointHandler:
         self._config = termination_config or TerminationConfig()
         if isinstance(cluster_resolver, GCEClusterResolver):
             self._config = _on_compute_engine(self._config, cluster_resolver)
-        self._told_at: float | None = None
+        self._preempted_at: float | None = None
         self._saved = False
-        self._longest = 0.0  # seconds of a step
+        self._longest = 0.0  # seconds of the longest step
         self._over = threading.Event()
         self._before: Any = signal.SIG_DFL
         self._workers = workers_of(given.checkpoint)
@@ -111,13 +112,13 @@ class PreemptionCheckpointHandler:
     def _watch(self) -> None:
         watcher = self._config.termination_watcher_fn
         if watcher is None:
-            # None: a handler that is not Python's, which cannot be put back.
+            # None means a handler outside of Python, which cannot be restored.
             self._before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
             earlier = getattr(self._before, "__self__", None)
-            signal.signal(signal.SIGTERM, self._hear)
-            if isinstance(earlier, PreemptionCheckpointHandler):  # of a training that began anew
+            signal.signal(signal.SIGTERM, self._on_signal)
+            if isinstance(earlier, PreemptionCheckpointHandler):  # of a training that was restarted
                 self._before = earlier._before
-                self._told_at = None if earlier._saved else earlier._told_at
+                self._preempted_at = None if earlier._saved else earlier._preempted_at
             return
 
         threading.Thread(
@@ -128,46 +129,46 @@ class PreemptionCheckpointHandler:
         ).start()
         weakref.finalize(self, self._over.set)
 
-    def _hear(self, _signal: int, _frame: Any) -> None:
-        self._tell("SIGTERM")
+    def _on_signal(self, _signal: int, _frame: Any) -> None:
+        self._preempt("SIGTERM")
 
     def _end_watch(self) -> None:
-        """Watch no more; a signal that no step has answered goes to whoever was to get it before."""
+        """Stop watching; raise a signal that was not handled again, for the earlier handler."""
         self._over.set()
         if self._config.termination_watcher_fn is None:
             signal.signal(signal.SIGTERM, self._before)
-            if self._told_at is not None:
+            if self._preempted_at is not None:
                 signal.raise_signal(signal.SIGTERM)
 
-    def _tell(self, by: str) -> None:
-        if self._told_at is None:
-            self._told_at = time.monotonic()
-            _log.warning("worker %d is told to end (%s)", self._workers.index, by)
+    def _preempt(self, by: str) -> None:
+        if self._preempted_at is None:
+            self._preempted_at = time.monotonic()
+            _log.warning("worker %d is preempted (%s)", self._workers.index, by)
 
     @property
     def total_run_calls(self) -> int:
-        """How many steps have been made, those before the program was started again included."""
+        """The number of steps, including those before a restart."""
         return int(self._run_calls)
 
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a step, and save if a worker has been told to end.
+        """Run a step, and save if a worker is preempted.
 
         Parameters
         ----------
         distributed_train_function : callable
-            The step; called with what else is given.
+            The step; called with the other arguments.
 
         Returns
         -------
         any
-            What the function returned.
+            The result of the function.
 
         Raises
         ------
         SystemExit
-            With code 42, after saving, unless the configuration has another ``exit_fn``.
+            The checkpoint was saved; code 42 unless the configuration has another ``exit_fn``.
         Exception
-            What the function raised; the other workers hear of it and raise, too.
+            The function's exception. The other workers raise an error, too.
         """
         with self.watch_preemption_scope():
             begin = time.monotonic()
@@ -179,7 +180,7 @@ class PreemptionCheckpointHandler:
 
     @contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Let the other workers hear of an error in the block."""
+        """Abort the other workers after an error in the block."""
         try:
             yield
         except Exception as error:
@@ -187,22 +188,22 @@ class PreemptionCheckpointHandler:
             raise
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Save, and end, if a worker has been told to; all workers call it after the same step."""
+        """Save, and exit, if a worker is preempted; all workers call it after the same step."""
         agreed = self._workers.largest(self._state())
-        if agreed == _NOTHING or (agreed == _TOLD and self._saved):
+        if agreed == _RUNNING or (agreed == _PREEMPTED and self._saved):
             return
         (self._config.save_fn or self._manager.save)(*args, **kwargs)
         self._saved = True
-        _log.warning("saved after step %d, as a worker is told to end", self.total_run_calls)
-        if agreed == _OVER or not self._config.grace_period:
+        _log.warning("saved after step %d, because a worker is preempted", self.total_run_calls)
+        if agreed == _GRACE_OVER or not self._config.grace_period:
             (self._config.exit_fn or _exit)()
 
     def _state(self) -> int:
-        """Return what this worker knows: nothing, that it has to end, or that it is time to."""
-        if self._told_at is None:
-            return _NOTHING
-        end = self._told_at + (self._config.grace_period or 0.0)
-        return _OVER if time.monotonic() > end - _STEPS_LEFT * self._longest else _TOLD
+        """Return the state of this worker: running, preempted, or at the end of its grace period."""
+        if self._preempted_at is None:
+            return _RUNNING
+        end = self._preempted_at + (self._config.grace_period or 0.0)
+        return _GRACE_OVER if time.monotonic() > end - _STEPS_LEFT * self._longest else _PREEMPTED
 
 
 def _poll(
@@ -210,24 +211,24 @@ def _poll(
     watcher: Callable[[], Any],
     over: threading.Event,
 ) -> None:
-    """Call a watcher until it says that the program has to end, or nobody wants to know any more.
+    """Call a watcher until it returns True, or the handler is deleted.
 
-    The thread does not keep the handler, which keeps the variables and their strategy.
+    The thread has a weak reference, because the handler refers to the variables and their strategy.
     """
     silent = False
     while not over.is_set():
         try:
-            told = watcher()
+            preempted = watcher()
             silent = False
-        except OSError as error:  # what it asks may be back in a moment
+        except OSError as error:  # the metadata server may answer the next call
             if not silent:
-                _log.warning("termination_watcher_fn failed, is called again: %s", error)
-            silent, told = True, False
+                _log.warning("termination_watcher_fn failed, and will be called again: %s", error)
+            silent, preempted = True, False
         alive = handler()
-        if alive is None or alive._told_at is not None:
+        if alive is None or alive._preempted_at is not None:
             return
-        if told:
-            alive._tell("termination_watcher_fn")
+        if preempted:
+            alive._preempt("termination_watcher_fn")
             return
         del alive
         over.wait(_POLL_SECONDS)

@@ -1,10 +1,9 @@
-"""Replicas as threads: run a function once for each, at the same time, and let them meet.
+"""Replicas as threads, with their synchronization.
 
-Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. They meet in two
-ways: in collectives, where each takes part from its own thread, and in merge points, where replica
-0's thread runs a function for all of them. A replica that comes to a meeting that another can no
-longer come to would wait for ever; `ReplicaRun` sees that and raises in all of them. One whose
-function does not return, and comes to no meeting, is named when the others have waited long enough.
+Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. Replicas
+synchronize in collectives, in which each thread takes part, and at merge points, where replica 0's
+thread runs a function for all. `ReplicaRun` raises an error in all replicas if one waits for a call
+that another can no longer make. After the timeout it names the replicas that the others wait for.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class _ReplicaState(enum.Enum):
 
 
 class _MergeCall(NamedTuple):
-    """What a replica has come to a merge point with."""
+    """A replica's arguments at a merge point."""
 
     what: str
     merge: Callable[[list[tuple[Any, ...]]], list[Any]]
@@ -52,12 +51,12 @@ class _MergeCall(NamedTuple):
 
 
 class ReplicaRun:
-    """One call of ``Strategy.run``: what its replicas share."""
+    """The state that the replicas of one call of ``Strategy.run`` share."""
 
     def __init__(self, size: int, abort: Callable[[str], None], timeout: float) -> None:
         self.size = size
         self.timeout = timeout
-        self._abort = abort  # fails the communicators, so that nobody stays in a collective
+        self._abort = abort  # ends the collectives of all replicas
         self._changed = threading.Condition()
         self._states = [_ReplicaState.RUNNING] * size
         self._ended = [False] * size  # with a result or an error
@@ -67,17 +66,17 @@ class ReplicaRun:
         self._merge_round = 0
         self._merge_results: list[Any] = []
         self._created: list[Any] = []
-        self._creations = [0] * size  # asked for by each replica
+        self._creations = [0] * size  # variables that each replica has requested
         self._error: BaseException | None = None  # the first one
-        self._late: list[int] = []  # who was waited for until a deadline
+        self._late: list[int] = []  # replicas that missed a deadline
 
     # Endings ------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Record an error, if it is the first, and wake all replicas with it.
+        """Record the first error, and wake all replicas.
 
-        A replica that failed may have ended a collective before it comes here, of which the others
-        came here first: then its error is the one to tell.
+        The others may report the abort of a collective before the failed replica reports its error.
+        The failed replica's error then replaces the AbortedError.
         """
         with self._changed:
             if self._error is None:
@@ -97,13 +96,13 @@ class ReplicaRun:
                 self._enter(replica, _ReplicaState.FINISHED)
 
     def end(self, replica: int) -> None:
-        """Record that a replica's thread is free again."""
+        """Record that a replica's thread has finished."""
         with self._changed:
             self._ended[replica] = True
             self._changed.notify_all()
 
     def wait_for_ends(self) -> bool:
-        """Wait for all replicas' ends; return False if one does not end."""
+        """Wait until all replicas have ended; return False if one does not end."""
         begin = time.monotonic()
         with self._changed:
             while not all(self._ended):
@@ -122,15 +121,15 @@ class ReplicaRun:
         if error is None:
             return
         if all(self._ended):
-            # The error's traceback refers to this run, and through it to the strategy and its threads:
-            # a run that referred to the error would close a cycle.
+            # The error's traceback refers to this run. A reference from the run to the error would be a
+            # cycle, which keeps the strategy and its threads alive.
             self._error = None
         try:
             raise error
         finally:
             del error
 
-    # Meetings -----------------------------------------------------------------------------------
+    # Merge points -------------------------------------------------------------------------------
 
     def merge(
         self,
@@ -141,11 +140,10 @@ class ReplicaRun:
         key: Any = None,
         timeout: float | None = None,
     ) -> Any:
-        """Wait for all replicas, run ``merge`` once on replica 0's thread, return our component.
+        """Wait for all replicas, call ``merge`` on replica 0's thread, return this replica's result.
 
-        ``merge`` takes the arguments of all replicas and returns a result for each. ``what`` names
-        the call in messages; with ``key`` it must be the same in every replica. ``timeout`` is that
-        of the run unless it is given.
+        ``merge`` gets the arguments of all replicas, and returns a result for each. ``what`` names the
+        call in messages; ``what`` and ``key`` must be the same in every replica.
         """
         begin = time.monotonic()
         with self._changed:
@@ -162,7 +160,7 @@ class ReplicaRun:
                 return self._merge_results[replica]
             calls = [self._merges[r] for r in range(self.size)]
             self._merging = True
-        # Everyone else waits, so that replica 0 may work without the lock.
+        # All other replicas wait, so that replica 0 does not need the lock.
         for r, call in enumerate(calls):
             if (call.what, call.key) != (what, key):
                 raise RuntimeError(
@@ -176,13 +174,13 @@ class ReplicaRun:
             self._merge_results = results
             self._merges = {}
             self._merge_round += 1
-            # Those who have not woken yet wait no more, and must not count as waiting.
+            # A replica that has not woken yet must not count as waiting.
             self._states = [_ReplicaState.RUNNING] * self.size
             self._changed.notify_all()
         return results[0]
 
     def create(self, replica: int, make: Callable[[], Any]) -> Any:
-        """Return the variable of this creation: replica 0 makes it, the others get the same one."""
+        """Return a variable: replica 0 creates it, and the other replicas get the same one."""
         begin = time.monotonic()
         with self._changed:
             self._check_alive()
@@ -208,10 +206,10 @@ class ReplicaRun:
     # Deadlocks ----------------------------------------------------------------------------------
 
     def _wait(self, begin: float, timeout: float | None = None) -> None:
-        """Wait for a change, until the deadline of what began at ``begin``."""
+        """Wait for a change, until the deadline of a call that began at ``begin``."""
         self._check_alive()
         limit = self.timeout if timeout is None else timeout
-        # A merge function is the caller's own work: all have come, nobody is late.
+        # A merge function may take any time: no replica is late.
         left = None if self._merging else begin + limit - time.monotonic()
         if left is not None and left <= 0:
             self._expire(time.monotonic() - begin)
@@ -225,7 +223,7 @@ class ReplicaRun:
             raise AbortedError(f"another replica failed: {self._error}") from self._error
 
     def _expire(self, waited: float) -> None:
-        """Make it the error of all that replicas have been waited for until a deadline."""
+        """Record the error that replicas missed a deadline."""
         if self._error is not None:
             return
         self._late = [
@@ -238,11 +236,11 @@ class ReplicaRun:
             f"replica {r} {self._doing(r)}" for r in range(self.size) if r not in self._late
         )
         text = (
-            f"replica {late} {_ReplicaState.RUNNING.value} and came to no meeting in {waited:.3g} s, "
-            f"while {others}: every replica must make the same calls and return; if its work takes that "
-            "long, set strategy.extended.timeout (seconds)"
+            f"replica {late} {_ReplicaState.RUNNING.value} and made no call in {waited:.3g} s, while "
+            f"{others}: every replica must make the same calls and return; if the function needs more "
+            "time, set strategy.extended.timeout (seconds)"
         )
-        # The caller of run() hears of it only when replica 0's function, on its thread, returns.
+        # The caller of run() gets the error only when replica 0's function returns, so it is logged.
         if 0 in self._late:
             _log.error("%s", text)
         self._error = CollectiveTimeoutError(text, ranks=self._late)
@@ -254,7 +252,7 @@ class ReplicaRun:
         return self._states[replica].value.format(call.what if call else "merge_call()")
 
     def _enter(self, replica: int, state: _ReplicaState) -> None:
-        """Change a replica's state; raise when it, or one that waits, can no longer be met."""
+        """Change a replica's state; raise an error if a replica now waits for ever."""
         self._states[replica] = state
         self._changed.notify_all()
         problem = self._stuck()
@@ -272,9 +270,9 @@ class ReplicaRun:
         )
 
     def _stuck(self) -> str:
-        """Say why replicas wait for each other for ever, or return nothing."""
+        """Return the reason why replicas wait for ever, or an empty string."""
         states = self._states
-        # A replica in its k-th collective needs all others to come to theirs.
+        # A replica in its k-th collective waits for the k-th collective of all others.
         for q in range(self.size):
             if states[q] is not _ReplicaState.COLLECTIVE:
                 continue
@@ -302,7 +300,7 @@ class ReplicaRun:
 
 
 class Collective:
-    """One collective call of a replica, from its beginning to its end."""
+    """The block of one collective call of a replica."""
 
     __slots__ = ("_begin", "_replica", "_run")
 
@@ -336,9 +334,9 @@ class Collective:
 
 
 class ReplicaThreads:
-    """The threads on which the replicas of a strategy run, replica 0 being the caller's.
+    """The threads of a strategy's replicas other than replica 0.
 
-    The threads end when this object is no longer used, or at `close`.
+    The threads end at `close`, or when this object is deleted.
     """
 
     def __init__(self, size: int) -> None:
@@ -346,10 +344,10 @@ class ReplicaThreads:
         self._jobs: list[queue.SimpleQueue[Job | None]] = [
             queue.SimpleQueue() for _ in range(size - 1)
         ]
-        #: Counts of jobs and of ends, to look out for where each replica has a core of its own.
-        looks_out = size <= _core.usable_cores()
-        self._begun = Arrivals() if looks_out else None
-        self._ended = Arrivals() if looks_out else None
+        #: Counts of jobs and of ends. Threads spin on them if each replica has its own core.
+        spins = size <= _core.usable_cores()
+        self._begun = Arrivals() if spins else None
+        self._ended = Arrivals() if spins else None
         self._runs = 0
         for number, jobs in enumerate(self._jobs, start=1):
             threading.Thread(
@@ -362,7 +360,7 @@ class ReplicaThreads:
 
     @property
     def usable(self) -> bool:
-        """Whether no replica of an earlier run keeps its thread."""
+        """True unless a replica of an earlier run still uses its thread."""
         return self.close.alive
 
     def run(
@@ -373,10 +371,9 @@ class ReplicaThreads:
     ) -> list[Any]:
         """Call ``function(replica, run)`` for every replica at the same time.
 
-        Returns the results in replica order. The first exception of any replica stops the others at
-        their next meeting and is raised here, when all have ended. A replica that does not end in
-        time is left behind with its thread, which ends with it; these threads are then not
-        `usable` any more.
+        Return the results in replica order. After the first exception of any replica, the others stop
+        at their next collective or merge point, and the exception is raised here. A replica that does
+        not end in time keeps its thread, and these threads are no longer `usable`.
         """
         run = ReplicaRun(self.size, abort, timeout)
         results: list[Any] = [None] * self.size
@@ -400,7 +397,7 @@ class ReplicaThreads:
             return work
 
         for number, jobs in enumerate(self._jobs, start=1):
-            # The caller's context variables (NumPy's error state is one) hold in every replica.
+            # Every replica gets the caller's context variables, such as NumPy's error state.
             jobs.put(job(number, contextvars.copy_context()))
         self._runs += 1
         if self._begun is not None:
@@ -412,7 +409,7 @@ class ReplicaThreads:
                 self._ended.spin_until(self._runs * len(self._jobs))
             if not (all(run._ended) or run.wait_for_ends()):
                 self.close()
-        except BaseException as error:  # Ctrl-C, while others still work
+        except BaseException as error:  # Ctrl-C, while other replicas run
             run.fail(error)
             self.close()
             raise
@@ -429,7 +426,7 @@ def _serve(jobs: queue.SimpleQueue[Job | None], begun: Arrivals | None) -> None:
         if job is None:
             return
         job()
-        del job  # holds the user's function and its data
+        del job  # refers to the user's function and its data
 
 
 def _stop(queues: list[queue.SimpleQueue[Job | None]]) -> None:

@@ -1,4 +1,4 @@
-"""`Strategy`: the methods that users call; what differs between strategies is its `extended`."""
+"""`Strategy`: the methods that users call."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _HOST = Device("CPU", 0)
 
 
 class Strategy:
-    """How a model is replicated; see the subclasses.
+    """Base class of strategies, which replicate a model.
 
     Parameters
     ----------
     extended : StrategyExtended
-        What differs between strategies.
+        The lower-level methods, which differ between strategies.
     """
 
     def __init__(self, extended: StrategyExtended) -> None:
@@ -50,25 +50,25 @@ class Strategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas over which gradients are aggregated."""
+        """The number of replicas of all processes."""
         return self.extended.num_replicas_in_sync
 
     @property
     def cluster_resolver(self) -> Any:
-        """The description of the cluster, or None where there is no cluster."""
+        """The resolver of the cluster, or None without a cluster."""
         return getattr(self.extended, "_cluster_resolver", None)
 
     def scope(self) -> Scope:
-        """Return a context manager that makes this the strategy in force.
+        """Return a context manager that makes this the current strategy.
 
-        Variables created in its block belong to the strategy. The scope of the strategy that is in
-        force can be entered again, and the same object can be used again.
+        Variables created in its block belong to the strategy. The scope of the current strategy can be
+        entered again, and the same object can be used again.
 
         Raises
         ------
         RuntimeError
-            On entry inside another strategy's scope or in a replica function; on exit if scopes were
-            not left in the opposite order of their entry.
+            On entry: another strategy is the current one, or this is a replica function. On exit:
+            scopes are not exited in the reverse order of their entry.
         """
         return Scope(self, self.extended.create_variable)
 
@@ -78,7 +78,7 @@ class Strategy:
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        # Cross-device operations are shared: they hold nothing that belongs to a strategy.
+        # Cross-device operations are shared, because they keep no state of a strategy.
         copied.__dict__.update(self.__dict__, extended=copy.deepcopy(self.extended, memo))
         copied.extended.belong_to(copied)
         return copied
@@ -90,37 +90,36 @@ class Strategy:
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Run a function once for each replica, at the same time, and group the results.
+        """Call a function once for each replica, at the same time, and group the results.
 
         Parameters
         ----------
         fn : callable
-            Runs in replica context, in a thread for each replica. Distributed values among its
+            Called in replica context, in a thread for each replica. Distributed values among the
             arguments are replaced by the replica's component.
         args : list or tuple
             Positional arguments.
         kwargs : dict, optional
             Keyword arguments.
         options : optional
-            Accepted for TensorFlow's sake; nothing here needs it.
+            Ignored; TensorFlow's TPUs need it.
 
         Returns
         -------
         nest
-            The replicas' results, grouped: a `PerReplica` where they differ, plain with one replica.
+            The results: a `PerReplica` where they differ, plain values with one replica.
 
         Raises
         ------
         ValueError
-            If ``args`` is no list or tuple.
+            ``args`` is not a list or tuple.
         RuntimeError
-            In a replica function or a merge function, or if the replicas' collective calls do not fit
-            together.
+            This is a replica function or a merge function, or the replicas make different calls.
         CollectiveTimeoutError
-            If a replica neither ends nor comes to a meeting within ``extended.timeout`` seconds in
-            which others wait for it; it is named. Its function is left behind in its thread.
+            Others wait for a replica longer than ``extended.timeout`` seconds. The error names the
+            replica; its function still runs in its thread.
         Exception
-            The first exception of any replica; the others are stopped at their next meeting.
+            The first exception of any replica. The others stop at their next merge point.
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
@@ -131,17 +130,17 @@ class Strategy:
         return verify_equivalence(model, batch, loss, strategy=self, **options)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
-        """Reduce a value across the replicas, and along axes within each, to a plain tensor.
+        """Reduce a value over the replicas, and along axes within each, to a plain tensor.
 
         Parameters
         ----------
         reduce_op : ReduceOp or str
             SUM or MEAN.
         value : nest of PerReplica or tensors
-            For example what `run` returned.
+            For example the result of `run`.
         axis : int, sequence of int, or None
-            Axes to reduce within each replica first. A MEAN then weighs each element the same, however
-            many a replica holds. None: elements stay, and replicas count the same.
+            Axes to reduce within each replica first. A MEAN then has the same weight for each element
+            of all replicas. None: reduce over the replicas only, with the same weight for each.
 
         Returns
         -------
@@ -151,9 +150,9 @@ class Strategy:
         Raises
         ------
         TypeError
-            If ``reduce_op`` or ``axis`` is of another kind.
+            ``reduce_op`` or ``axis`` has another type.
         ValueError
-            If an axis is out of range or the replicas' shapes differ.
+            An axis is out of range, or the replicas' shapes differ.
         """
         if state.modes:
             require_cross_replica(self)
@@ -179,7 +178,7 @@ class Strategy:
         count = self.extended.workers.total(sum(n for _, n in locally))
         with (
             array_backend.beside(total.array),
-            np.errstate(invalid="ignore", divide="ignore"),  # the mean of nothing is NaN
+            np.errstate(invalid="ignore", divide="ignore"),  # the mean of no elements is NaN
         ):
             return Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
 
@@ -187,18 +186,18 @@ class Strategy:
         reduced = self.extended.reduce_to(op, value, "cpu:0")
         if not isinstance(reduced, IndexedSlices):
             reduced = as_tensor(reduced)
-        # A strategy of several replicas may happen to have one, on a GPU.
+        # With one replica on a GPU, the value is still on that GPU.
         return placed_on(reduced, _HOST) if self.extended.groups_values else reduced
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Join the replicas' values along an axis, in replica order, to a plain tensor.
+        """Concatenate the replicas' values along an axis, in replica order, to a plain tensor.
 
         Parameters
         ----------
         value : nest of PerReplica or tensors
-            For example what `run` returned; shapes may differ between the replicas along ``axis``.
+            For example the result of `run`; shapes may differ between the replicas along ``axis``.
         axis : int
-            The axis to join along.
+            The axis of the concatenation.
 
         Returns
         -------
@@ -210,11 +209,11 @@ class Strategy:
         NotImplementedError
             For `IndexedSlices`.
         TypeError
-            If ``axis`` is no int.
+            ``axis`` is not an int.
         ValueError
-            If there is no such axis, or dtypes, or shapes on another axis, differ.
+            There is no such axis, or dtypes, or shapes on another axis, differ.
         RuntimeError
-            In a replica function; use `ReplicaContext.all_gather` there.
+            This is a replica function; use `ReplicaContext.all_gather` there.
         """
         require_cross_replica(
             self,
@@ -239,8 +238,8 @@ class Strategy:
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value, one for each local replica.
 
-        A plain value gives ``(value,)``; a nest with distributed values in it a tuple of nests. A
-        strategy on one device by nature (the default one, `OneDeviceStrategy`) gives ``(value,)``.
+        A plain value gives ``(value,)``. A nest with distributed values gives a tuple of nests. The
+        default strategy and `OneDeviceStrategy` always give ``(value,)``.
         """
         if not self.extended.groups_values:
             return (value,)
@@ -259,49 +258,48 @@ class Strategy:
         Parameters
         ----------
         dataset : Dataset
-            Batched by the global batch size: each replica gets an equal part of every batch, the last
-            ones a smaller or empty part where the batch cannot be divided.
+            A dataset in global batches. Each replica gets an equal part of every batch. If the batch
+            cannot be divided, the last replicas get smaller or empty parts.
         options : InputOptions, optional
-            How far ahead batches are made.
+            Options of prefetching.
 
         Returns
         -------
         DistributedDataset
-            Iterable; its elements go into `run`. The dataset itself under the default strategy.
+            An iterable of arguments for `run`. The dataset itself under the default strategy.
 
         Raises
         ------
         ValueError
-            If elements have no rows that could be split.
+            Elements have no rows that can be divided.
         NotImplementedError
-            If the options ask for a dataset for each replica.
+            The options ask for a dataset for each replica.
         """
         return distribute_dataset(self.extended, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: Any = None
     ) -> Any:
-        """Distribute a dataset that is batched for one replica already.
+        """Distribute a dataset in batches for one replica.
 
         Parameters
         ----------
         dataset_fn : callable
-            ``dataset_fn(InputContext)`` returns a dataset, batched by the batch size of a replica.
+            ``dataset_fn(InputContext)`` returns a dataset in batches for one replica.
         options : InputOptions, optional
-            Whether the function is called for each worker or for each replica, and how far ahead
-            batches are made.
+            Options of prefetching, and of the calls of the function: for each worker or each replica.
 
         Returns
         -------
         DistributedDataset
-            Each step takes as many elements as there are replicas.
+            Each step takes one element for each replica.
         """
         return distribute_from_function(self.extended, dataset_fn, options)
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: Any = None
     ) -> Any:
-        """Do as `distribute_datasets_from_function`, which is its new name."""
+        """Call `distribute_datasets_from_function`, the new name."""
         warnings.warn(
             "experimental_distribute_datasets_from_function is deprecated: rename to "
             "distribute_datasets_from_function",
@@ -313,7 +311,7 @@ class Strategy:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Call a function for each local replica and return its results as distributed values.
+        """Call a function for each local replica, and return the results as distributed values.
 
         Parameters
         ----------
@@ -323,7 +321,7 @@ class Strategy:
         Returns
         -------
         nest of PerReplica
-            Also where the values are equal. On a strategy of one device by nature the bare value.
+            Also for equal values. The default strategy and `OneDeviceStrategy` return a plain value.
         """
         size = self.extended.num_local_replicas
         first, replicas = self.extended.first_replica, self.num_replicas_in_sync
@@ -336,11 +334,11 @@ class Strategy:
         return regroup(values, always_wrap=True)
 
     def describe(self) -> str:
-        """Return a line for each replica: device, threads, and how values are reduced, and why so."""
+        """Return a line for each replica: device, threads, cross-device operations and their reason."""
         return describe(self.extended)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """Return the components of a value: the older name of `experimental_local_results`."""
+        """Call `experimental_local_results`, the new name."""
         return self.experimental_local_results(value)
 
     def __repr__(self) -> str:
@@ -356,7 +354,7 @@ def _check_axis(axis: Any) -> tuple[int, ...]:
 
 
 def _sum_within(component: Any, axes: tuple[int, ...], op: ReduceOp) -> tuple[Tensor, int]:
-    """Return the sum of a component along axes, and how many elements went into each sum."""
+    """Return the sum of a component along axes, and the number of elements of each sum."""
     array = as_tensor(component).array
     for a in axes:
         if not -array.ndim <= a < array.ndim:
@@ -365,7 +363,7 @@ def _sum_within(component: Any, axes: tuple[int, ...], op: ReduceOp) -> tuple[Te
                 f"{array.shape}"
             )
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
-    # On its way to a mean, which is a fraction anyway, the sum of small ints must not wrap around.
+    # The sum of small integers must not overflow before it is divided for a mean.
     wide = op is ReduceOp.MEAN and array.dtype.kind in "iu"
     dtype = None if wide else array.dtype
     with array_backend.beside(array):
@@ -377,7 +375,7 @@ def _per_replica(components: list[Any]) -> Any:
 
 
 def _components(replica: int, value: Any) -> Any:
-    """Return a nest with the components of a replica, those of variables too."""
+    """Return a nest with the components of a replica; variables, too, become components."""
 
     def component(leaf: Any) -> Any:
         return leaf.values[replica] if isinstance(leaf, DistributedValues) else leaf

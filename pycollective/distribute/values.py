@@ -1,4 +1,4 @@
-"""Values that have a component for each replica, and how results are grouped into them."""
+"""Values with a component for each replica, and the grouping of results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DistributedValues:
 
 
 class PerReplica(DistributedValues):
-    """A value that differs between replicas; use it inside a replica function or reduce it."""
+    """A value that differs between replicas, for use in a replica function or a reduction."""
 
     def __tensor__(self) -> Tensor:
         """Return the current replica's component."""
@@ -71,10 +71,10 @@ class PerReplica(DistributedValues):
 
 
 class Mirrored(DistributedValues, Operators):
-    """A value that is equal on every replica; it can be used like the value itself.
+    """A value that is equal on every replica, for use like a plain value.
 
-    Operators, and attributes that are not its own, are those of the current replica's component, in
-    cross-replica context of the first one.
+    Operators and other attributes are those of the current replica's component. In cross-replica
+    context they are those of the first component.
     """
 
     def _get(self) -> Any:
@@ -125,14 +125,14 @@ def regroup(
 ) -> Any:
     """Group the replicas' results into one structure of distributed values.
 
-    Containers are grouped element by element and keep their type; what is one and the same object on
-    every replica stays as it is, unless ``always_wrap``; the components of one distributed variable
-    become that variable; everything else is wrapped.
+    Containers are grouped element by element, and keep their type. An object that is the same on every
+    replica is returned unchanged, unless ``always_wrap``. The components of a distributed variable
+    become that variable. ``wrap`` groups all other values.
 
     Raises
     ------
     AssertionError
-        If the replicas' containers differ in type, length or keys.
+        The replicas' containers differ in type, length or keys.
     """
     first = values[0]
     if nest.is_nested(first):
@@ -162,7 +162,7 @@ def select_replica(replica: int, structure: Any) -> Any:
     """Return ``structure`` with distributed values replaced by one replica's components."""
     if structure.__class__ is tuple or nest.is_nested(structure):
         children = structure.values() if isinstance(structure, Mapping) else structure
-        # The kinds of nearly all arguments are decided here, without a call for each.
+        # Nearly all arguments have one of these types; a call for each would cost time.
         chosen = [
             v
             if v.__class__ is Tensor
@@ -178,7 +178,7 @@ def select_replica(replica: int, structure: Any) -> Any:
 
 
 def check_gather_axis(axis: Any, rank: int) -> None:
-    """Raise unless values with ``rank`` axes can be joined along ``axis``."""
+    """Raise an error unless values with ``rank`` axes can be concatenated along ``axis``."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis must be an int, not {axis!r}")
     if not -rank <= axis < rank:
@@ -186,7 +186,7 @@ def check_gather_axis(axis: Any, rank: int) -> None:
 
 
 def _why_not_joined(first: Array, other: Array, axis: int) -> str:
-    """Return TensorFlow's words for two arrays that cannot be joined along ``axis``, or nothing."""
+    """Return TensorFlow's error text if two arrays cannot be concatenated, else an empty string."""
     if first.ndim != other.ndim:
         return "Ranks of all input tensors should match"
     for place, (n, m) in enumerate(zip(first.shape, other.shape, strict=True)):
@@ -196,7 +196,7 @@ def _why_not_joined(first: Array, other: Array, axis: int) -> str:
 
 
 def concatenated(arrays: Sequence[Array], axis: int) -> Array:
-    """Return the replicas' arrays joined along an axis, on the host; raise if they do not fit."""
+    """Return the replicas' arrays concatenated along an axis, on the host."""
     first = arrays[0]
     check_gather_axis(axis, first.ndim)
     for replica, other in enumerate(arrays):

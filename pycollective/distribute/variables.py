@@ -41,21 +41,21 @@ __all__ = [
 
 
 class AggregateInitialValue:
-    """An initial value, such as a checkpoint's, that a variable reads as a whole from its components."""
+    """An initial value, such as a checkpoint's, that a variable divides among its components."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def __call__(self) -> Any:
-        """Return the value, as every function that is an initial value."""
+        """Return the value."""
         return self._value
 
 
 class DistributedVariable(Variable, DistributedValues):
-    """A variable of a strategy: a plain variable for each replica.
+    """A variable of a strategy, with a plain variable for each replica.
 
-    In a replica function, and in `StrategyExtended.update`, it stands for that replica's component,
-    elsewhere for all of them.
+    In a replica function, and in `StrategyExtended.update`, reads and assignments use that replica's
+    component. Elsewhere they use all components.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class DistributedVariable(Variable, DistributedValues):
             component._distributed_container = container
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
-        """Copy the values; the strategy stays the same one."""
+        """Copy the values, for the same strategy."""
         own: Variable = type(self)(
             self._distribute_strategy,
             [copy.deepcopy(component, memo) for component in self._values],
@@ -94,18 +94,18 @@ class DistributedVariable(Variable, DistributedValues):
         return own
 
     def component(self, replica: int) -> Any:
-        """Return the variable itself: it resolves to the replica's component when it is used."""
+        """Return the variable itself, which uses the replica's component."""
         return self
 
     def _replica(self) -> int | None:
-        """Return the replica of this variable's strategy that this code runs for, if it is one."""
+        """Return the replica of this variable's strategy that runs this code, or None."""
         mode = current_mode()
         if mode is None or mode.strategy is not self._distribute_strategy:
             return None
         return mode.replica
 
     def _here(self) -> int | None:
-        """Return what `_replica` does, for an assignment: there must be no other strategy."""
+        """Return `_replica`, for an assignment; raise an error under another strategy."""
         mode, own = current_mode(), self._distribute_strategy
         if mode is not None and mode.strategy is not own and has_strategy():
             raise RuntimeError(mixing_message(mode.strategy, own))
@@ -113,12 +113,12 @@ class DistributedVariable(Variable, DistributedValues):
 
     @property
     def handle(self) -> Variable:
-        """The component of this replica, or that is updated.
+        """The component of this replica, or of this update.
 
         Raises
         ------
         ValueError
-            Where no one component is meant.
+            This is neither a replica function nor an update.
         """
         if self._replica() is None:
             raise ValueError(
@@ -134,7 +134,7 @@ class DistributedVariable(Variable, DistributedValues):
     def local(self) -> Variable:
         values, modes, place = self._values, state.modes, 0
         if modes and len(values) > 1:
-            # As `_replica`, which would be half of what reading a variable takes.
+            # A call of `_replica` would double the time of a read.
             mode = modes[-1]
             if mode.replica and mode.strategy is self._distribute_strategy:
                 place = mode.replica
@@ -145,7 +145,7 @@ class DistributedVariable(Variable, DistributedValues):
         return self.local().current()
 
     def _read(self) -> Tensor:
-        # As `local`, which would be a call for each variable in each step.
+        # A call of `local` would cost time for each variable in each step.
         values, modes = self._values, state.modes
         own: Variable = values[0]
         if modes and len(values) > 1:
@@ -164,21 +164,21 @@ class DistributedVariable(Variable, DistributedValues):
                     component.update_inplace(update)
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
-        """Set the value; what that means for the components is the variable's kind's to say.
+        """Set the value; the subclass defines the effect on the components.
 
         Raises
         ------
         RuntimeError
-            Under another strategy.
+            Another strategy is the current one.
         """
         return self._write("assign", value)
 
     def assign_add(self, value: Any, read_value: bool = True) -> Variable:
-        """Add to the value; as `assign`."""
+        """Add to the value; see `assign`."""
         return self._write("assign_add", value)
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
-        """Subtract from the value; as `assign`."""
+        """Subtract from the value; see `assign`."""
         return self._write("assign_sub", value)
 
     def _scatter(self, method: str, slices: Any) -> Variable:
@@ -188,8 +188,8 @@ class DistributedVariable(Variable, DistributedValues):
         raise NotImplementedError
 
     def _write_all(self, method: str, value: Any) -> Variable:
-        """Make an assignment, the same one, to every component."""
-        with self._lock:  # those of several threads reach all components in the same order
+        """Make the same assignment to every component."""
+        with self._lock:  # assignments of several threads change all components in the same order
             for replica, component in enumerate(self._values):
                 own = value.values[replica] if isinstance(value, Mirrored) else value
                 getattr(component, method)(own)
@@ -200,7 +200,7 @@ class DistributedVariable(Variable, DistributedValues):
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
 
-#: Assignments of rows that can be aggregated only by taking one replica's, and what takes one.
+#: Assignments of rows that need one replica's rows, and the aggregations that give them.
 _SCATTER_OF_ONE = ("scatter_min", "scatter_max", "scatter_update")
 _OF_ONE = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 
@@ -208,10 +208,10 @@ _OF_ONE = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 class MirroredVariable(DistributedVariable):
     """A variable whose components are kept equal: ``ON_WRITE``.
 
-    In cross-replica context an assignment goes to every component. In a replica it is aggregated first
-    (SUM, MEAN, ONLY_FIRST_REPLICA), and every replica must make it; with aggregation NONE it goes to
-    that replica's component only, as in TensorFlow. In `StrategyExtended.update` it goes to the
-    component that is updated.
+    In cross-replica context an assignment changes every component. In a replica function every replica
+    must make the assignment, and the aggregate (SUM, MEAN, ONLY_FIRST_REPLICA) is assigned. With
+    aggregation NONE only the replica's component changes, as in TensorFlow. In
+    `StrategyExtended.update` the updated component changes.
     """
 
     def _write(self, method: str, value: Any) -> Variable:
@@ -234,7 +234,7 @@ class MirroredVariable(DistributedVariable):
 
 
 def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None:
-    """Raise if an assignment of rows takes one replica's rows, and the aggregation those of all."""
+    """Raise an error if an assignment of one replica's rows has an aggregation over all."""
     if method in _SCATTER_OF_ONE and aggregation not in _OF_ONE:
         raise NotImplementedError(
             f"{method} is only supported for mirrored variable (variable created within certain "
@@ -250,9 +250,9 @@ def aggregated(
     method: str,
     value: Any,
 ) -> Any:
-    """Return the value to assign to a variable, given its replicas' values, grouped.
+    """Return the value to assign to a variable, from its replicas' values, grouped.
 
-    Each replica has a component, or all replicas share the one there is.
+    Each replica has a component, or all replicas share one.
     """
     workers = strategy.extended.workers
     if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -263,12 +263,12 @@ def aggregated(
             return workers.slices_from_first(first)
         return Tensor(workers.from_first(components[0].checked(first, method)))
     if workers.count > 1 and not isinstance(value, PerReplica):
-        # The same in all replicas here, perhaps the only one; other workers' may differ.
+        # The value is the same in the replicas of this worker, but other workers' values may differ.
         value = PerReplica([value] * len(components))
     op = ReduceOp.from_variable_aggregation(variable.aggregation)
     if not isinstance(value, PerReplica):
         strategy.extended.reduce_to(op, value, variable)
-        # What is the same on all replicas stays as it is: a Python number fits any dtype.
+        # An equal value is not converted, because a Python number takes any dtype.
         return value
     if op is ReduceOp.MEAN and variable.dtype.kind not in "fV":
         raise ValueError(
@@ -277,14 +277,14 @@ def aggregated(
             f"context. Variable {variable.name!r} has dtype {variable.dtype}."
         )
     if not any(isinstance(v, IndexedSlices) for v in value.values):
-        # Of replicas that share one component, all assign to that one.
+        # Replicas that share a component all assign to it.
         pairs = zip(itertools.cycle(components), value.values, strict=False)
         value = PerReplica([Tensor(c.checked(v, method)) for c, v in pairs])
     return strategy.extended.reduce_to(op, value, variable)
 
 
 def _write_aggregated(strategy: AnyStrategy, variable: Any, method: Any, value: Any) -> None:
-    """Aggregate what all replicas assign, and assign it to all components."""
+    """Assign the aggregate of all replicas' values to all components."""
     if isinstance(variable, PerReplica) or isinstance(method, PerReplica):
         names = [v.name for v in variable.values] if isinstance(variable, PerReplica) else []
         methods = list(method.values) if isinstance(method, PerReplica) else [method]
@@ -298,11 +298,10 @@ def _write_aggregated(strategy: AnyStrategy, variable: Any, method: Any, value: 
 
 
 class SyncOnReadVariable(DistributedVariable):
-    """A variable whose components each replica writes by itself: ``ON_READ``.
+    """A variable whose components are aggregated when it is read: ``ON_READ``.
 
-    In a replica, reads and writes are local. In cross-replica context a read aggregates the
-    components, and an assignment makes the aggregate the value: with SUM each component gets its
-    share.
+    In a replica function, reads and assignments are local. In cross-replica context a read aggregates
+    the components. An assignment with SUM divides the value among the components.
     """
 
     def aggregate(self) -> Tensor:
@@ -311,7 +310,7 @@ class SyncOnReadVariable(DistributedVariable):
         Raises
         ------
         ValueError
-            With aggregation NONE.
+            The aggregation is NONE.
         """
         first = self._values[0].current().array
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:  # of this process
@@ -339,7 +338,7 @@ class SyncOnReadVariable(DistributedVariable):
         return synced
 
     def numpy(self) -> Any:
-        """Return a copy of the value: the replica's, or the aggregate."""
+        """Return a copy of the replica's value, or of the aggregate."""
         return to_numpy(self._read().array).copy()[()]
 
     def __float__(self) -> float:
@@ -380,7 +379,7 @@ class SyncOnReadVariable(DistributedVariable):
         return self.share_out(to_numpy(self._values[0].checked(value, method)))
 
     def share_out(self, total: Array) -> Variable:
-        """Give each component its share, so that with SUM the variable reads ``total``."""
+        """Divide ``total`` among the components, for the aggregation SUM."""
         extended = self._distribute_strategy.extended
         first = extended.first_replica
         shares = _shares(total, extended.num_replicas_in_sync)[first : first + len(self._values)]
@@ -399,7 +398,7 @@ def _aggregated(_strategy: AnyStrategy, variable: Any) -> Tensor:
 
 
 def _shares(total: Array, parts: int) -> list[Array]:
-    """Return parts that add up to ``total``: equal ones, but for what ints leave over."""
+    """Return parts with the sum ``total``; the first has the remainder of integers."""
     if total.dtype.kind in "iu":
         share = total // parts
         return [asarray(total - share * (parts - 1), total.dtype), *[share] * (parts - 1)]

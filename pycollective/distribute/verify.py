@@ -1,4 +1,4 @@
-"""`verify_equivalence`: whether N replicas compute the gradients that one computes."""
+"""`verify_equivalence`: a comparison of the gradients of N replicas with those of one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Loss = Callable[[Any, Any], Any]
 
 @dataclass(eq=False)
 class EquivalenceReport:
-    """How far the gradients of N replicas are from those of one.
+    """The differences between the gradients of N replicas and those of one.
 
     Attributes
     ----------
     replicas : int
         N.
     differences : dict of str to float
-        For each variable, by name: the largest difference, divided by the largest absolute value of
-        the gradient of one replica; infinite where only one of both has a gradient, or is not finite.
+        For each variable, by name: the largest difference divided by the largest absolute value of the
+        gradient of one replica. Infinite if only one side has a gradient, or is not finite.
     tolerances : dict of str to float
-        What was allowed.
+        The largest allowed difference for each variable.
     """
 
     replicas: int
@@ -43,12 +43,12 @@ class EquivalenceReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every difference is within its tolerance."""
+        """True if every difference is within its tolerance."""
         return all(d <= self.tolerances[name] for name, d in self.differences.items())
 
     @property
     def largest(self) -> float:
-        """The largest of the differences; 0 without variables."""
+        """The largest difference; 0 without variables."""
         return max(self.differences.values(), default=0.0)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class EquivalenceReport:
 
 
 class EquivalenceError(AssertionError):
-    """The gradients differ by more than was allowed.
+    """The gradients differ by more than the tolerance.
 
     Attributes
     ----------
@@ -77,9 +77,9 @@ class EquivalenceError(AssertionError):
 
     def __str__(self) -> str:
         return (
-            f"{self.report}\nA layer that looks at more than one example (normalization over the "
-            "batch) or draws random numbers does so in each replica for itself; a loss must be given "
-            "for each example, not as their mean."
+            f"{self.report}\nIn each replica, a layer that uses several examples (batch normalization) "
+            "sees other examples, and a layer that draws random numbers draws others. A loss must "
+            "return a value for each example, not their mean."
         )
 
 
@@ -94,28 +94,26 @@ def verify_equivalence(
 ) -> EquivalenceReport:
     """Compare the gradients that all replicas compute together with those of one replica.
 
-    The batch is split as `Strategy.experimental_distribute_dataset` does, each replica's loss is scaled
-    by the global batch, and gradients are summed over the replicas. One replica gets the whole batch.
-    No variable is changed.
+    The batch is divided as by `Strategy.experimental_distribute_dataset`. Each replica's loss is divided
+    by the global batch size, and gradients are summed over the replicas. One replica gets the whole
+    batch. No variable changes.
 
     Parameters
     ----------
     model : callable
-        A model, or what is called like one and has ``trainable_variables``, made in the strategy's
-        scope.
+        A model, or another callable with ``trainable_variables``, made in the strategy's scope.
     batch
-        ``(inputs, targets)``, or only inputs where no ``loss`` is given; the first axis is the examples.
-        What a distributed dataset gives is good, too.
+        ``(inputs, targets)``, or only inputs without ``loss``; the first axis is the examples. An
+        element of a distributed dataset is accepted, too.
     loss : callable, optional
         ``loss(targets, outputs)`` returns a value for each example: a function, or a loss object with
-        ``Reduction.NONE``. By default the sum of the squares of an example's outputs, which tells
-        about the model and the strategy, not about a loss.
+        ``Reduction.NONE``. By default the sum of the squares of an example's outputs.
     strategy : Strategy, optional
-        By default that of the model's variables, else the one in force.
+        By default the strategy of the model's variables, else the current one.
     training : bool
-        What the model is called with.
+        An argument of the model.
     tolerance : float, optional
-        The largest relative difference; by default 1000 times the rounding of the variable's dtype.
+        The largest relative difference; by default 1000 times the precision of the variable's dtype.
 
     Returns
     -------
@@ -125,9 +123,9 @@ def verify_equivalence(
     Raises
     ------
     EquivalenceError
-        If a difference is larger; an AssertionError.
+        A difference is larger. An AssertionError.
     ValueError
-        If the batch cannot be split, or a loss has no value for each example.
+        The batch cannot be divided, or the loss has no value for each example.
 
     Examples
     --------
@@ -149,7 +147,7 @@ def verify_equivalence(
                 total = total + regularization / float(replicas)
         return list(tape.gradient(total, list(model.trainable_variables)))
 
-    one = gradients(whole, 1)  # also makes the variables of a model that is not built yet
+    one = gradients(whole, 1)  # also builds the model
     variables = list(model.trainable_variables)
     if strategy is None:
         mode = current_mode()
@@ -161,7 +159,7 @@ def verify_equivalence(
     def reduced(part: Any) -> list[Any]:
         mode = current_mode()
         assert mode is not None and mode.replica_context is not None
-        # None, where there is no gradient, is no value to reduce.
+        # A missing gradient is not reduced.
         found = gradients(part, replicas)
         values = [as_tensor(g) for g in found if g is not None]
         sums = iter(mode.replica_context.all_reduce("SUM", values))
@@ -184,7 +182,7 @@ def verify_equivalence(
 
 
 def _array(value: Any) -> Any:
-    """Return a part of the batch; the replicas' parts are joined."""
+    """Return a part of the batch as an array, with the replicas' parts concatenated."""
     if isinstance(value, PerReplica):
         value = tensor_ops.concat(list(value.values), 0)
     return as_tensor(value).array
@@ -200,7 +198,7 @@ def _rows(arrays: Any) -> int:
 
 
 def _split(arrays: Any, rows: int, replicas: int) -> Any:
-    """Cut the rows into parts as equal as experimental_distribute_dataset makes them."""
+    """Divide the rows as experimental_distribute_dataset does."""
     part = -(-rows // replicas)
 
     def cut(array: Any) -> PerReplica:

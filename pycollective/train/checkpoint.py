@@ -360,7 +360,7 @@ def workers_of(root: Checkpoint) -> Workers:
         strategy = variable.distribute_strategy
         if strategy is not None:
             found: Workers = strategy.extended.workers
-            if found.count > 1 or found.somebody_waits:
+            if found.count > 1 or found.worker_waits:
                 return found
     return Workers()
 

@@ -110,10 +110,10 @@ def test_what_only_the_chief_saves_or_restores_ends_all_at_once(tmp_path):
     for name, cases in found.items():
         for kind, text, seconds, _ in cases:
             assert kind == "MismatchError", (name, cases)
-            assert "save/restore" in text or "do different things: worker 0: " in text, name
+            assert "save/restore" in text or "make different calls: worker 0: " in text, name
             assert seconds < 30, (name, seconds)  # not a timeout
         _, _, going_on = name.partition(", ")
-        assert (going_on.endswith("other") and "do different things" in cases[0][1]) or (
+        assert (going_on.endswith("other") and "make different calls" in cases[0][1]) or (
             "needs every worker" in cases[0][1]
         ), (name, cases)
         # Nothing is written that not all had a part in.

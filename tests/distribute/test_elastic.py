@@ -224,7 +224,7 @@ class Dies(tf.keras.callbacks.Callback):
         if strategy.extended.workers.count == 1:
             print("ALONE", flush=True)
             until = time.monotonic() + 40
-            while batch and not strategy.extended.workers.somebody_waits():
+            while batch and not strategy.extended.workers.worker_waits():
                 assert time.monotonic() < until
                 time.sleep(0.05)
 def train(strategy):
@@ -287,7 +287,7 @@ def survivors():
     """Meet as worker 2 of 3."""
     names = ("worker 0", "worker 1", "worker 2")
     member = Membership("a test", 2, 3, ("a:1", "b:1", "c:1"), names)
-    return multi_worker._survivors(member, 1, 0.1, Roster(3))
+    return multi_worker._rendezvous(member, 1, 0.1, Roster(3))
 
 
 def test_survivors_first_rank_lost_look_for_the_first_address_again(monkeypatch):

@@ -615,7 +615,7 @@ def test_a_worker_that_gets_nothing_is_warned_once():
     for _ in range(2):  # warnings are errors here: it has been said
         assert all(v.shape == (0,) for x in dataset for v in x.values)
     unknown = distribute(ones.map(lambda x: x[:2]))
-    with pytest.warns(RuntimeWarning, match="got nothing but empty batches in 3 step"):
+    with pytest.warns(RuntimeWarning, match="got only empty batches in 3 step"):
         list(unknown)
     list(unknown)
     list(distribute(Dataset.range(4).batch(2)))

@@ -53,7 +53,7 @@ def test_a_replica_that_never_returns_is_named(what, never):
     waits = what if what == "has finished" else f"waits in {what}"
     with pytest.raises(
         tf.CollectiveTimeoutError,
-        match=rf"replica 2 is still running its function and came to no meeting in [\d.]+ s, while "
+        match=rf"replica 2 is still running its function and made no call in [\d.]+ s, while "
         rf"replica 0 {waits}.*; replica 1 {waits}.*: every replica must .*"
         r"strategy.extended.timeout \(seconds\)",
     ) as raised:

@@ -96,7 +96,7 @@ def test_the_line_says_what_described_the_cluster(nobody, monkeypatch, caplog):
         (None, f"communication = AUTO; described by TF_CONFIG, not by {torchrun}"),
         (
             SimpleClusterResolver(spec, "", "worker", 0),
-            f"; described by Simple, which was given, not by TF_CONFIG (TF_CONFIG), {torchrun}",
+            f"; described by Simple, an argument, not by TF_CONFIG (TF_CONFIG), {torchrun}",
         ),
     ):
         caplog.clear()

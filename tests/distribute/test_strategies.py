@@ -317,7 +317,7 @@ def test_describe(monkeypatch):
         f"replica 0: {cpu}0, the caller's thread, 2 BLAS threads of 4, {ops}",
         f"replica 1: {cpu}1, thread pycollective-replica-1, 2 BLAS threads of 4, {ops}",
     ]
-    assert "1 BLAS thread of 4, RingAllReduce (algorithm 'ring'), given to the strategy" in (
+    assert "1 BLAS thread of 4, RingAllReduce (algorithm 'ring'), an argument of the strategy" in (
         mirrored(4, d.RingAllReduce()).describe()
     )
     one = (

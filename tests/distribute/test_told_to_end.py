@@ -107,7 +107,7 @@ def test_the_step_that_all_are_in_is_saved_once(tmp_path):
         "ckpt-1.safetensors",
     ]
     for error in done.errors:
-        assert error.count("saved after step 5, as a worker is told to end") == 1, done
+        assert error.count("saved after step 5, because a worker is preempted") == 1, done
     saved = tf.train.Checkpoint(v=tf.Variable(0.0), total_run_calls=tf.Variable(np.int64(0)))
     saved.restore(tf.train.latest_checkpoint(tmp_path / "saved"))
     assert (float(saved.v), int(saved.total_run_calls)) == (5.0, 5)

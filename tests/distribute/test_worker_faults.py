@@ -53,7 +53,7 @@ except Exception as error:
             process.communicate()
     for output in done:
         assert output.startswith(f"PeerLostError {lost} is lost to rank "), output
-        assert "not heard of for 1 s, so it is stopped or cut off" in output, output
+        assert "no heartbeat for 1 s, so it is stopped or cut off" in output, output
 
 
 def test_a_launched_worker_that_is_stopped(tmp_path):
