@@ -1,8 +1,8 @@
 """Replicas as threads, with their synchronization.
 
-Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. Replicas
-synchronize in collectives, in which each thread takes part, and at merge points, where replica 0's
-thread runs a function for all. `ReplicaRun` raises an error in all replicas if one waits for a call
+Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. Each
+replica's thread takes part in collectives. At merge points replica 0's thread runs a function for all
+replicas. `ReplicaRun` raises an error in all replicas if one waits for a call
 that another can no longer make. After the timeout it names the replicas that the others wait for.
 """
 

@@ -178,13 +178,13 @@ class Workers:
 
     # Agreement ----------------------------------------------------------------------------------
 
-    def every(self, value: str, said: str) -> str:
-        """Return ``""`` if all workers have the same value, else the texts ``said`` of all."""
+    def every(self, value: str, text: str) -> str:
+        """Return ``""`` if all workers have the same value, else the workers' texts."""
         digest = hashlib.sha256(value.encode()).digest()
         digests, _ = self.gather(np.frombuffer(digest, np.uint8)[None], 0)
-        return "" if (digests == digests[0]).all() else self._said(said)
+        return "" if (digests == digests[0]).all() else self._texts(text)
 
-    def _said(self, own: str) -> str:
+    def _texts(self, own: str) -> str:
         """Return the texts of all workers."""
         text = np.frombuffer(f"worker {self.index}: {own}; ".encode(), np.uint8)
         return self.gather(text, 0)[0].tobytes().decode().removesuffix("; ")
@@ -211,7 +211,7 @@ class Workers:
             raise with_text(error, f"{what} needs every worker: {error}") from None
         if (words != words[0]).any():
             raise MismatchError(
-                f"the workers make different calls: {self._said(what)}. All workers must save, or "
+                f"the workers make different calls: {self._texts(what)}. All workers must save, or "
                 "restore, the same objects at the same time"
             )
 

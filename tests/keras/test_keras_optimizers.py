@@ -185,7 +185,7 @@ def test_apply_other_variables_in_each_step():
 
 def test_apply_same_variable_twice_raises():
     (own, _), gradient = variables(), as_tensor(GRADIENTS[0][0])
-    with pytest.raises(ValueError, match=r"variables \['v0'\] are there more than once"):
+    with pytest.raises(ValueError, match=r"variables \['v0'\] appear more than once"):
         optimizers.SGD().apply_gradients([(gradient, own), (gradient, own)])
 
 
@@ -261,7 +261,7 @@ def test_schedule_drives_the_steps():
     np.testing.assert_allclose(
         value, START[0] - GRADIENTS[0][0] - 0.5 * GRADIENTS[1][0], rtol=1e-12
     )
-    with pytest.raises(TypeError, match="made with a schedule"):
+    with pytest.raises(TypeError, match="the optimizer has a schedule"):
         optimizer.learning_rate = 0.1
     called = optimizers.SGD(lambda: 0.25)
     np.testing.assert_allclose(run(called, 1)[0], START[0] - 0.25 * GRADIENTS[0][0], rtol=1e-12)
@@ -276,7 +276,7 @@ def test_schedule_drives_the_steps():
         (lambda: optimizers.SGD(momentum=2), "momentum must be from 0 to 1, got 2"),
         (lambda: optimizers.Adam(beta_2=1.0), "beta_2"),
         (lambda: optimizers.get("lion"), "unknown optimizer 'lion'; known names are ada"),
-        (lambda: optimizers.get(3), "3 is no optimizer"),
+        (lambda: optimizers.get(3), "3 is not an optimizer"),
     ],
 )
 def test_optimizer_arguments_out_of_range_raise(make, text):

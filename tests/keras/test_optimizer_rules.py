@@ -253,7 +253,7 @@ def test_dynamic_loss_scale_grows_and_shrinks():
         loss = ops.reduce_sum(own[0])
     optimizer.minimize(loss, own, tape=tape)
     assert own[0].numpy().tolist() == [-3.5, -2.5]
-    with pytest.raises(ValueError, match="3 is no optimizer"):
+    with pytest.raises(ValueError, match="3 is not an optimizer"):
         optimizers.LossScaleOptimizer(3)
 
 
@@ -452,7 +452,7 @@ def test_optimizers_wrong_arguments_raise_with_reason(make, text):
 
 
 def test_learning_rate_function_get_config_raises():
-    with pytest.raises(TypeError, match="cannot be stored; make it a LearningRateSchedule"):
+    with pytest.raises(TypeError, match="cannot be serialized; use a LearningRateSchedule"):
         optimizers.SGD(lambda: 0.5).get_config()
 
 

@@ -24,16 +24,16 @@ class Adagrad(Optimizer):
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
     initial_accumulator_value
-        What the sum starts from.
+        The initial value of the sum.
     epsilon
-        What keeps the step finite.
+        A small number that keeps the step finite.
     *options, **named
-        As for `Optimizer`, from ``weight_decay`` on.
+        Arguments of `Optimizer`, from ``weight_decay`` on.
 
     Raises
     ------
     ValueError
-        If ``initial_accumulator_value`` is negative.
+        ``initial_accumulator_value`` is negative.
     """
 
     _settings = ("initial_accumulator_value", "epsilon")
@@ -56,7 +56,7 @@ class Adagrad(Optimizer):
         self.epsilon = float(epsilon)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the sum of squared gradients."""
+        """Return the name of the sum of squared gradients."""
         return ("accumulator",)
 
     def _slot_start(self, name: str) -> float:
@@ -75,7 +75,7 @@ class Adagrad(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Steps in the unit of the weights, from two running means (Zeiler, 2012).
+    """Steps with the unit of the weights, from two means (Zeiler, 2012).
 
     ``a = rho a + (1 - rho) g²``, ``d = g sqrt(b + epsilon) / sqrt(a + epsilon)``,
     ``b = rho b + (1 - rho) d²``, ``w -= learning_rate d``.
@@ -83,13 +83,13 @@ class Adadelta(Optimizer):
     Parameters
     ----------
     learning_rate
-        A number, a `LearningRateSchedule`, or a function without arguments; 1 is the paper's.
+        A number, a `LearningRateSchedule`, or a function without arguments; the paper has 1.
     rho
-        How slowly the means change.
+        The decay rate of the means.
     epsilon
-        What keeps the step finite, and lets it begin.
+        A small number that keeps the step finite, and the first step above 0.
     *options, **named
-        As for `Optimizer`, from ``weight_decay`` on.
+        Arguments of `Optimizer`, from ``weight_decay`` on.
     """
 
     _settings = ("rho", "epsilon")
@@ -107,7 +107,7 @@ class Adadelta(Optimizer):
         self.epsilon = float(epsilon)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the means of squared gradients and of squared steps."""
+        """Return the names of the means of squared gradients and of squared steps."""
         return ("accumulated_grad", "accumulated_delta_var")
 
     def update_step(

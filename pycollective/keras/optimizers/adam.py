@@ -27,18 +27,18 @@ class Adam(Optimizer):
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
     beta_1, beta_2
-        How slowly the means of gradient and squared gradient change.
+        The decay rates of the means of the gradient and of its square.
     epsilon
-        What keeps the step finite.
+        A small number that keeps the step finite.
     amsgrad
-        Whether the largest ``v`` so far stands in its place (Reddi et al., 2018).
+        True: use the largest ``v`` of all steps (Reddi et al., 2018).
     *options, **named
-        As for `Optimizer`, from ``weight_decay`` on.
+        Arguments of `Optimizer`, from ``weight_decay`` on.
 
     Raises
     ------
     ValueError
-        If ``beta_1`` or ``beta_2`` is not in 0 to 1, without 1.
+        ``beta_1`` or ``beta_2`` is not at least 0 and below 1.
     """
 
     _settings = ("beta_1", "beta_2", "epsilon", "amsgrad")
@@ -61,7 +61,7 @@ class Adam(Optimizer):
         self.amsgrad = bool(amsgrad)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the two running means, and with ``amsgrad`` the largest of the second."""
+        """Return the names of the two means, and with ``amsgrad`` of the largest second one."""
         return ("m", "v", "largest_v") if self.amsgrad else ("m", "v")
 
     def _slot_order(self) -> Sequence[Sequence[str]]:
@@ -91,21 +91,21 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """`Adam` with weight decay that does not go through the means (Loshchilov and Hutter, 2019).
+    """`Adam` with decoupled weight decay (Loshchilov and Hutter, 2019).
 
     Parameters
     ----------
     weight_decay
-        As for `Optimizer`; it must not be None.
+        See `Optimizer`; it must not be None.
     learning_rate, beta_1, beta_2, epsilon, amsgrad
-        As for `Adam`.
+        See `Adam`.
     *options, **named
-        As for `Optimizer`, from ``clipnorm`` on.
+        Arguments of `Optimizer`, from ``clipnorm`` on.
 
     Raises
     ------
     ValueError
-        If ``weight_decay`` is None.
+        ``weight_decay`` is None.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class AdamW(Adam):
 
 
 def check_betas(optimizer: Optimizer, *betas: float) -> None:
-    """Raise unless each of ``beta_1``, ``beta_2`` is at least 0 and below 1."""
+    """Raise an error unless ``beta_1`` and ``beta_2`` are at least 0 and below 1."""
     for number, beta in enumerate(betas, 1):
         if not 0 <= beta < 1:
             raise ValueError(

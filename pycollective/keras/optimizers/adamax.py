@@ -1,4 +1,4 @@
-"""Relatives of Adam: Adamax (Kingma and Ba, 2015) and Nadam (Dozat, 2015)."""
+"""Variants of Adam: Adamax (Kingma and Ba, 2015) and Nadam (Dozat, 2015)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pycollective.tensor import Variable
 
 __all__ = ["Adamax", "Nadam"]
 
-#: By which Nadam's momentum grows: 0.5 times this to the power of the step is missing.
+#: Nadam's momentum is ``beta_1 * (1 - 0.5 * _GROWTH**step)``.
 _GROWTH = 0.96
 
 
 class _TwoMeans(Optimizer):
-    """What the relatives have in common."""
+    """Base class with the arguments of both variants."""
 
     _settings = ("beta_1", "beta_2", "epsilon")
 
@@ -41,7 +41,7 @@ class _TwoMeans(Optimizer):
 
 
 class Adamax(_TwoMeans):
-    """`Adam` with the largest gradient of late in place of the mean square.
+    """`Adam` with a decaying maximum of the gradient instead of its mean square.
 
     ``m += (g - m)(1 - beta_1)``, ``u = max(beta_2 u, |g|)``,
     ``w -= learning_rate m / ((1 - beta_1**t)(u + epsilon))`` in step ``t`` = 1, 2, …
@@ -49,13 +49,13 @@ class Adamax(_TwoMeans):
     Parameters
     ----------
     learning_rate, beta_1, beta_2, epsilon
-        As for `Adam`.
+        See `Adam`.
     *options, **named
-        As for `Optimizer`, from ``weight_decay`` on.
+        Arguments of `Optimizer`, from ``weight_decay`` on.
     """
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the running mean, and the largest gradient."""
+        """Return the names of the mean and of the maximum."""
         return ("m", "u")
 
     def update_step(
@@ -80,19 +80,19 @@ class Nadam(_TwoMeans):
     Parameters
     ----------
     learning_rate, beta_1, beta_2, epsilon
-        As for `Adam`.
+        See `Adam`.
     *options, **named
-        As for `Optimizer`, from ``weight_decay`` on.
+        Arguments of `Optimizer`, from ``weight_decay`` on.
     """
 
     _product: Variable | None = None
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the two running means."""
+        """Return the names of the two means."""
         return ("m", "v")
 
     def build(self, var_list: Iterable[Variable]) -> None:
-        """Make what the optimizer keeps for these variables, where it has not yet."""
+        """Create the missing slots of these variables."""
         variables = list(var_list)
         super().build(variables)
         with self._creation(self):
@@ -104,7 +104,7 @@ class Nadam(_TwoMeans):
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
         if self._product is None:
-            # Another replica has made the slots, and is about to make this.
+            # Another replica has created the slots, but not yet this variable.
             self.build(variables)
         assert self._product is not None
         factor = self._momentum(int(self.iterations) + 1)

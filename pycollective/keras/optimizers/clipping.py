@@ -1,4 +1,4 @@
-"""Gradients that are cut off or scaled down before they update anything."""
+"""Gradient clipping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clipped(
     clipnorm: float | None,
     global_clipnorm: float | None,
 ) -> list[Array]:
-    """Return gradients within the one limit that is given, as `Optimizer` describes it."""
+    """Return gradients clipped by the one limit that is not None; see `Optimizer`."""
     if clipvalue is not None:
         return [gradient.clip(-clipvalue, clipvalue) for gradient in gradients]
     if clipnorm is not None:
@@ -39,21 +39,21 @@ def _sum_of_squares(gradient: Array) -> Any:
             total = float(np.dot(flat, flat))
         if math.isfinite(total):
             return total
-    # Other types, and squares that are too large for float32.
+    # Other dtypes, and sums that overflow float32.
     wide = flat.astype(np.float64)
     squares = np.dot(wide, wide)
     return float(squares) if host else squares
 
 
 def _clip_factor(limit: float, sum_of_squares: Any) -> Any:
-    """Return what brings a norm down to a limit: None for nothing, or an array on a device."""
-    # With a norm that is not finite nothing of the gradient means anything.
+    """Return the factor that limits a norm: None for 1, or an array on the norm's device."""
+    # A norm that is not finite makes the whole gradient NaN.
     if isinstance(sum_of_squares, float):
         norm = math.sqrt(sum_of_squares)
         if norm <= limit:
             return None
         return np.float64(limit / norm if norm < math.inf else math.nan)
-    # Nothing is fetched from a device to find out.
+    # On a device the factor is always computed, because a test of the norm would wait for the device.
     size = np.sqrt(sum_of_squares)
     return limit / np.maximum(size, limit) + (size - size)
 

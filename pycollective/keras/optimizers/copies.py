@@ -1,4 +1,4 @@
-"""The copies of variables that a replica updates, and changes that optimizers make to them."""
+"""The copies of variables that a replica updates, and functions that update them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["adder", "constrain", "copies_of", "count_one", "require_copies", "wi
 def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]], None]) -> None:
     """Call ``function`` with the writable arrays of this replica's copies of variables.
 
-    Outside of the replicas it is called for each copy.
+    Outside of replica functions, ``function`` is called for each copy.
     """
     for copies in copies_of(variables):
         update_together(copies, function)
 
 
 def copies_of(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
-    """Return this replica's copies of variables; outside of the replicas those of each replica."""
+    """Return this replica's copies of variables; outside of replica functions those of each replica."""
     if current_mode() is None and hasattr(variables[0], "values"):
         return zip(*[getattr(variable, "values") for variable in variables], strict=True)  # noqa: B009
     return [[variable.local() for variable in variables]]
 
 
 def require_copies(strategy: AnyStrategy, variables: Sequence[Variable]) -> None:
-    """Raise unless each replica has its own copy of the variables."""
+    """Raise an error unless each replica has its own copy of the variables."""
     for variable in variables:
         if getattr(variable, "_distribute_strategy", None) is not strategy:
             raise ValueError(
@@ -45,14 +45,14 @@ def count_one(arrays: list[Array]) -> None:
     """Add 1 to a count of steps."""
     count = arrays[0]
     if on_host(count):
-        # Without the machinery that adds arrays, which a step has driven out of all caches.
+        # An addition of arrays is slower: a step has removed its code from the caches.
         count[()] = count.item() + 1
     else:
         count += 1
 
 
 def adder(amount: Array) -> Callable[[list[Array]], None]:
-    """Return what adds an amount to the one array that it is given."""
+    """Return a function that adds an amount to a single array."""
 
     def add(arrays: list[Array]) -> None:
         arrays[0] += amount
@@ -61,10 +61,10 @@ def adder(amount: Array) -> Callable[[list[Array]], None]:
 
 
 def constrain(variable: Variable, constraint: Callable[[Any], Any]) -> None:
-    """Put a variable back to where it may be."""
+    """Apply a variable's constraint."""
 
     def project(arrays: list[Array]) -> None:
-        # A copy, because what is being written to must not be seen.
+        # The constraint gets a copy, because a tensor must not change.
         arrays[0][...] = as_tensor(constraint(Tensor(arrays[0].copy()))).array
 
     with_arrays([variable], project)

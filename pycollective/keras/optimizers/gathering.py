@@ -1,4 +1,4 @@
-"""Steps that are made of several batches: gradients are gathered until the last of them."""
+"""Accumulation of gradients over the batches of one step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Gathering", "gathered", "this_thread"]
 
 
 class Gathering:
-    """The gradients of one replica in the batches of one step so far.
+    """The sums of one replica's gradients over the batches of a step.
 
     Attributes
     ----------
     last : bool
-        Whether the present batch is the step's last one.
+        True in the last batch of the step.
     """
 
     def __init__(self) -> None:
@@ -28,19 +28,19 @@ class Gathering:
     def joined(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]]
     ) -> list[tuple[Any, Variable]] | None:
-        """Add gradients to those of the batches before.
+        """Add the gradients of a batch.
 
         Parameters
         ----------
         optimizer
-            Whose step it is: several gather beside each other.
+            The optimizer; each has its own sums.
         pairs
-            Of a gradient, or None, and a variable.
+            Pairs of a gradient, or None, and a variable.
 
         Returns
         -------
         list of tuple, or None
-            The pairs of the whole step in its last batch, before that None.
+            The sums with their variables in the last batch, None in others.
         """
         totals = []
         for gradient, variable in pairs:
@@ -59,7 +59,7 @@ class Gathering:
 
 
 class _Thread(threading.local):
-    #: What this thread's gradients are gathered in, or None if each batch is a step.
+    #: The sums of this thread's step, or None if each batch is a step.
     gathering: Gathering | None = None
 
 
@@ -68,7 +68,7 @@ this_thread = _Thread()
 
 @contextmanager
 def gathered(gathering: Gathering | None) -> Iterator[None]:
-    """Let the gradients of a block be gathered."""
+    """Accumulate the gradients of a block."""
     before, this_thread.gathering = this_thread.gathering, gathering
     try:
         yield

@@ -1,4 +1,4 @@
-"""`LossScaleOptimizer`: gradients of float16 that neither vanish nor overflow."""
+"""`LossScaleOptimizer`: loss scaling against underflow and overflow of float16 gradients."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ __all__ = ["LossScaleOptimizer"]
 
 
 class LossScaleOptimizer(Optimizer):
-    """Lets another optimizer work on gradients of a loss that is scaled as far up as it can be.
+    """An optimizer that applies another one to the gradients of a scaled loss.
 
-    The scale is halved, and the step left out, when a gradient is no longer finite; it is doubled
-    after ``dynamic_growth_steps`` steps in a row. Gradients are looked at when they are summed over
-    the replicas: all of them decide alike.
+    If a gradient is not finite, the step is skipped and the scale is halved. The scale is doubled after
+    ``dynamic_growth_steps`` steps in a row. The test uses the sums over the replicas, so that all
+    replicas have the same result.
 
     Parameters
     ----------
     inner_optimizer
-        What makes the steps.
+        The optimizer that makes the steps.
     initial_scale
-        The scale at first; too high is soon corrected.
+        The first scale; a scale that is too high is soon halved.
     dynamic_growth_steps
-        After how many steps with finite gradients it is doubled.
+        The number of steps with finite gradients after which the scale is doubled.
     name
-        By default the class's name with a number.
+        The name, by default the class's name with a number.
 
     Attributes
     ----------
     dynamic_scale, step_counter : Variable
-        The scale, and the steps since it was changed.
+        The scale, and the number of steps since its last change.
 
     Raises
     ------
     ValueError
-        If ``inner_optimizer`` is no optimizer, or a number is not positive.
+        ``inner_optimizer`` is not an optimizer, or a number is not positive.
 
     Notes
     -----
-    On a GPU no step waits to hear whether its gradients are finite: it is made, and put back there if
-    they were not, for which the values before it are kept. Whether it counts is known in the next step;
-    `iterations` waits for it, as does what writes files.
+    On a GPU no step waits for the test of its gradients. The GPU makes the step, and restores the
+    earlier values if a gradient is not finite. The next step, `iterations` and saving wait for the
+    result of the test.
     """
 
     _untracked = Optimizer._untracked | {"_late"}
@@ -66,7 +66,7 @@ class LossScaleOptimizer(Optimizer):
         name: str | None = None,
     ) -> None:
         if not isinstance(inner_optimizer, Optimizer):
-            raise ValueError(f"LossScaleOptimizer: {inner_optimizer!r} is no optimizer")
+            raise ValueError(f"LossScaleOptimizer: {inner_optimizer!r} is not an optimizer")
         for key, value in {
             "initial_scale": initial_scale,
             "dynamic_growth_steps": dynamic_growth_steps,
@@ -77,9 +77,9 @@ class LossScaleOptimizer(Optimizer):
         self.inner_optimizer = inner_optimizer
         self.initial_scale = float(initial_scale)
         self.dynamic_growth_steps = int(dynamic_growth_steps)
-        #: Of each replica that is on a GPU: its count of steps, and whether the last one was made.
+        #: For each replica on a GPU: its count of steps, and the result of the last step's test.
         self._late: dict[int, tuple[Variable, Fetch]] = {}
-        # Gradients would be divided twice.
+        # Otherwise gradients would be divided twice.
         inner_optimizer.loss_scale_factor = None
         self.step_counter = self._make("step_counter", lambda: np.zeros((), np.int64), np.int64)
         self.dynamic_scale = self._make(
@@ -88,24 +88,24 @@ class LossScaleOptimizer(Optimizer):
 
     @property
     def variables(self) -> list[Variable]:
-        """The scale, its counter, and those of the inner optimizer."""
+        """The scale, its counter, and the variables of the inner optimizer."""
         self._settle()
         return [*super().variables, *self.inner_optimizer.variables]
 
     @property
     def built(self) -> bool:
-        """Whether there is a slot for any variable yet."""
+        """True once the inner optimizer has a slot for a variable."""
         return self.inner_optimizer.built
 
     @property
     def iterations(self) -> Any:
-        """How many steps were made, without those that were left out."""
+        """The number of steps, without skipped ones."""
         self._settle()
         return self.inner_optimizer.iterations
 
     @property
     def learning_rate(self) -> Any:
-        """That of the inner optimizer."""
+        """The learning rate of the inner optimizer."""
         self._settle()
         return self.inner_optimizer.learning_rate
 
@@ -116,11 +116,11 @@ class LossScaleOptimizer(Optimizer):
     lr = learning_rate
 
     def build(self, var_list: Iterable[Variable]) -> None:
-        """Make what the inner optimizer keeps for these variables."""
+        """Create the inner optimizer's slots of these variables."""
         self.inner_optimizer.build(var_list)
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Variable:
-        """Update variables by gradients of the scaled loss; as `Optimizer.apply_gradients`."""
+        """Update variables by gradients of the scaled loss; see `Optimizer.apply_gradients`."""
         super().apply_gradients(*args, **kwargs)
         return self.inner_optimizer._iterations
 
@@ -149,7 +149,7 @@ class LossScaleOptimizer(Optimizer):
         with_arrays([self.dynamic_scale, self.step_counter], note)
 
     def _step_on_device(self, gradients: list[Array], variables: list[Variable]) -> None:
-        """Do as `_step` without asking the device: make the step, and put it back there."""
+        """Make a step, and restore the variables on the device if a gradient is not finite."""
         inner = self.inner_optimizer
         count = inner._iterations.local()
         self._settle(count)
@@ -176,7 +176,7 @@ class LossScaleOptimizer(Optimizer):
             self._late[id(count)] = (count, Fetch(finite))
 
     def _settle(self, only: Variable | None = None) -> None:
-        """Take back from counts of steps, or one of them, what was not made after all."""
+        """Subtract the skipped steps from all counts of steps, or from one."""
         for key in list(self._late) if only is None else [id(only)]:
             count, made = self._late.pop(key, (None, None))
             if count is not None and made is not None and not made.value():
@@ -187,15 +187,15 @@ class LossScaleOptimizer(Optimizer):
         return float(scale) if on_host(scale.array) else scale
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-        """Say which variables have no weight decay; as the inner optimizer's."""
+        """Exclude variables from the inner optimizer's weight decay."""
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
-        """Give variables the values that training ends with."""
+        """Set variables to their final values, as the inner optimizer."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as what JSON can hold."""
+        """Return the arguments of the constructor, for JSON."""
         return {
             "name": self.name,
             "inner_optimizer": configs.serialize(self.inner_optimizer),

@@ -1,4 +1,4 @@
-"""Optimizers by their names, and as what JSON can hold."""
+"""Optimizers by their names, and their JSON descriptions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pycollective.keras.optimizers.optimizer import Optimizer
 
 __all__ = ["KNOWN", "deserialize", "get", "serialize"]
 
-#: The package's optimizers by their names in small letters; `pycollective.keras.optimizers` fills it.
+#: The package's optimizers by their lower-case names; `pycollective.keras.optimizers` fills it.
 KNOWN: dict[str, Any] = {}
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer as a dictionary, without what it has learnt."""
+    """Return an optimizer as a dictionary, without its variables."""
     description: dict[str, Any] = configs.serialize(optimizer)
     return description
 
@@ -23,12 +23,12 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 def deserialize(
     config: Mapping[str, Any] | str, custom_objects: Mapping[str, Any] | None = None
 ) -> Optimizer:
-    """Return the optimizer that `serialize` described; large and small letters are alike.
+    """Return the optimizer that `serialize` described; names are case-insensitive.
 
     Raises
     ------
     ValueError
-        For an unknown name.
+        The name is unknown.
     """
     if isinstance(config, str):
         config = {"class_name": config, "config": {}}
@@ -40,15 +40,15 @@ def deserialize(
 
 
 def get(identifier: Any) -> Optimizer | None:
-    """Return an optimizer: itself, one by its name (``"adam"``), or by its dictionary.
+    """Return an optimizer, given the object, its name (``"adam"``) or its dictionary.
 
     Raises
     ------
     ValueError
-        For an unknown name, or what is no optimizer.
+        The name is unknown, or the argument has another type.
     """
     if identifier is None or isinstance(identifier, Optimizer):
         return identifier
     if isinstance(identifier, (str, Mapping)):
         return deserialize(identifier)
-    raise ValueError(f"{identifier!r} is no optimizer; give a name or an Optimizer")
+    raise ValueError(f"{identifier!r} is not an optimizer; give a name or an Optimizer")

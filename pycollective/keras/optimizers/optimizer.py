@@ -1,4 +1,4 @@
-"""`Optimizer`: what all optimizers do with gradients before they update a variable."""
+"""`Optimizer`: the steps of all optimizers."""
 
 from __future__ import annotations
 
@@ -39,50 +39,49 @@ __all__ = ["Optimizer"]
 class Optimizer(OptimizerState):
     """Base class of optimizers.
 
-    One of your own overrides two methods: `slot_names`, which numbers it keeps for each number of a
-    variable, and `update_step`, what one step does to a variable.
+    A subclass overrides `slot_names`, the names of the arrays that it keeps for each variable, and
+    `update_step`, the update of one variable.
 
     Parameters
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
     weight_decay
-        Before each step a variable loses its ``weight_decay * learning_rate``-th part.
+        Before each step, variables are multiplied by ``1 - weight_decay * learning_rate``.
     clipnorm
-        The gradient of each variable is scaled down to at most this Euclidean norm.
+        The largest Euclidean norm of each variable's gradient.
     clipvalue
-        Each number of a gradient is cut off beyond this absolute value.
+        The largest absolute value of the elements of gradients.
     global_clipnorm
-        All gradients together are scaled down to at most this Euclidean norm.
+        The largest Euclidean norm of all gradients together.
     use_ema
-        Whether a running mean of each variable is kept: ``mean = ema_momentum * mean +
-        (1 - ema_momentum) * variable`` after each step. `finalize_variable_values`, which
-        `Model.fit` calls at its end, gives the variables these values.
+        True: keep a mean of each variable, ``mean = ema_momentum * mean +
+        (1 - ema_momentum) * variable`` after each step. `finalize_variable_values` sets the variables
+        to the means; `Model.fit` calls it at its end.
     ema_momentum
-        How slowly the means change.
+        The decay rate of the means.
     ema_overwrite_frequency
-        After so many steps each the variables get their means; None: only at the end.
+        The number of steps between settings of the variables to their means; None: only at the end.
     loss_scale_factor
-        Gradients are divided by it before anything else; `scale_loss` multiplies the loss by it, and
-        `minimize` does both.
+        The divisor of gradients. `scale_loss` multiplies the loss by it, and `minimize` does both.
     gradient_accumulation_steps
-        So many calls of `apply_gradients` make one step, with the mean of their gradients.
+        The number of calls of `apply_gradients` for one step, which uses the mean of their gradients.
     name
-        By default the class's name with a number.
+        The name, by default the class's name with a number.
 
     Raises
     ------
     ValueError
-        If more than one way to clip is given, a limit is not positive, or a number is out of range
-        or not finite.
+        There are several limits for clipping, a limit is not positive, or a number is out of range or
+        not finite.
 
     Notes
     -----
-    Under a strategy each replica calls `apply_gradients` with its own gradients. They are summed
-    over the replicas, in packs, then clipped, and each replica updates its own copy of the
-    variables: equal bits in, equal bits out. Where the replicas share variables, they are updated
-    once. `minimize` sums gradients while others are still computed; `apply_gradients` cannot, because
-    it gets them when all are there, and `GradientTape.gradient` never communicates.
+    Under a strategy each replica calls `apply_gradients` with its own gradients. The gradients are
+    summed over the replicas, in packs, and clipped. Each replica then updates its own copy of the
+    variables, with the same bits. Variables that replicas share are updated once. `minimize` overlaps
+    the sums with the computation of other gradients. `apply_gradients` gets all gradients at once, and
+    `GradientTape.gradient` does not communicate.
     """
 
     def update_step(
@@ -98,15 +97,15 @@ class Optimizer(OptimizerState):
         Parameters
         ----------
         parameter
-            The variable's array, to be written to.
+            The variable's array, to be changed in place.
         gradient
-            Of the same shape and dtype; not to be written to.
+            An array of the same shape and dtype, which must not change.
         slots
-            The arrays of `slot_names`, of the same shape and dtype, to be written to.
+            The arrays of `slot_names`, of the same shape and dtype, to be changed in place.
         learning_rate
-            That of this step.
+            The learning rate of this step.
         step
-            The number of this step, counted from 1.
+            The number of this step; the first is 1.
         """
         raise NotImplementedError(f"{type(self).__name__} must override update_step()")
 
@@ -121,9 +120,9 @@ class Optimizer(OptimizerState):
                 raise TypeError(
                     f"{cls.__name__}.update_step{inspect.signature(cls.update_step)} must take "
                     "(self, parameter, gradient, slots, learning_rate, step): it updates arrays in "
-                    "place, and not variables as in Keras; slot_names() says what is in slots"
+                    "place, and not variables as in Keras; slot_names() names the slots"
                 ) from None
-            # What a base class does for all variables at once is not what this one does.
+            # A base class's update of all variables does not call this class's `update_step`.
             type.__setattr__(cls, "_update_steps", Optimizer._update_steps)
 
     def _update_steps(
@@ -134,9 +133,9 @@ class Optimizer(OptimizerState):
         learning_rate: float,
         step: int,
     ) -> None:
-        """Do what `update_step` does, for all variables: ``slots`` has an array for each.
+        """Update all variables; ``slots`` has an array for each.
 
-        A class overrides this one or `update_step`; the other one then follows from it.
+        A class overrides this method or `update_step`, and gets the other one from it.
         """
         for k, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             kept = {name: arrays[k] for name, arrays in slots.items()}
@@ -155,10 +154,10 @@ class Optimizer(OptimizerState):
         Parameters
         ----------
         grads_and_vars
-            Pairs of a gradient (None: the variable is left out) and a variable. Gradients are
-            converted to the dtypes of the variables.
+            Pairs of a gradient, or None, and a variable. Gradients are converted to the dtypes of the
+            variables. A variable with None does not change.
         skip_gradients_aggregation
-            Whether the gradients have been summed over the replicas already.
+            True if the gradients are summed over the replicas already.
         experimental_aggregate_gradients
             The opposite; the older name.
 
@@ -170,15 +169,15 @@ class Optimizer(OptimizerState):
         Raises
         ------
         ValueError
-            If no variable has a gradient, a gradient has another shape than its variable, one of
-            them holds no floating-point numbers, or a variable is there twice.
+            No variable has a gradient, the shapes of a gradient and its variable differ, one of them
+            is not floating-point, or a variable appears twice.
         RuntimeError
-            In cross-replica context with several replicas.
+            This is cross-replica context with several replicas.
 
         Warns
         -----
         UserWarning
-            Names the variables without a gradient.
+            Variables have no gradient; the warning names them.
         """
         mode = current_mode()
         extended = None if mode is None else mode.strategy.extended
@@ -260,7 +259,7 @@ class Optimizer(OptimizerState):
         with_arrays([self._iterations], count_one)
 
     def _average(self) -> None:
-        """Take the variables into their running means."""
+        """Update the means of the variables."""
         step = int(self.iterations)
         share = 1 - self.ema_momentum if step else 1.0
         frequency = self.ema_overwrite_frequency
@@ -278,19 +277,19 @@ class Optimizer(OptimizerState):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[Variable] | None = None
     ) -> Variable:
-        """Update variables; as `apply_gradients`, with two lists.
+        """Update variables; see `apply_gradients`.
 
         Parameters
         ----------
         grads
             A gradient, or None, for each variable.
         trainable_variables
-            The variables; by default those that the optimizer was built with.
+            The variables; by default all that have slots.
 
         Raises
         ------
         ValueError
-            If the lists differ in length, or there are no variables yet.
+            The lists differ in length, or the optimizer is not built.
         """
         if trainable_variables is None:
             if not self.built:
@@ -306,15 +305,15 @@ class Optimizer(OptimizerState):
         return self.apply_gradients(zip(grads, trainable_variables, strict=True))
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return what gradients are to be computed of, for `apply` and `apply_gradients`.
+        """Return the scaled loss, whose gradients `apply` and `apply_gradients` need.
 
-        `minimize` needs the loss itself.
+        `minimize` needs the loss without the scale.
         """
         scale = self._scale_of(loss)
         return loss if scale is None else loss * scale
 
     def _loss_scale(self) -> float | Tensor | None:
-        """Return what gradients will be divided by: a number, or one that lies on a device."""
+        """Return the divisor of gradients: a number, or a tensor on a device."""
         return self.loss_scale_factor
 
     def _scale_of(self, loss: Any) -> float | Tensor | None:
@@ -329,18 +328,18 @@ class Optimizer(OptimizerState):
     ) -> Variable:
         """Compute the gradients of a loss and apply them.
 
-        Under a strategy gradients are summed over the replicas while the tape still computes others,
-        which saves time; the result is that of `apply_gradients`, to the last bit. Every replica must
-        call it with the same variables.
+        Under a strategy, the sums over the replicas overlap with the computation of other gradients. The
+        result has the same bits as that of `apply_gradients`. Every replica must make the call with the
+        same variables.
 
         Parameters
         ----------
         loss
             A function without arguments that returns the loss, or with ``tape`` a tensor.
         var_list
-            The variables, or a function that returns them once the loss was computed.
+            The variables, or a function that returns them after the loss was computed.
         tape
-            What recorded the loss, if it is a tensor.
+            The tape that recorded the loss, if it is a tensor.
         """
         if callable(loss):
             with GradientTape() as tape:
@@ -349,9 +348,9 @@ class Optimizer(OptimizerState):
             raise ValueError("minimize() needs the tape that recorded the loss, or a function")
         variables = list(var_list() if callable(var_list) else var_list)
         mode = current_mode()
-        # The same as the gradients of the scaled loss.
+        # The scaled gradients are equal to the gradients of the scaled loss.
         scale = self._scale_of(loss)
-        # That a scale is too large is seen in the gradients.
+        # A scale that is too large overflows, which `LossScaleOptimizer` expects.
         with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
             if mode is None or mode.replica_context is None or this_thread.gathering is not None:
                 gradients, summed = tape.gradient(loss, variables, scale), False
@@ -364,21 +363,21 @@ class Optimizer(OptimizerState):
     def _checked(
         self, pairs: list[tuple[Any, Variable]], strategy: AnyStrategy | None
     ) -> tuple[list[Array], list[tuple[Any, Variable]]]:
-        """Return the gradients as arrays, and the pairs that have one."""
+        """Return the gradients as arrays, and the pairs with a gradient, after checks of all."""
         if None in [gradient if gradient is None else 0 for gradient, _ in pairs]:
             missing = tuple(variable.name for gradient, variable in pairs if gradient is None)
             pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
             if not pairs:
                 raise ValueError(
                     "No gradients provided for any variable: "
-                    f"{', '.join(missing)}. The loss does not depend on them, or it was not "
-                    "computed inside the GradientTape"
+                    f"{', '.join(missing)}. The loss does not depend on them, or it was not computed "
+                    "inside the GradientTape"
                 )
             if missing not in self._warned:
                 self._warned.add(missing)
                 warnings.warn(
                     f"Gradients do not exist for variables {list(missing)} when minimizing the "
-                    "loss; they are left as they are",
+                    "loss; they do not change",
                     stacklevel=4,
                 )
         if not pairs:
@@ -399,7 +398,7 @@ class Optimizer(OptimizerState):
         if len({id(variable) for variable in variables}) != len(variables):
             names = [variable.name for variable in variables]
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"{self.name}: variables {twice} are there more than once")
+            raise ValueError(f"{self.name}: variables {twice} appear more than once")
         if strategy is not None:
             require_copies(strategy, [*variables, self._iterations])
         rows = zip(variables, gradients, strict=True)
@@ -409,7 +408,7 @@ class Optimizer(OptimizerState):
     def _as_before(
         self, pairs: list[tuple[Any, Variable]], strategy: AnyStrategy | None
     ) -> list[Array] | None:
-        """Return the gradients as arrays, if all is as `_checked` found it in the step before."""
+        """Return the gradients as arrays, if they match those that `_checked` accepted last."""
         known_strategy, before = self._before
         if not pairs or known_strategy is not strategy or len(pairs) != len(before):
             return None
@@ -424,7 +423,7 @@ class Optimizer(OptimizerState):
         return gradients
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
-        """Update this replica's copies by gradients within their limits."""
+        """Clip gradients, and update this replica's copies of the variables."""
         gradients = clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
         rate = self._rate
         learning_rate = float(
@@ -447,7 +446,7 @@ class Optimizer(OptimizerState):
             update_together(copies, update)
 
     def _copies_with_slots(self, variables: list[Variable]) -> list[Sequence[Variable]]:
-        """Return copies of variables, each followed by its slots: the same ones step after step."""
+        """Return copies of variables, each followed by its slots; cached from the last step."""
         mode = current_mode()
         place = None if mode is None else mode.replica
         known = tuple(map(id, variables))
@@ -464,7 +463,7 @@ class Optimizer(OptimizerState):
 
 
 def _one_step_of(cls: type[Optimizer]) -> Callable[..., None]:
-    """Return the method that updates one variable as a class's ``_update_steps`` does several."""
+    """Return a method that updates one variable by a class's ``_update_steps``."""
     together = cls._update_steps
 
     def update_step(

@@ -1,4 +1,4 @@
-"""Gradients that are reduced while the tape still computes others."""
+"""All-reduces of gradients that overlap with the computation of other gradients."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def summed_gradients(
     variables: Sequence[Variable],
     scale: float | Tensor | None = None,
 ) -> tuple[list[Tensor | None], bool]:
-    """Return the gradients by variables, and whether they are summed over the replicas already.
+    """Return the gradients by variables, and True if they are summed over the replicas.
 
-    Buckets of gradients are sent on their way as soon as the tape has computed them, the same buckets
-    as `ReplicaContext.all_reduce` makes of all of them, so that the sums are the same to the last bit.
-    They are not summed where the strategy cannot begin before all are there.
+    The all-reduce of a bucket begins when the tape has computed its gradients. The buckets are those of
+    `ReplicaContext.all_reduce`, so that the sums have the same bits. If the strategy cannot begin
+    early, the gradients are not summed.
 
     Parameters
     ----------
     context
-        That of the replica that calls this; every replica must, with the same variables.
+        The replica's context. Every replica must make this call with the same variables.
     tape
-        What recorded the target.
+        The tape that recorded the target.
     target
         The loss.
     variables
-        Those that the target does not depend on have no gradient, in no replica.
+        The variables. In every replica, the same ones have a gradient.
     scale
-        By what the gradients are multiplied, from their beginning.
+        A factor of the gradients.
     """
     extended = context.strategy.extended
     options = extended.gradient_options
@@ -62,7 +62,7 @@ def summed_gradients(
             ready=lambda place, gradient: reduction.add(number[place], gradient.array),
         )
     except BaseException as error:
-        # The others wait for buckets that will not come, also where the user catches this.
+        # The other replicas wait for buckets of this one, even if the caller catches the error.
         extended.abort_collectives(
             f"replica {context.local_replica_id} could not compute its gradients: {error}"
         )
@@ -73,8 +73,8 @@ def summed_gradients(
     with context.collective():
         totals = reduction.finish()
     if missing:
-        # An operation gave no gradient although it was recorded. Without it the buckets are others:
-        # summed again, the result does not depend on whether there was anything to foresee.
+        # A recorded operation gave no gradient, so that all_reduce makes other buckets. A new sum has
+        # the bits of those buckets.
         return local, False
     summed: list[Tensor | None] = [None] * len(variables)
     for place, total in zip(likes, totals, strict=True):

@@ -22,21 +22,20 @@ class RMSprop(Optimizer):
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
     rho
-        How slowly the mean changes.
+        The decay rate of the mean.
     momentum
-        With it, ``w -= s`` with ``s = momentum s + learning_rate g / sqrt(v + epsilon)``.
+        If not 0, ``w -= s`` with ``s = momentum s + learning_rate g / sqrt(v + epsilon)``.
     epsilon
-        What keeps the step finite.
+        A small number that keeps the step finite.
     centered
-        Whether the square of the gradient's running mean is taken off ``v``: what is left is the
-        gradient's variance.
+        True: subtract the square of the gradient's mean from ``v``, which gives the variance.
     *options, **named
-        As for `Optimizer`, from ``weight_decay`` on.
+        Arguments of `Optimizer`, from ``weight_decay`` on.
 
     Raises
     ------
     ValueError
-        If ``rho`` or ``momentum`` is not in 0 to 1.
+        ``rho`` or ``momentum`` is not in 0 to 1.
     """
 
     _settings = ("rho", "momentum", "epsilon", "centered")
@@ -61,7 +60,7 @@ class RMSprop(Optimizer):
         self.centered = bool(centered)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the means of squares, the running step, and the mean of gradients, if they are."""
+        """Return the names of the mean of squares, the step, and the mean, as far as used."""
         names = ["velocity"]
         if self.momentum:
             names.append("momentum")

@@ -28,10 +28,10 @@ __all__ = [
 
 
 class LearningRateSchedule:
-    """Base class: one of your own overrides `__call__`, and `get_config` to be stored."""
+    """Base class; a subclass overrides `__call__`, and `get_config` for serialization."""
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of a step; steps are counted from 0."""
+        """Return the learning rate of a step; the first step is 0."""
         raise NotImplementedError(f"{type(self).__name__} must override __call__()")
 
     def get_config(self) -> dict[str, Any]:
@@ -83,15 +83,15 @@ class ExponentialDecay(_Formula):
     Parameters
     ----------
     initial_learning_rate
-        That of step 0.
+        The rate of step 0.
     decay_steps
-        After how many steps it has been multiplied by ``decay_rate``.
+        The number of steps in which the rate is multiplied by ``decay_rate``.
     decay_rate
         The factor.
     staircase
-        Whether it changes only every ``decay_steps`` steps.
+        True: the rate changes only every ``decay_steps`` steps.
     name
-        What it is called in a stored description.
+        The name in a serialized description.
     """
 
     initial_learning_rate: float
@@ -115,7 +115,7 @@ class PiecewiseConstantDecay(_Formula):
     Raises
     ------
     ValueError
-        If there is not one value more than boundaries, or the boundaries do not increase.
+        There is not one value more than boundaries, or the boundaries do not increase.
     """
 
     boundaries: Sequence[float]
@@ -146,18 +146,18 @@ class PolynomialDecay(_Formula):
     Parameters
     ----------
     initial_learning_rate
-        That of step 0.
+        The rate of step 0.
     decay_steps
-        How many steps the decay takes.
+        The number of steps of the decay.
     end_learning_rate
-        That of its end.
+        The last rate.
     power
-        1 is a straight line.
+        The exponent; 1 is a linear decay.
     cycle
-        Whether the decay is stretched to the next multiple of ``decay_steps`` beyond its end, so
-        that the rate rises again; otherwise it stays.
+        True: after its end the decay is extended to the next multiple of ``decay_steps``, so that the
+        rate rises again. False: the rate stays at the last one.
     name
-        What it is called in a stored description.
+        The name in a serialized description.
     """
 
     initial_learning_rate: float
@@ -184,15 +184,15 @@ class InverseTimeDecay(_Formula):
     Parameters
     ----------
     initial_learning_rate
-        That of step 0.
+        The rate of step 0.
     decay_steps
-        After how many steps the denominator has grown by ``decay_rate``.
+        The number of steps in which the denominator grows by ``decay_rate``.
     decay_rate
-        By what.
+        The growth.
     staircase
-        Whether it changes only every ``decay_steps`` steps.
+        True: the rate changes only every ``decay_steps`` steps.
     name
-        What it is called in a stored description.
+        The name in a serialized description.
     """
 
     initial_learning_rate: float
@@ -216,17 +216,17 @@ class CosineDecay(_Formula):
     Parameters
     ----------
     initial_learning_rate
-        That of step 0.
+        The rate of step 0.
     decay_steps
-        How many steps the decay takes.
+        The number of steps of the decay.
     alpha
-        The share of the rate that is left at the end.
+        The last rate as a share of the first.
     name
-        What it is called in a stored description.
+        The name in a serialized description.
     warmup_target
-        With it, the rate first grows from the initial one to this one, from which it decays.
+        The rate at the end of a warmup from the initial rate, where the decay begins.
     warmup_steps
-        How many steps that takes.
+        The number of steps of the warmup.
     """
 
     initial_learning_rate: float
@@ -251,22 +251,22 @@ class CosineDecay(_Formula):
 
 @dataclass(eq=False, repr=False)
 class CosineDecayRestarts(_Formula):
-    """`CosineDecay` that begins anew whenever it ends (Loshchilov and Hutter, 2017).
+    """`CosineDecay` with restarts (Loshchilov and Hutter, 2017).
 
     Parameters
     ----------
     initial_learning_rate
-        That of step 0.
+        The rate of step 0.
     first_decay_steps
-        How many steps the first decay takes.
+        The number of steps of the first decay.
     t_mul
-        By what each decay is longer than the one before.
+        The factor between the lengths of two decays.
     m_mul
-        By what each decay begins higher than the one before.
+        The factor between the first rates of two decays.
     alpha
-        The share of the rate that is left at the end of the first decay.
+        The last rate of the first decay as a share of the first rate.
     name
-        What it is called in a stored description.
+        The name in a serialized description.
     """
 
     initial_learning_rate: float
@@ -279,7 +279,9 @@ class CosineDecayRestarts(_Formula):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.t_mul >= 1:
-            raise ValueError(f"t_mul must be at least 1, got {self.t_mul}: restarts would pile up")
+            raise ValueError(
+                f"t_mul must be at least 1, got {self.t_mul}, so that the restarts do not accumulate"
+            )
 
     def rate(self, step: float) -> float:
         """Return the learning rate of a step."""
@@ -310,7 +312,7 @@ def deserialize(
     Raises
     ------
     ValueError
-        For an unknown name.
+        The name is unknown.
     """
     schedule: LearningRateSchedule = configs.deserialize(
         config, "learning rate schedule", _KNOWN, custom_objects

@@ -20,16 +20,16 @@ class SGD(Optimizer):
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
     momentum
-        With it, ``velocity = momentum * velocity - learning_rate * g`` and ``w += velocity``.
+        If not 0, ``velocity = momentum * velocity - learning_rate * g`` and ``w += velocity``.
     nesterov
-        With it, ``w += momentum * velocity - learning_rate * g`` instead.
+        True: ``w += momentum * velocity - learning_rate * g`` instead.
     *options, **named
-        As for `Optimizer`, from ``weight_decay`` on.
+        Arguments of `Optimizer`, from ``weight_decay`` on.
 
     Raises
     ------
     ValueError
-        If ``momentum`` is not in 0 to 1.
+        ``momentum`` is not in 0 to 1.
     """
 
     _settings = ("momentum", "nesterov")
@@ -49,7 +49,7 @@ class SGD(Optimizer):
         self.nesterov = bool(nesterov)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return ``velocity`` if there is momentum."""
+        """Return ``velocity`` if the momentum is not 0."""
         return ("velocity",) if self.momentum else ()
 
     def _update_steps(

@@ -1,4 +1,4 @@
-"""The part of an optimizer that stays: its settings, its variables, and their descriptions."""
+"""The settings and variables of an optimizer, and their serialization."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMMON_SETTINGS = (
 
 
 class OptimizerState(CopiedByConfig, Trackable):
-    """Settings of an `Optimizer`, and the variables that it keeps for others."""
+    """Settings of an `Optimizer`, and its slot variables."""
 
     #: The arguments of a subclass's constructor that are attributes of the same name.
     _settings: tuple[str, ...] = ()
@@ -99,13 +99,13 @@ class OptimizerState(CopiedByConfig, Trackable):
         self.clipnorm = clipnorm
         self.clipvalue = clipvalue
         self.global_clipnorm = global_clipnorm
-        #: By the id of a variable: the variable, and what the optimizer keeps for it.
+        #: By the id of a variable: the variable, and its slots by name.
         self._slots: dict[int, tuple[Variable, dict[str, Variable]]] = {}
-        #: Of each replica's last step: how its variables and strategy are known, and what changed.
+        #: By replica: the ids of the variables, the strategy, and the updated copies of the last step.
         self._stepped: dict[
             int | None, tuple[tuple[int, ...], AnyStrategy | None, list[Sequence[Variable]]]
         ] = {}
-        #: Of the last step: the strategy, and each variable with its gradient's shape and dtype.
+        #: The strategy of the last step, and each variable with its gradient's shape and dtype.
         self._before: tuple[AnyStrategy | None, list[tuple[Variable, tuple[int, ...], Any]]] = (
             None,
             [],
@@ -123,14 +123,11 @@ class OptimizerState(CopiedByConfig, Trackable):
     # Variables -------------------------------------------------------------------------------
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the names of the arrays that are kept for each variable; they start at 0."""
+        """Return the names of the slots of each variable, which start at 0."""
         return ()
 
     def _slot_order(self) -> Sequence[Sequence[str]]:
-        """Return the slots in the order in which `variables` has them.
-
-        Those that are together follow each other for each variable.
-        """
+        """Return the names of the slots in the order of `variables`, in groups for each variable."""
         return [self.slot_names()]
 
     def _slot_start(self, name: str) -> float:
@@ -150,13 +147,13 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def iterations(self) -> Any:
-        """The number of steps that were made: an int64 scalar."""
+        """The number of steps: an int64 scalar."""
         steps = self.gradient_accumulation_steps
         return self._iterations // steps if steps else self._iterations
 
     @property
     def variables(self) -> list[Variable]:
-        """All that the optimizer keeps, in Keras's order: iterations, learning rate, the slots."""
+        """The optimizer's variables in Keras's order: iterations, learning rate, the slots."""
         kept = self.slot_variables
         known = {id(variable) for variable in kept}
         own = list(self._variables.values())
@@ -165,7 +162,7 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def slot_variables(self) -> list[Variable]:
-        """The variables that the optimizer keeps for others, in Keras's order."""
+        """The slots of all variables, in Keras's order."""
         groups = [*((name,) for name in self._common_slots()), *self._slot_order()]
         return [
             slots[name] for group in groups for _, slots in self._slots.values() for name in group
@@ -178,7 +175,7 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate: a variable, or that of the present step if a schedule was given."""
+        """The learning rate: a variable, or the schedule's rate of the present step."""
         if isinstance(self._rate, LearningRateSchedule):
             return self._rate(self._iterations)
         return self._rate if isinstance(self._rate, Variable) else self._rate()
@@ -191,8 +188,8 @@ class OptimizerState(CopiedByConfig, Trackable):
             return
         if not isinstance(self._rate, Variable):
             raise TypeError(
-                f"{self.name}: the learning rate cannot be set, because the optimizer was made "
-                "with a schedule; make it with a number instead"
+                f"{self.name}: the learning rate cannot be set, because the optimizer has a schedule; "
+                "give the constructor a number instead"
             )
         self._rate.assign(self._finite(value))
 
@@ -205,7 +202,7 @@ class OptimizerState(CopiedByConfig, Trackable):
         return rate
 
     def build(self, var_list: Iterable[Variable]) -> None:
-        """Make what the optimizer keeps for these variables, where it has not yet."""
+        """Create the missing slots of these variables."""
         with self._creation(self):
             for variable in var_list:
                 if id(variable) in self._slots:
@@ -220,14 +217,14 @@ class OptimizerState(CopiedByConfig, Trackable):
                 self._slots[id(variable)] = (variable, slots)
 
     def _common_slots(self) -> tuple[str, ...]:
-        """Return the slots that any optimizer may have."""
+        """Return the names of the slots that every optimizer can have."""
         names = ("average",) if self.use_ema else ()
         return (*names, "gradient_accumulator") if self.gradient_accumulation_steps else names
 
     def _make_like(
         self, variable: Variable, name: str, shape: tuple[int, ...], start: float
     ) -> Variable:
-        """Make a variable of the dtype of another one, with as many components as it has."""
+        """Make a variable with the dtype and the number of components of another one."""
         dtype = variable.dtype
         strategy = getattr(variable, "_distribute_strategy", None)
         if strategy is None or current_mode() is not None:
@@ -240,19 +237,19 @@ class OptimizerState(CopiedByConfig, Trackable):
         var_list: Iterable[Variable] | None = None,
         var_names: Iterable[str] | None = None,
     ) -> None:
-        """Exclude variables from weight decay; before the first step.
+        """Exclude variables from weight decay, before the first step.
 
         Parameters
         ----------
         var_list
             Variables.
         var_names
-            Regular expressions; a variable in whose name one of them is found is meant.
+            Regular expressions for the names of variables.
 
         Raises
         ------
         ValueError
-            If the optimizer is built.
+            The optimizer is built.
         """
         if self.built:
             raise ValueError(
@@ -272,7 +269,7 @@ class OptimizerState(CopiedByConfig, Trackable):
         return self._slots[id(variable)][1][name]
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
-        """Give variables the values that training ends with: with ``use_ema`` their means."""
+        """Set variables to their final values: with ``use_ema`` their means."""
         if not self.use_ema:
             return
         for variable in var_list:
@@ -282,12 +279,12 @@ class OptimizerState(CopiedByConfig, Trackable):
     # Descriptions ----------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as what JSON can hold.
+        """Return the arguments of the constructor, for JSON.
 
         Raises
         ------
         TypeError
-            If the learning rate is a function, which cannot be stored.
+            The learning rate is a function, which cannot be serialized.
         """
         rate: Any = self._rate
         if isinstance(rate, LearningRateSchedule):
@@ -296,8 +293,8 @@ class OptimizerState(CopiedByConfig, Trackable):
             rate = float(rate)
         else:
             raise TypeError(
-                f"{self.name}: the learning rate is the function {rate!r}, which cannot be stored; "
-                "make it a LearningRateSchedule"
+                f"{self.name}: the learning rate is the function {rate!r}, which cannot be serialized; "
+                "use a LearningRateSchedule"
             )
         names = (*_COMMON_SETTINGS, *self._settings)
         return {
@@ -319,17 +316,17 @@ class OptimizerState(CopiedByConfig, Trackable):
         return cls(**arguments)
 
     def save_own_variables(self, store: Any) -> None:
-        """Put the values of `variables` into a mapping, by their numbers."""
+        """Store the values of `variables` in a mapping, by their numbers."""
         for number, variable in enumerate(self.variables):
             store[str(number)] = variable.numpy()
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Set `variables` from what `save_own_variables` stored.
+        """Set `variables` to the values of `save_own_variables`.
 
         Raises
         ------
         ValueError
-            If the number of values is another one, or a shape; then nothing is changed.
+            The number of values, or a shape, differs. No variable changes then.
         """
         variables = self.variables
         values = [np.asarray(store[key]) for key in sorted(store, key=int)]

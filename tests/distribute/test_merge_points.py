@@ -244,7 +244,7 @@ def test_run_in_a_run(two):
     ):
         two.run(lambda: two.run(lambda: 0))
     with pytest.raises(
-        RuntimeError, match=r"strategy.run\(\) was called while this thread runs it"
+        RuntimeError, match=r"strategy.run\(\) was called in a merge function"
     ):
         two.run(lambda: d.get_replica_context().merge_call(lambda s: s.run(lambda: 0)))
     with two.scope():
