@@ -243,9 +243,7 @@ def test_run_in_a_run(two):
         RuntimeError, match="Method requires being in cross-replica context, use get_"
     ):
         two.run(lambda: two.run(lambda: 0))
-    with pytest.raises(
-        RuntimeError, match=r"strategy.run\(\) was called in a merge function"
-    ):
+    with pytest.raises(RuntimeError, match=r"strategy.run\(\) was called in a merge function"):
         two.run(lambda: d.get_replica_context().merge_call(lambda s: s.run(lambda: 0)))
     with two.scope():
         v = tf.Variable(1.0)
