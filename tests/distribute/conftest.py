@@ -1,4 +1,4 @@
-"""Fixtures for the tests of this room."""
+"""Fixtures of the tests of strategies."""
 
 from __future__ import annotations
 

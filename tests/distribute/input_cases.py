@@ -1,4 +1,4 @@
-"""What replicas get of many datasets, by TensorFlow; run by it, this file writes `input_cases.json`.
+"""TensorFlow's distributed elements of many datasets; this script writes `input_cases.json`.
 
     python tests/distribute/input_cases.py
 
@@ -63,7 +63,7 @@ def some_cases(count):
 
 
 def elements(tf, strategy, case):
-    """Return what the replicas get of a case's dataset, in nested lists."""
+    """Return the elements of a case's distributed dataset, in nested lists."""
     batch = case["batch"]
     if case["from_function"]:
         batch = max(1, batch // 2)

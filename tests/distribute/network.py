@@ -1,8 +1,8 @@
-"""Hosts as network namespaces, and the network between them, which delays, loses and cuts.
+"""Hosts as network namespaces, and a network that can delay and drop packets.
 
-Each namespace has a TUN device, and a thread of the test is what they are plugged into: it reads their
-packets, and hands each to the host that it is for, later, or not at all. (netem does the same, but
-many kernels are without it, and it cannot lose the same packets again.)
+Each namespace has a TUN device. A thread of the test reads the packets, and writes each to the device
+of its destination, with a delay, or drops it. Linux's netem does the same, but many kernels do not
+have it, and it cannot drop the same packets again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _numbers = itertools.count()
 
 
 class Network:
-    """What packets between the hosts go through, as long as the block of `network` lasts.
+    """The network between hosts, for the length of the block of `network`.
 
     Attributes
     ----------
     names : list of str
-        Of the namespaces.
+        The names of the namespaces.
     addresses : list of str
-        Of the hosts, in the same order.
+        The hosts' addresses, in the same order.
     lost, passed : int
-        How many packets were lost by chance, and how many came through.
+        The numbers of packets that were dropped at random, and that were delivered.
     """
 
     def __init__(self, names: list[str], addresses: list[str], devices: list[int]) -> None:
@@ -59,15 +59,15 @@ class Network:
         self._thread.start()
 
     def on(self, host: int) -> list[str]:
-        """Return the beginning of a command that runs on a host."""
+        """Return the first words of a command that runs on a host."""
         return ["ip", "netns", "exec", self.names[host]]
 
     def behave(self, delay: float = 0.0, loss: float = 0.0) -> None:
-        """Let each packet from now on come so many seconds later, and be lost with this probability."""
+        """Set the delay of packets in seconds, and the probability of their loss."""
         self._delay, self._loss = delay, loss
 
     def cut(self, host: int, *, sends: bool = True, receives: bool = True) -> float:
-        """Drop what a host sends, or what is sent to it, or both; nobody is told. Return the time."""
+        """Drop packets from a host, to it, or both; return the time."""
         others = [i for i in range(len(self.names)) if i != host]
         ways = {(host, i) for i in others if sends} | {(i, host) for i in others if receives}
         self._cut |= ways
@@ -118,9 +118,9 @@ class Network:
 
 @contextlib.contextmanager
 def network(count: int) -> Iterator[Network]:
-    """Make so many hosts, 10.213.7.1 and on, and the network between them.
+    """Make hosts with addresses from 10.213.7.1 on, and the network between them.
 
-    Skips where this machine allows no namespaces or no TUN devices; leaves nothing behind.
+    Skip the test if namespaces or TUN devices are not allowed. Remove the namespaces at the end.
     """
     if sys.platform != "linux" or shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("needs network namespaces: Linux, ip, and the right to make them")

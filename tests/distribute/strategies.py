@@ -1,4 +1,4 @@
-"""Strategies for the tests of this room."""
+"""Strategies for tests."""
 
 from __future__ import annotations
 

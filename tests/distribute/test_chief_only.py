@@ -96,7 +96,7 @@ for name, own in CALLBACKS.items():
 
 
 def errors(tmp_path, workers, body, **more):
-    """Return what each case ended with on all workers: the chief first."""
+    """Return the result of each case on all workers, the chief first."""
     tasks = [("worker", index) for index in range(workers)]
     said = ended(start(tmp_path, tasks, _CASES + body, **more)).said
     assert all(own.keys() == said[0].keys() for own in said)

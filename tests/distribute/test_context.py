@@ -1,4 +1,4 @@
-"""Which strategy and which context is in force where."""
+"""The current strategy and context in scopes, replica functions and merge functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def facts():
     )
 
 
-def test_outside_everything():
+def test_context_outside_every_scope_is_the_default():
     strategy, context, cross, has = facts()
     assert strategy is d.get_strategy()
     assert context.replica_id_in_sync_group == 0

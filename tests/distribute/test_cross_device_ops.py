@@ -46,7 +46,7 @@ def _fresh_log():
 # Options --------------------------------------------------------------------------------------
 
 
-def test_options():
+def test_communication_options_check_their_arguments():
     options = CommunicationOptions()
     assert isinstance(options, CommunicationOptions)
     assert (options.bytes_per_pack, options.timeout_seconds) == (0, None)
@@ -145,7 +145,7 @@ def test_one_value_at_its_destination_is_returned_as_it_is():
      ("", "destinations can not be empty"),
      ("disk:0", "unknown device 'disk:0'")],
 )  # fmt: skip
-def test_bad_destinations(destinations, message):
+def test_destinations_wrong_raise_value_error(destinations, message):
     ops, x = Recording(), PerReplica([constant(1.0), constant(2.0)])
     for call in (
         lambda: ops.reduce("SUM", x, destinations),
@@ -158,7 +158,7 @@ def test_bad_destinations(destinations, message):
     assert ops.calls == []
 
 
-def test_bad_pairs():
+def test_batch_reduce_wrong_pairs_raise_value_error():
     ops, x = Recording(), constant(1.0)
     with pytest.raises(ValueError, match="Each element of `value_destination_pairs` should be a t"):
         ops.batch_reduce("SUM", [[x, x]])
@@ -242,7 +242,7 @@ def test_the_last_device_of_an_odd_number_counts():
     [(d.NcclAllReduce, "NCCL all-reduce"), (d.HierarchicalCopyAllReduce, "HierarchicalCopy"),
      (d.RingAllReduce, "Ring all-reduce")],
 )  # fmt: skip
-def test_num_packs(ops, called):
+def test_num_packs_negative_raises_value_error(ops, called):
     with pytest.raises(ValueError, match=f"{called} requires num_packs >= 0, but -1 is specified"):
         ops(num_packs=-1)
     for num_packs in (0, 1, 2, 3, 50):
@@ -426,7 +426,7 @@ def lines(caplog, beginning):
     return [r.getMessage() for r in caplog.records if r.getMessage().startswith(beginning)]
 
 
-def test_log_lines(caplog, two, monkeypatch):
+def test_log_lines_are_tensorflows(caplog, two, monkeypatch):
     caplog.set_level(logging.INFO, "pycollective")
     x = PerReplica([constant(1.0), constant(2.0)])
     for _ in range(12):
@@ -488,7 +488,7 @@ def test_log_lines_of_slices_and_gathers(caplog, two):
         assert warned.count(gathered) == 3
 
 
-# What is asked of a user's own ----------------------------------------------------------------
+# A user's own operations --------------------------------------------------------------------
 
 
 class Own(d.ReductionToOneDevice):

@@ -16,7 +16,7 @@ from pycollective.distribute.devices import default_devices, parse_device, parse
      "/job:localhost/cpu:1", "job:localhost/replica:0/task:0/cpu:1", "/replica:0/task:0/device:CPU:1",
      "/task:0/device:cpu:1", "/device:CPU:1/job:localhost", "/JOB:localhost/DEVICE:cpu:1"],
 )  # fmt: skip
-def test_spellings(name):
+def test_device_names_in_every_spelling(name):
     assert str(parse_device(name)) == "/job:localhost/replica:0/task:0/device:CPU:1"
 
 
@@ -38,7 +38,7 @@ def test_spellings(name):
         "/disk:0/cpu:0",
     ],
 )
-def test_unknown_devices(name):
+def test_parse_device_unknown_name_raises_value_error(name):
     if name == "cpu":
         assert parse_device(name).index == 0
         return
@@ -77,7 +77,7 @@ def test_lists_of_several_machines_are_refused():
 @pytest.mark.parametrize(
     ("visible", "there"), [("", 0), ("-1", 0), ("1", 1), ("0,3", 2)]
 )  # fmt: skip
-def test_visible_gpus(monkeypatch, visible, there):
+def test_parse_device_numbers_visible_gpus(monkeypatch, visible, there):
     # CUDA numbers what the variable lets it see from 0, and CuPy asks CUDA.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (there, ""))

@@ -65,11 +65,11 @@ def train(strategy):
 from pycollective.distribute import multi_worker
 def joined(*args, **kwargs):
     rank = strategy.extended.input_pipeline[1]
-    if os.environ.get("DIES_MEETING") == str(rank):
+    if os.environ.get("DIES_JOINING") == str(rank):
         os.kill(os.getpid(), 9)  # the others have met it, and make their group
     return real(*args, **kwargs)
 strategy = strategy_of()
-multi_worker._joined, real = joined, multi_worker._joined
+multi_worker._workers_of, real = joined, multi_worker._workers_of
 say(**strategy.run_elastic(train, min_workers=LEAST, patience=float(os.environ["PATIENCE"])))
 strategy.close()
 """
@@ -77,7 +77,7 @@ strategy.close()
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return what a single worker's training gives."""
+    """Return the results of a single worker's training."""
     folder = tmp_path_factory.mktemp("alone")
     (own,) = ended(start(folder, [("worker", 0)], _TRAINING, LEAST="1", ALL="1", PATIENCE="1")).said
     return own
@@ -90,7 +90,7 @@ def check(own, alone, workers, begun=10):
 
 
 def begin(tmp_path, workers, lost, **more):
-    """Start workers, one of which dies; return them, and how it is started again."""
+    """Start workers, one of which dies; return them, and a function that restarts it."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(workers)]}
     more["ALL"] = str(workers)
     processes = []
@@ -105,8 +105,8 @@ def begin(tmp_path, workers, lost, **more):
 
 
 @pytest.mark.slow
-def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone):
-    """It is taken in at the next checkpoint; also the first one, at whose address all meet."""
+def test_fewer_workers_continue_until_a_lost_one_joins(tmp_path, alone):
+    """A restarted worker joins at the next checkpoint, also worker 0, whose address all use."""
     workers, lost = 3, 0
     processes, again = begin(tmp_path, workers, lost, LEAST="2", PATIENCE="3", GROWS="1")
     assert processes[lost].wait(60) == -9
@@ -122,8 +122,8 @@ def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone):
 
 
 @pytest.mark.slow
-def test_another_one_is_lost_while_those_who_are_left_meet(tmp_path, alone):
-    processes, _ = begin(tmp_path, 3, 2, LEAST="1", PATIENCE="3", DIES_MEETING="1")
+def test_second_worker_lost_during_the_rendezvous(tmp_path, alone):
+    processes, _ = begin(tmp_path, 3, 2, LEAST="1", PATIENCE="3", DIES_JOINING="1")
     assert [process.wait(60) for process in processes] == [0, -9, -9]
     own, *_ = ended(processes[:1]).said
     check(own, alone, 1)

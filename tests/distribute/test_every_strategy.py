@@ -1,4 +1,4 @@
-"""What every strategy does alike: one suite over all kinds and sizes, as TensorFlow has it."""
+"""The common behaviour of strategies: one suite over all kinds and sizes, as in TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def results(strategy, value):
     return found
 
 
-def test_contexts(strategy):
+def test_contexts_in_scope_run_and_merge_call(strategy):
     default = d.get_strategy()
     real = strategy is not default
 
@@ -116,7 +116,7 @@ def test_values_from_a_function(strategy):
     assert results(strategy, got["id"]) == tuple(range(n))
 
 
-def test_local_results(strategy):
+def test_local_results_are_the_components(strategy):
     n = strategy.num_replicas_in_sync
     assert strategy.experimental_local_results(5) == (5,)
     assert strategy.experimental_local_results([5, 6]) == ([5, 6],)
@@ -150,7 +150,7 @@ def test_reduce_and_gather(strategy, op):
     np.testing.assert_allclose(total, [sum(range(n)) / scale, 2.0 * n / scale])
 
 
-def test_reduce_refuses(strategy):
+def test_reduce_wrong_arguments_raise(strategy):
     x = strategy.run(lambda: tf.constant([1.0]))
     with pytest.raises(TypeError):
         strategy.reduce("SUM", x)
@@ -218,7 +218,7 @@ def test_collectives_of_nests_and_their_gradients(strategy):
         np.testing.assert_allclose(gy.numpy(), [2 * (1.0 + r)])
 
 
-def test_variables(strategy):
+def test_variables_belong_to_their_strategy(strategy):
     with strategy.scope():
         v = tf.Variable([1.0, 2.0], name="v")
     assert v.name == "v"
@@ -271,7 +271,7 @@ def test_updates_beside_variables(strategy):
         assert places is w
 
 
-def test_flags(strategy):
+def test_extended_flags_are_tensorflows(strategy):
     extended = strategy.extended
     assert extended.should_checkpoint is True
     assert extended.should_save_summary is True
@@ -286,7 +286,7 @@ def test_flags(strategy):
     assert (strategy.cluster_resolver is not None) is own_program
 
 
-def test_copies(strategy):
+def test_strategy_copies_only_deeply(strategy):
     with pytest.raises(RuntimeError, match="Must only deepcopy DistributionStrategy."):
         copy.copy(strategy)
     if strategy is d.get_strategy():
@@ -318,7 +318,7 @@ def test_an_exception_of_a_replica_arrives(strategy):
     assert not d.has_strategy()
 
 
-def test_indexed_slices(strategy):
+def test_indexed_slices_are_concatenated(strategy):
     n = strategy.num_replicas_in_sync
 
     def slices(r):

@@ -23,7 +23,7 @@ def row(r, *indices, dense=(5, 1)):
 # Reducing -------------------------------------------------------------------------------------
 
 
-def test_reduce_to(two):
+def test_reduce_to_returns_results_on_destinations(two):
     extended, x = two.extended, values(1.0, 3.0)
     total = extended.reduce_to("sum", x, "cpu:0")
     assert type(total) is tf.Tensor
@@ -100,7 +100,7 @@ def test_weighted_mean_over_ragged_rows():
     assert three.reduce("MEAN", halves, axis=0).dtype == tf.float16
 
 
-def test_broadcast_to(two):
+def test_broadcast_to_copies_tensors(two):
     assert two.extended.broadcast_to(3, "cpu:0") == 3
     assert type(two.extended.broadcast_to(3.0, "cpu:0")) is float
     sent = two.extended.broadcast_to(tf.constant(3.0), values(0.0, 0.0))

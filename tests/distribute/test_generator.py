@@ -82,7 +82,7 @@ def test_distributions_are_what_they_are_called():
 
 
 def test_draws_do_not_overlap():
-    """What a draw of n numbers takes from the counter is as much as `skip(n)` leaves out."""
+    """A draw of n numbers advances the counter as `skip(n)` does."""
     one, two = Generator.from_seed(1), Generator.from_seed(1)
     one.normal([3])
     one.truncated_normal([2, 2])
@@ -92,7 +92,7 @@ def test_draws_do_not_overlap():
     assert two.skip(tf.constant(1)).numpy().tolist() == one.state.numpy().tolist()
 
 
-def test_generator_states():
+def test_generator_state_is_set_and_read():
     g = Generator.from_state([1, 2, 3], "philox")
     assert g.state.numpy().tolist() == [1, 2, 3]
     assert (g.state.dtype, g.state.trainable, g.algorithm, int(g.key)) == (tf.int64, False, 1, 3)

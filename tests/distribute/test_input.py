@@ -76,7 +76,7 @@ def on_workers(workers, replicas, work):
     return results
 
 
-# What the replicas get ------------------------------------------------------------------------
+# Elements of the replicas ------------------------------------------------------------------------
 
 
 def test_the_guides_example(two):
@@ -119,7 +119,7 @@ def test_the_rule_that_cuts_follows_from_the_policy(two, policy, expected):
     assert len(two.experimental_distribute_dataset(dataset)) == 2
 
 
-def test_three_replicas():
+def test_three_replicas_get_parts_of_each_batch():
     three = mirrored(3)
     ten = Dataset.range(10).batch(4)
     assert parts(three, under(ten, "OFF")) == [
@@ -132,7 +132,7 @@ def test_three_replicas():
     assert parts(three, under(eleven, "OFF")) == [[[0, 1], [2], [3]], [[4, 5], [6], [7]]]
 
 
-def test_infinite_datasets(two):
+def test_infinite_datasets_are_distributed(two):
     endless = Dataset.range(3).batch(2).repeat()
     for policy, expected in (
         ("AUTO", [[[0], [1]], [[2], []], [[0], [1]], [[2], []]]),
@@ -146,7 +146,7 @@ def test_infinite_datasets(two):
     assert_no_threads()
 
 
-def test_nests(two):
+def test_nests_of_tensors_are_distributed(two):
     rows = {"x": np.arange(6.0), "y": (np.arange(6), np.arange(12).reshape(6, 2))}
     dataset = Dataset.from_tensor_slices(rows).batch(4)
     distributed = two.experimental_distribute_dataset(dataset)
@@ -201,7 +201,7 @@ def test_each_pass_follows_the_rules_of_the_dataset(two):
     assert one == other
 
 
-def test_element_spec(two):
+def test_element_spec_is_per_replica(two):
     dataset = Dataset.from_tensor_slices((np.zeros((8, 3)), np.zeros(8, np.int32)))
     features, labels = two.experimental_distribute_dataset(dataset.batch(4)).element_spec
     assert features == PerReplicaSpec((TensorSpec((None, 3), np.float64),) * 2)
@@ -215,7 +215,7 @@ def test_element_spec(two):
     assert repr(labels).startswith("PerReplicaSpec(TensorSpec(shape=(None,)")
 
 
-def test_reduce(two):
+def test_reduce_folds_elements(two):
     dataset = two.experimental_distribute_dataset(Dataset.range(6).batch(4))
     assert dataset.reduce(0, lambda count, x: count + 1) == 2
     total = dataset.reduce(
@@ -269,7 +269,7 @@ def test_nothing_more_can_be_done_to_a_distributed_dataset(two):
         two.experimental_distribute_dataset(distributed)
 
 
-def test_describe_sharding(two):
+def test_describe_sharding_lists_rows(two):
     table = two.experimental_distribute_dataset(Dataset.range(6).batch(4)).describe_sharding()
     assert table.splitlines() == [
         "auto_shard_policy AUTO, here DATA; global batches of 4 rows, each cut by itself",
@@ -338,7 +338,7 @@ def test_no_row_is_lost_where_shapes_are_not_what_they_seem(two):
 # From a function ------------------------------------------------------------------------------
 
 
-def test_from_function(two):
+def test_from_function_takes_an_element_for_each_replica(two):
     seen = []
 
     def make(context):
@@ -356,7 +356,7 @@ def test_from_function(two):
     assert steps(two, old) == steps(two, distributed)
 
 
-def test_input_context():
+def test_input_context_divides_batch_sizes():
     context = d.InputContext(2, 1, 4)
     assert str(context) == "tf.distribute.InputContext(input pipeline id 1, total: 2)"
     assert (context.num_input_pipelines, context.input_pipeline_id) == (2, 1)

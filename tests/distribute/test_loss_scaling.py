@@ -38,7 +38,7 @@ scale = tf.nn.scale_regularization_loss
         ([1.0, np.inf], {"global_batch_size": 0}, 0.0, "float32"),
     ],
 )
-def test_values(losses, options, value, dtype):
+def test_average_loss_values_are_tensorflows(losses, options, value, dtype):
     got = average(losses, **options)
     assert got.shape == ()
     assert got.dtype == dtype
@@ -76,12 +76,12 @@ def test_values(losses, options, value, dtype):
         ([True, False], {}, TypeError, "bool"),
     ],
 )
-def test_errors(losses, options, error, text):
+def test_average_loss_wrong_arguments_raise(losses, options, error, text):
     with pytest.raises(error, match=text):
         average(losses, **options)
 
 
-def test_regularization():
+def test_regularization_loss_is_divided_by_replicas():
     assert float(scale([1.0, 2.0])) == 3.0
     assert scale([1, 2]).dtype == np.float64
     assert scale(np.float16(3)).dtype == np.float16

@@ -110,13 +110,13 @@ tell("end", "")
 
 @dataclass
 class Fault:
-    """What befalls worker 1, and of whom."""
+    """A fault of worker 1."""
 
     what: str
     hosts: bool
-    """Whether each has a host of its own, with a network between them."""
+    """True if each worker has its own host, with a network between them."""
     silent: bool = False
-    """Whether nothing tells the others but that they hear nothing."""
+    """True if the other workers can only notice the missing heartbeat."""
     replicas: int = 1
     doings: list[str] = field(default_factory=lambda: [d for d in DOINGS if d != "join"])
 
@@ -143,7 +143,7 @@ FAULTS = [
 
 @dataclass
 class Outcome:
-    """What the survivors said, by rank: (doing, seconds after the fault, kind, text)."""
+    """The lines of the other workers, by rank: (doing, seconds after the fault, kind, text)."""
 
     said: dict[int, list[tuple[str, float, str, str]]]
     codes: dict[int, int]

@@ -1,4 +1,4 @@
-"""Replicas that do not come: who is named, when, and what works afterwards."""
+"""Replicas that miss a merge point: the replica in the error, its time, and later runs."""
 
 from __future__ import annotations
 

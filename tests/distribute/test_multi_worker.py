@@ -243,7 +243,7 @@ say(restored=int(counter), share=[int(v.numpy()) for v in counter.values])
 
 
 @pytest.mark.parametrize(("workers", "replicas"), EVERY)
-def test_reductions(tmp_path, workers, replicas):
+def test_reductions_over_workers_give_the_same_results(tmp_path, workers, replicas):
     done = run(tmp_path, workers, _REDUCTIONS, replicas, PYCOLLECTIVE_DEBUG="INFO")
     said = done.said
     for error in done.errors:

@@ -64,7 +64,7 @@ class Program:
         return int(again.v)
 
 
-def test_a_signal(tmp_path):
+def test_signal_saves_and_exits(tmp_path):
     program = Program(tmp_path)
     assert program.run(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 42
     assert program.saved() == int(program.v) == 4

@@ -160,6 +160,6 @@ def test_elastic_training_goes_on_as_if_undisturbed(tmp_path, lost, least):
         assert own == pytest.approx(losses[10:20], rel=1e-9)
 
 
-def test_no_room():
+def test_run_without_resources_raises():
     with pytest.raises(RuntimeError, match="Ray has no room for 3 workers of {'CPU': 1}"):
         tf.ray.run(train, 3, placement_timeout=1)

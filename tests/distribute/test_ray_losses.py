@@ -1,4 +1,4 @@
-"""What `pycollective.ray.run` does when workers are lost, with a stand-in for Ray."""
+"""`pycollective.ray.run` when workers are lost, with a fake Ray."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class GetTimeoutError(Exception):
 
 
 class Ray:
-    """Actors are threads; who is lost is what a test says.
+    """A fake Ray with threads as actors.
 
-    ``nodes[rank]`` are the machines of a rank's actors, one after the other; None stands for one that
-    is found to be lost before the actor has begun, "full" for one that never has room.
+    ``nodes[rank]`` are the machines of a rank's actors, one after the other. None is a machine that is
+    lost before the actor begins. "full" is a machine without resources.
     """
 
     exceptions = types.SimpleNamespace(
@@ -160,8 +160,8 @@ def test_another_one_moves_alone(ray_of):
     assert ray.calls[2:] == [(1, ["a:1", "c:1"])]
 
 
-def test_who_has_ended_begins_anew_with_a_replacement(ray_of):
-    """Which could meet nobody else."""
+def test_finished_worker_restarts_with_a_replacement(ray_of):
+    """Without the finished worker, the replacement would be alone."""
     ray = ray_of(["a"], ["b", "b"])
     ended, train = threading.Event(), dies(1, waits=False)
 
@@ -175,18 +175,18 @@ def test_who_has_ended_begins_anew_with_a_replacement(ray_of):
     assert sorted(rank for rank, _ in ray.calls) == [0, 0, 1, 1]
 
 
-# Where fewer are enough ---------------------------------------------------------------------------
+# Fewer workers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("failures", "nodes"), [(0, ["c"]), (1, ["c", "full"])])
 def test_the_others_go_on_without_one(ray_of, failures, nodes):
-    """Whether it is not to be replaced, or there is no room for it."""
+    """The lost worker is not replaced, or there are no resources for a replacement."""
     ray = ray_of(["a"], ["b"], nodes)
     train = dies(2, waits=False)
 
     def trains(actor):
         if actor.rank < 2:
-            time.sleep(0.4)  # longer than a replacement would be waited for where it is needed
+            time.sleep(0.4)  # longer than placement_timeout
         return train(actor)
 
     found = tf.ray.run(trains, 3, max_failures=failures, min_workers=2, placement_timeout=0.2)
@@ -211,7 +211,7 @@ def test_too_few_are_left(ray_of):
 
 @pytest.mark.parametrize("how", ["waits", "fails"])
 def test_a_replacement_that_nobody_lets_in(ray_of, how):
-    """The others end without it: it looks for them in vain, and is given up."""
+    """The other workers end without the replacement, which cannot join them and is stopped."""
     ray_of(["a"], ["b"], ["c", "d"])
     begun = threading.Event()
 
@@ -257,7 +257,7 @@ def test_no_room_for_a_replacement(ray_of):
 
 @pytest.mark.parametrize("own", [KeyError("mine"), RayActorError("gone")])
 def test_a_workers_own_exception_comes_before_what_the_others_heard_of_it(ray_of, own):
-    """The others' calls fail first, but Ray hears of the one whose fault it is a little later."""
+    """The other workers' calls fail first; Ray gets the error of the failed worker later."""
     heard = threading.Event()
 
     def train(actor):

@@ -63,7 +63,7 @@ cluster.shutdown()
 
 
 def test_a_machine_that_is_lost(tmp_path):
-    """That of worker 0, at whose address all meet; it goes on at another one."""
+    """The machine of worker 0 is lost, so that the rendezvous has another address."""
     script = tmp_path / "driver.py"
     script.write_text(f"LOST, FOLDER = 0, {str(tmp_path)!r}\n" + _DRIVER)
     done = subprocess.run(

@@ -133,7 +133,7 @@ def test_merge_call_groups_and_hands_back(strategy):
     assert [float(v) for v in results] == [n * (n + 1) / 2 * (r + 1) for r in range(n)]
 
 
-# What goes wrong ------------------------------------------------------------------------------
+# Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -322,14 +322,14 @@ def test_overriding_a_built_in_operation_is_honoured():
     assert [float(v) for v in x.values] == [3.0, 3.0]
 
 
-def test_accumulation_function():
+def test_accumulation_function_is_used():
     ops = d.ReductionToOneDevice(accumulation_fn=lambda values: values[0] * values[1])
     strategy = mirrored(2, ops)
     x = strategy.run(lambda: d.get_replica_context().all_reduce("SUM", constant(3.0)))
     assert [float(v) for v in x.values] == [9.0, 9.0]
 
 
-def test_bad_operations():
+def test_all_reduce_unknown_operation_raises():
     for wrong in ("ring", d.RingAllReduce, 3):
         with pytest.raises(ValueError, match="cross_device_ops must be a CrossDeviceOps object"):
             mirrored(2, wrong)
@@ -362,7 +362,7 @@ def test_packs_by_bytes(two):
 # Reductions -----------------------------------------------------------------------------------
 
 
-def test_reduce(strategy):
+def test_reduce_over_replicas_and_axes(strategy):
     n = strategy.num_replicas_in_sync
     ragged = strategy.run(lambda: constant(np.arange(2.0 * replica_id() + 1)))
     rows = np.concatenate([np.arange(2.0 * r + 1) for r in range(n)])
@@ -379,7 +379,7 @@ def test_reduce(strategy):
     np.testing.assert_allclose(nested["a"].numpy(), stacked.sum(0))
 
 
-def test_bad_reductions(two):
+def test_reduce_wrong_axis_raises(two):
     x = per_replica(two, lambda r: [1.0])
     with pytest.raises(ValueError, match="`axis` = 1 out of range for `value` with rank 1"):
         two.reduce("SUM", x, axis=1)
@@ -486,7 +486,7 @@ def test_created_once_by_whichever_replica_comes_first(two):
     assert [float(c.numpy()) for c in owner.variable.values] == [2.0, 2.0]
 
 
-def test_bad_variables(two):
+def test_variable_wrong_mode_raises_value_error(two):
     with two.scope():
         with pytest.raises(ValueError, match="`NONE` variable synchronization mode"):
             Variable(1.0, synchronization=pc.VariableSynchronization.NONE)

@@ -1,4 +1,4 @@
-"""What is special about each strategy."""
+"""The differences between strategies."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_central_storage_heeds_input_options():
 # Descriptions ---------------------------------------------------------------------------------
 
 
-def test_describe(monkeypatch):
+def test_describe_names_devices_and_operations(monkeypatch):
     from pycollective.distribute import blas_threads, describe
 
     monkeypatch.setattr("pycollective._core.usable_cores", lambda: 4)

@@ -1,4 +1,4 @@
-"""Every name of TensorFlow's distribution room stands at its path, and does what it can do here."""
+"""The names of tf.distribute: their paths, and the errors of those that are not available."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_the_cluster_room_needs_no_room_above_it(tmp_path):
 # Data classes -------------------------------------------------------------------------------------
 
 
-def test_termination_config():
+def test_termination_config_checks_its_arguments():
     config = tf.distribute.experimental.TerminationConfig
     empty = config()
     values = (empty.termination_watcher_fn, empty.exit_fn, empty.grace_period, empty.save_fn)
@@ -144,7 +144,7 @@ def test_termination_config():
             config(**{name: 3})
 
 
-def test_dataset_creator():
+def test_dataset_creator_checks_its_arguments():
     creator = tf.keras.utils.experimental.DatasetCreator(
         lambda context: tf.data.Dataset.range(context.num_replicas_in_sync), input_options="any"
     )
@@ -195,7 +195,7 @@ P = tf.distribute.experimental.partitioners
         (P.MaxSizePartitioner(32), (0, 4), "float32", 0, [1, 1]),
     ],
 )
-def test_partitioners(partitioner, shape, dtype, axis, shards):
+def test_partitioners_return_shards_of_each_axis(partitioner, shape, dtype, axis, shards):
     assert partitioner(shape, dtype, axis=axis) == shards
     assert isinstance(partitioner, P.Partitioner)
 
@@ -236,7 +236,7 @@ def test_partitioners(partitioner, shape, dtype, axis, shards):
         (lambda: P.MinSizePartitioner()((None, 2), "float32"), "every length of the shape must be"),
     ],
 )
-def test_wrong_partitioners(make, text):
+def test_partitioners_wrong_arguments_raise(make, text):
     with pytest.raises(ValueError, match=text):
         make()
 

@@ -137,7 +137,7 @@ def test_handle_is_one_component(two):
     assert components(v) == [1.0, 1.0]
 
 
-def test_reading(two):
+def test_reading_gives_the_replicas_component(two):
     v = variable(two, 0.0)
     for r, component in enumerate(v.values):
         component.assign(10.0 * (r + 1))

@@ -1,4 +1,4 @@
-"""What befalls workers: the others hear of it, by name, and nobody hangs."""
+"""Faults of workers: the errors of the others name the worker, and no worker hangs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def begun(processes):
 
 
 def cluster_of(count):
-    """Return a cluster, and how errors call its worker 1."""
+    """Return a cluster, and the name of its worker 1 in errors."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     return {"worker": addresses}, f"rank 1 (worker 1 at {addresses[1]})"
 
 
 def test_a_worker_that_is_stopped_before_its_first_call(tmp_path):
-    """It has met the others, who wait to hear what it is."""
+    """The worker is stopped after the rendezvous, while the others wait for its first call."""
     body = """
 import signal
 from pycollective.distribute import multi_worker
 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
-    multi_worker._joined = lambda *args: os.kill(os.getpid(), signal.SIGSTOP)
+    multi_worker._workers_of = lambda *args: os.kill(os.getpid(), signal.SIGSTOP)
 try:
     strategy_of()
 except Exception as error:

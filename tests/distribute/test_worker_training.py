@@ -23,7 +23,7 @@ TASKS = [("worker", 0), ("worker", 1)]
 
 @pytest.fixture(scope="module")
 def alone():
-    """Return what a model trained by this process alone gives, by how it is trained."""
+    """Return a function that trains a model in this process, in a given way."""
     before = keras.backend.floatx()
     here = {"np": np, "tf": tf}
     exec(_MODEL, here)

@@ -27,7 +27,7 @@ def say(**values):
 
 @dataclass
 class Ended:
-    """What became of the workers."""
+    """The exit codes and outputs of workers."""
 
     codes: list[int]
     outputs: list[str]
@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def said(self):
-        """What each worker has said, all of it in one dict."""
+        """The values that each worker printed, in a dict."""
         found = []
         for code, output, error in zip(self.codes, self.outputs, self.errors, strict=True):
             assert code == 0, f"{output}\n{error}"
@@ -47,7 +47,7 @@ class Ended:
 def start(tmp_path, tasks, body, replicas=1, cluster=None, hosts=False, **more):
     """Start a process for each of tasks (type, index), described by TF_CONFIG.
 
-    With ``hosts`` each says that it is on a host of its own, so that they talk over TCP.
+    With ``hosts`` each worker has its own host, so that they communicate over TCP.
     """
     script = tmp_path / "worker.py"
     new = tmp_path / "worker.new"
@@ -98,6 +98,6 @@ def ended(processes, seconds=60):
 
 
 def run(tmp_path, workers, body, replicas=1, **more):
-    """Run a script on so many workers."""
+    """Run a script on several workers."""
     tasks = [("worker", index) for index in range(workers)]
     return ended(start(tmp_path, tasks, body, replicas, **more))
