@@ -35,8 +35,7 @@ from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.tpu import TPUStrategy
-from pycollective.distribute.unavailable import ParameterServerStrategy, Server
+from pycollective.distribute.unavailable import ParameterServerStrategy, Server, TPUStrategy
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.verify import verify_equivalence
 

@@ -12,7 +12,7 @@ from pycollective.cluster import (
     TFConfigClusterResolver,
     UnionResolver,
 )
-from pycollective.distribute.tpu import TPUClusterResolver
+from pycollective.distribute.unavailable import TPUClusterResolver
 
 __all__ = [
     "ClusterResolver",

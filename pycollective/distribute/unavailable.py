@@ -16,12 +16,20 @@ __all__ = [
     "RemoteValue",
     "RpcServer",
     "Server",
+    "TPUClusterResolver",
+    "TPUStrategy",
     "Unavailable",
 ]
 
 _PROCESSES = (
     "for several replicas in one process use MirroredStrategy; among processes, start them with "
     "`pycollective run` and reduce gradients with the communicator that pycollective.init() returns"
+)
+
+
+_NO_TPU = (
+    "it needs TPU hardware, and pycollective runs on CPUs and GPUs. Use MirroredStrategy for the "
+    "devices of one machine, OneDeviceStrategy for one of them"
 )
 
 
@@ -47,6 +55,23 @@ class ParameterServerStrategy(Unavailable, Strategy):
     """Asynchronous training with variables on parameter servers."""
 
     instead = _PROCESSES
+
+
+class TPUStrategy(Unavailable, Strategy):
+    """Training on TPUs."""
+
+    instead = _NO_TPU
+
+
+class TPUClusterResolver(Unavailable):
+    """A resolver of TPU clusters."""
+
+    instead = _NO_TPU
+
+    @classmethod
+    def connect(cls, *args: Any, **kwargs: Any) -> Any:
+        """Raise the error of the constructor."""
+        return cls()
 
 
 class ClusterCoordinator(Unavailable):

@@ -326,38 +326,17 @@ class SyncOnReadVariable(DistributedVariable):
             return as_tensor(total / extended.num_replicas_in_sync if mean else total)
 
     def current(self) -> Tensor:
-        return self.aggregate() if self._replica() is None else self.local().current()
-
-    def _read(self) -> Tensor:
+        """Return the replica's value, or the aggregate."""
         if self._replica() is None:
             return self.aggregate()
         context = self._replica_context()
         if context is None or not in_variable_sync_on_read_context():
-            return self.local()._read()
+            return self.local().current()
         synced: Tensor = context.merge_call(_aggregated, args=(self,))
         return synced
 
-    def numpy(self) -> Any:
-        """Return a copy of the replica's value, or of the aggregate."""
-        return to_numpy(self._read().array).copy()[()]
-
-    def __float__(self) -> float:
-        return float(self._read())
-
-    def __int__(self) -> int:
-        return int(self._read())
-
-    def __bool__(self) -> bool:
-        return bool(self._read())
-
-    def __index__(self) -> int:
-        return self._read().__index__()
-
-    def __format__(self, spec: str) -> str:
-        return format(self._read(), spec)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self._read().__array__(dtype, copy)
+    def _read(self) -> Tensor:
+        return self.current()
 
     def _scatter(self, method: str, slices: Any) -> Variable:
         raise NotImplementedError(

@@ -260,10 +260,10 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def numpy(self) -> Any:
         """Return a copy of the value as a NumPy array."""
-        return to_numpy(self.local().current().array).copy()[()]
+        return to_numpy(self.current().array).copy()[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self.local().current().__array__(dtype, copy)
+        return self.current().__array__(dtype, copy)
 
     @property
     def distribute_strategy(self) -> Any:
@@ -489,19 +489,19 @@ class Variable(Operators, metaclass=_VariableMeta):
         return iter(self._read())
 
     def __float__(self) -> float:
-        return float(self.local().current())
+        return float(self.current())
 
     def __int__(self) -> int:
-        return int(self.local().current())
+        return int(self.current())
 
     def __bool__(self) -> bool:
-        return bool(self.local().current())
+        return bool(self.current())
 
     def __index__(self) -> int:
-        return self.local().current().__index__()
+        return self.current().__index__()
 
     def __format__(self, spec: str) -> str:
-        return format(self.local().current(), spec)
+        return format(self.current(), spec)
 
     def __repr__(self) -> str:
         value = self.local().current()

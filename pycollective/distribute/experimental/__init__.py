@@ -12,10 +12,10 @@ from pycollective.distribute.multi_worker import MultiWorkerMirroredStrategy
 from pycollective.distribute.preemption import PreemptionCheckpointHandler
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.termination import TerminationConfig
-from pycollective.distribute.tpu import TPUStrategy
 from pycollective.distribute.unavailable import (
     ParameterServerStrategy,
     PreemptionWatcher,
+    TPUStrategy,
 )
 
 __all__ = [
