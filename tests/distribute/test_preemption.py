@@ -14,7 +14,7 @@ import pytest
 
 import pycollective as tf
 from pycollective.cluster import ClusterSpec, GCEClusterResolver, SimpleClusterResolver
-from pycollective.distribute import preemption
+from pycollective.train import preemption
 
 experimental = tf.distribute.experimental
 Config = experimental.TerminationConfig
@@ -59,7 +59,7 @@ class Program:
     def saved(self):
         """Return the step of the last checkpoint."""
         again = Program(self.folder, Config(lambda: False))
-        again.handler._told_at = 0.0  # its watcher ends
+        again.handler._preempted_at = 0.0  # its watcher ends
         assert int(again.v) == again.handler.total_run_calls
         return int(again.v)
 
@@ -122,7 +122,7 @@ def test_an_error_goes_through(tmp_path):
     assert program.handler.total_run_calls == 0
     program.handler.save_checkpoint_if_preempted()
     assert not os.listdir(tmp_path)
-    program.handler._told_at = 0.0
+    program.handler._preempted_at = 0.0
     with pytest.raises(SystemExit):
         program.handler.save_checkpoint_if_preempted()
     assert os.listdir(tmp_path)
@@ -228,7 +228,7 @@ def test_maintenance_on_compute_engine(tmp_path, monkeypatch, caplog):
             server.shutdown()
             thread.join(20)
     assert Metadata.asked > 3
-    assert "is called again: HTTP Error 503" in caplog.text
+    assert "will be called again: HTTP Error 503" in caplog.text
     assert program.saved() == int(program.v)
     default = Program(tmp_path, None, resolver).handler
     assert default._config.grace_period == 3600.0

@@ -12,7 +12,7 @@ COMPILED = ("_core", "_nn")
 #: Packages of which circles are not yet short. A package that is done leaves this list.
 LONG_CIRCLES = ("launch",)
 #: Packages whose functions still import other modules of the package.
-INNER_IMPORTS = (*LONG_CIRCLES, "cluster", "distribute.preemption", "array_backend")
+INNER_IMPORTS = (*LONG_CIRCLES, "cluster", "array_backend")
 #: A module that imports another one in a function because that one needs an extra at its top.
 FOR_EXTRAS = ("keras.callbacks.tensorboard",)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pycollective.distribute.central_storage import CentralStorageStrategy
 from pycollective.distribute.communication import (
     CommunicationImplementation,
@@ -9,14 +12,15 @@ from pycollective.distribute.communication import (
 )
 from pycollective.distribute.experimental import coordinator, partitioners, rpc
 from pycollective.distribute.multi_worker import MultiWorkerMirroredStrategy
-from pycollective.distribute.preemption import PreemptionCheckpointHandler
 from pycollective.distribute.replica_context import ValueContext
-from pycollective.distribute.termination import TerminationConfig
 from pycollective.distribute.unavailable import (
     ParameterServerStrategy,
     PreemptionWatcher,
     TPUStrategy,
 )
+
+if TYPE_CHECKING:
+    from pycollective.train.preemption import PreemptionCheckpointHandler, TerminationConfig
 
 __all__ = [
     "CentralStorageStrategy",
@@ -44,3 +48,11 @@ class CollectiveHints(CommunicationOptions):
 
     def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> None:
         super().__init__(bytes_per_pack, timeout_seconds)
+
+
+def __getattr__(name: str) -> Any:
+    # These classes need checkpoints; the package of checkpoints imports this one.
+    if name in ("PreemptionCheckpointHandler", "TerminationConfig"):
+        globals()[name] = getattr(importlib.import_module("pycollective.train.preemption"), name)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from pycollective.atomic_files import locked
-from pycollective.distribute.preemption import PreemptionCheckpointHandler
-from pycollective.distribute.termination import TerminationConfig
 from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.callbacks.control import Monitor
 from pycollective.keras.saving.checkpoints import write_checkpoint
@@ -18,6 +16,7 @@ from pycollective.tensor import Variable
 from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import remove_files
 from pycollective.train.manager import CheckpointManager
+from pycollective.train.preemption import PreemptionCheckpointHandler, TerminationConfig
 from pycollective.train.state import STATE_FILE
 
 Logs = dict[str, Any]

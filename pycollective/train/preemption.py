@@ -11,20 +11,18 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pycollective.cluster import ClusterResolver, GCEClusterResolver
-from pycollective.distribute.termination import TerminationConfig
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Variable
+from pycollective.train.checkpoint import Checkpoint, workers_of
+from pycollective.train.manager import CheckpointManager
 
-if TYPE_CHECKING:
-    from pycollective.train.checkpoint import Checkpoint
-    from pycollective.train.manager import CheckpointManager
-
-__all__ = ["PreemptionCheckpointHandler"]
+__all__ = ["PreemptionCheckpointHandler", "TerminationConfig"]
 
 _log = logging.getLogger("pycollective")
 
@@ -36,6 +34,43 @@ _POLL_SECONDS = 1.0
 _STEPS_LEFT = 6
 
 _RUNNING, _PREEMPTED, _GRACE_OVER = range(3)
+
+
+@dataclass(eq=False)
+class TerminationConfig:
+    """The notice on which a program ends, and the way it ends.
+
+    Parameters
+    ----------
+    termination_watcher_fn : callable, optional
+        Called repeatedly; returns True when the program must end.
+    exit_fn : callable, optional
+        Called after the checkpoint was saved.
+    grace_period : float, optional
+        The seconds between the notice and the end.
+    save_fn : callable, optional
+        Called to save; by default the checkpoint manager's `save`.
+
+    Raises
+    ------
+    TypeError
+        One of the functions is not callable.
+    ValueError
+        ``grace_period`` is negative.
+    """
+
+    termination_watcher_fn: Callable[[], Any] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise TypeError(f"`{name}` must be callable, not {function!r}")
+        if self.grace_period is not None and self.grace_period < 0:
+            raise ValueError(f"`grace_period` must be >= 0 seconds, got {self.grace_period}")
 
 
 class PreemptionCheckpointHandler:
@@ -77,9 +112,6 @@ class PreemptionCheckpointHandler:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         termination_config: TerminationConfig | None = None,
     ) -> None:
-        from pycollective.train.checkpoint import Checkpoint, workers_of
-        from pycollective.train.manager import CheckpointManager
-
         given = checkpoint_or_checkpoint_manager
         if isinstance(given, Checkpoint):
             if not checkpoint_dir:
