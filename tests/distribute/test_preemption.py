@@ -232,7 +232,7 @@ def test_maintenance_on_compute_engine(tmp_path, monkeypatch, caplog):
     assert program.saved() == int(program.v)
     default = Program(tmp_path, None, resolver).handler
     assert default._config.grace_period == 3600.0
-    default._told_at = 0.0
+    default._preempted_at = 0.0
 
 
 class _NoInstances:
