@@ -133,10 +133,8 @@ class MirroredExtended(StrategyExtended):
 
         The destination differs from the replicas' devices, so the strategy's operations are not used.
         """
-        if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
-            return value if value.array.__class__ is np.ndarray else None
         if value.__class__ is not PerReplica:
-            return None
+            return super().reduced_on_host(op, value)
         arrays: list[Any] = [getattr(part, "array", None) for part in value._values]
         if len(arrays) < 2 or any([array.__class__ is not np.ndarray for array in arrays]):
             return None

@@ -195,9 +195,7 @@ class DistributedVariable(Variable, DistributedValues):
                 getattr(component, method)(own)
         return self
 
-    def __repr__(self) -> str:
-        lines = ",\n".join(f"  {i}: {v!r}" for i, v in enumerate(self._values))
-        return f"{type(self).__name__}:{{\n{lines}\n}}"
+    __repr__ = DistributedValues.__repr__
 
 
 #: Assignments of rows that need one replica's rows, and the aggregations that give them.

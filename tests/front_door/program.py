@@ -87,6 +87,8 @@ def entering_a_group() -> None:
 
 def training() -> None:
     strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    assert_type(tf.distribute.get_strategy(), tf.distribute.Strategy)
+    assert_type(tf.distribute.get_replica_context(), tf.distribute.ReplicaContext | None)
     with strategy.scope():
         model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
         optimizer = tf.keras.optimizers.SGD(0.1)
