@@ -129,7 +129,7 @@ def test_scopes_that_are_left_out_of_order(two):
         scope.__exit__(None, None, None)
     with pytest.raises(RuntimeError, match="Exiting variable_creator_scope without proper nesting"):
         creators.__exit__(None, None, None)
-    with pytest.raises(RuntimeError, match="has not entered it"):
+    with pytest.raises(RuntimeError, match="has not entered the scope of"):
         scope.__exit__(None, None, None)
 
     scope.__enter__()

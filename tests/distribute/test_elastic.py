@@ -308,6 +308,8 @@ def test_survivors_that_never_meet_raise(monkeypatch, error, tries):
 def test_numbers_that_do_not_fit():
     resolver = SimpleClusterResolver(ClusterSpec({"worker": ["w:1"]}), "", "worker", 0)
     strategy = distribute.MultiWorkerMirroredStrategy(resolver)
-    with pytest.raises(ValueError, match="min_workers=2 and max_workers=None do not fit a cluster"):
+    with pytest.raises(
+        ValueError, match="min_workers=2 and max_workers=None do not match a cluster"
+    ):
         strategy.run_elastic(lambda s: 1, 2)
     assert strategy.run_elastic(lambda s: s.num_replicas_in_sync) == 1

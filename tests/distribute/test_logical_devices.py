@@ -114,8 +114,8 @@ def test_numbers_go_on_from_gpu_to_gpu(two_gpus):
     lines = everything.describe().splitlines()
     assert ["on GPU" in line for line in lines] == [False, True, True, True]
     assert "GPU:2 on GPU 0," in lines[2] and "GPU:3 on GPU 1," in lines[3]
-    assert "some are on one processor, where NCCL is not used" in lines[0]
-    assert "on one processor" not in d.MirroredStrategy(["gpu:1", "gpu:3"]).describe()
+    assert "some are on one GPU, so NCCL is not used" in lines[0]
+    assert "on one GPU" not in d.MirroredStrategy(["gpu:1", "gpu:3"]).describe()
     assert TFConfigClusterResolver().num_accelerators() == {"GPU": 4}
 
 

@@ -187,7 +187,7 @@ def test_replicas_on_one_gpu_are_right(two, monkeypatch):
     config.set_logical_device_configuration("gpu:0", 2)
     strategy = d.MirroredStrategy()
     assert strategy.num_replicas_in_sync == 3
-    assert "where NCCL is not used" in strategy.describe()
+    assert "so NCCL is not used" in strategy.describe()
     places = [0, 0, 1]
 
     def step():
