@@ -66,7 +66,7 @@ void handle_free(void*, void* data, std::size_t) {
 void* handle_realloc(void* context, void* data, std::size_t bytes) {
   Arena* arena = data ? Arena::of(data) : nullptr;
   if (!arena) return std::realloc(data, bytes ? bytes : 1);
-  const std::size_t room = arena->room(static_cast<std::byte*>(data));
+  const std::size_t room = arena->capacity(static_cast<std::byte*>(data));
   if (bytes <= room) return data;
   void* larger = handle_malloc(context, bytes);
   if (!larger) return nullptr;
@@ -182,7 +182,7 @@ void bind_arena(py::module_& m) {
       [](const py::array& array) {
         Arena* arena = Arena::of(array.data());
         return arena &&
-               arena->place_of(array.data(), static_cast<std::size_t>(array.nbytes())) != 0;
+               arena->handle_of(array.data(), static_cast<std::size_t>(array.nbytes())) != 0;
       },
       py::arg("array"), "Return True if an array lies in an arena, which other ranks can map.");
 }

@@ -154,7 +154,7 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
                                 std::to_string(self.size()) + " ranks");
   }
   if (!(array.flags() & py::array::c_style)) {
-    throw std::invalid_argument("the core takes C-contiguous arrays");
+    throw std::invalid_argument("arrays must be C-contiguous");
   }
   const std::vector<std::int64_t> shape(array.shape(), array.shape() + array.ndim());
   Envelope envelope(label.empty() ? name_of(array.dtype()) : label, shape.data(),
@@ -169,8 +169,8 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
   return nullptr;
 }
 
-// Communicators whose last reference was dropped on one of their own threads. A thread cannot join
-// itself, so the end of the next communicator joins their threads.
+// Communicators that were deleted on their own threads. A thread cannot join itself, so the end of
+// the next communicator joins these threads.
 struct Unjoined {
   std::mutex mutex;
   std::vector<std::unique_ptr<Communicator>> communicators;
@@ -183,7 +183,7 @@ void end(Communicator* communicator) {
   if (communicator->outstanding() > (is_inside ? 1 : 0)) {  // the call on this thread is over
     communicator->group().fail({FailureKind::aborted,
                                 "rank " + std::to_string(communicator->rank()) +
-                                    " let go of its communicator while calls were under way",
+                                    " deleted its communicator before its calls were done",
                                 {communicator->rank()}});
   }
   {
@@ -218,16 +218,16 @@ std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, b
   return nullptr;
 }
 
-// Lets threads that Python does not know give warnings, until the interpreter ends.
-class Gate {
+// Lets threads of the core call Python for warnings, until the interpreter ends.
+class WarningGate {
  public:
-  void pass(const std::function<void()>& call) {
+  void run(const std::function<void()>& call) {
     std::shared_lock lock(mutex_, std::defer_lock);
     if (!lock.try_lock() || closed_) return;
     call();
   }
   void close() {
-    // In a forked child, a thread of the parent may hold the lock for ever.
+    // In a forked child, the lock may stay locked by a thread of the parent.
     std::unique_lock lock(mutex_, std::defer_lock);
     if (lock.try_lock_for(std::chrono::seconds(1))) closed_ = true;
   }
@@ -237,16 +237,16 @@ class Gate {
   bool closed_ = false;
 };
 
-Gate& gate() { return lasting<Gate>(); }
+WarningGate& warning_gate() { return lasting<WarningGate>(); }
 
-std::function<void(const std::string&)> speaking_to(const py::function& warn) {
-  // The function is released with the GIL, on whatever thread.
+std::function<void(const std::string&)> calling(const py::function& warn) {
+  // Any thread may release the function, and needs the GIL for it.
   std::shared_ptr<py::function> kept(new py::function(warn), [](py::function* function) {
     py::gil_scoped_acquire acquire;
     delete function;
   });
   return [kept](const std::string& text) {
-    gate().pass([&] {
+    warning_gate().run([&] {
       InterpreterLock lock;
       (*kept)(text);
     });
@@ -261,7 +261,7 @@ double seconds_at(Clock::time_point time) {
 
 void bind_communicator(py::module_& m) {
   py::module_::import("atexit").attr("register")(
-      py::cpp_function([] { gate().close(); }, py::call_guard<InterpreterRelease>()));
+      py::cpp_function([] { warning_gate().close(); }, py::call_guard<InterpreterRelease>()));
 
   py::class_<Task, std::shared_ptr<Task>>(m, "Task", "An asynchronous call.")
       .def_property_readonly("done", &Task::done)
@@ -269,7 +269,7 @@ void bind_communicator(py::module_& m) {
           "wait",
           [](Task& self, double timeout) {
             if (self.done()) return true;
-            std::shared_ptr<void> driver = self.driver();  // released with the GIL
+            std::shared_ptr<void> owner = self.owner();  // released with the GIL
             InterpreterRelease release;
             return self.wait(deadline_in(timeout), check_signals);
           },
@@ -310,7 +310,7 @@ void bind_communicator(py::module_& m) {
       .def(
           "warn_after",
           [](Communicator& self, double seconds, const py::function& warn) {
-            self.warn_after({duration_of(seconds), speaking_to(warn)});
+            self.warn_after({duration_of(seconds), calling(warn)});
           },
           py::arg("seconds"), py::arg("warn"),
           "Call `warn` with a text when a call has waited for this time, or half of its timeout.")
@@ -341,11 +341,11 @@ void bind_communicator(py::module_& m) {
           py::arg("call"),
           "Run a Python function, which must raise nothing, on a thread of the communicator. The "
           "communicator's calls in the function run at once.")
-      .def(
-          "note_told", &Communicator::note_told,
-          "Declare that the program gets the error of a submitted call: close() need not raise it.")
-      .def("collect", &Communicator::collect,
-           "Release the objects that finished calls keep. Python functions keep the communicator.")
+      .def("mark_reported", &Communicator::mark_reported,
+           "Record that the program has received the error of a submitted call, so that close() "
+           "need "
+           "not raise it again.")
+      .def("collect", &Communicator::collect, "Release the objects that finished calls kept alive.")
       .def(
           "settle",
           [](Communicator& self) {
@@ -487,7 +487,7 @@ void bind_communicator(py::module_& m) {
               throw std::invalid_argument("there must be one count for each rank");
             }
             if (!in_parts(collective) || collective == Collective::all_to_all) {
-              throw std::invalid_argument("ranks do not know all counts in this collective");
+              throw std::invalid_argument("move_ragged supports gather, scatter and all_gather");
             }
             int played = (self.rank() - root + self.size()) % self.size();
             auto items = [&](int chunks) {

@@ -51,7 +51,7 @@ std::vector<Part> parts_of(int chunks, const Counts& counts, std::size_t count, 
     throw std::invalid_argument("there must be one count for each rank");
   }
   if (chunks == 1) return {{0, each[static_cast<std::size_t>(rank)]}};
-  std::vector<Part> parts = in_a_row(each);
+  std::vector<Part> parts = contiguous_parts(each);
   std::rotate(parts.begin(), parts.begin() + root, parts.end());
   return parts;
 }

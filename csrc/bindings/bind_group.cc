@@ -102,7 +102,7 @@ void bind_group(py::module_& m) {
       .def("abandon", &Group::abandon,
            "Drop the group without notifying the peers, in a forked child.")
       .def_property_readonly("transport", &Group::transport, "The name of the transport.")
-      .def_property_readonly("in_crowd", &Group::in_crowd,
+      .def_property_readonly("is_oversubscribed", &Group::is_oversubscribed,
                              "True if this rank's host has more ranks than usable cores.")
       .def_property_readonly(
           "hosts", &Group::hosts,
@@ -110,7 +110,8 @@ void bind_group(py::module_& m) {
       .def(
           "calls", &Group::calls, py::arg("rank"),
           "Return the number of collective calls that a rank has begun, as far as this rank knows.")
-      .def("beat", &Group::beat, "Send a heartbeat with this rank's current call to the peers.")
+      .def("send_heartbeat", &Group::send_heartbeat,
+           "Send a heartbeat with this rank's current call to the peers.")
       .def("silent", &Group::silent, py::arg("seconds"),
            "Return the ranks without a heartbeat for this many seconds, counted from the first one "
            "on.")
@@ -119,12 +120,12 @@ void bind_group(py::module_& m) {
       .def("title", &Group::title, py::arg("rank"),
            "Return the rank's name in messages, such as \"rank 1\".")
       .def(
-          "call_ranks",
+          "set_titles",
           [](Group& group, const std::vector<std::string>& titles) {
             if (static_cast<int>(titles.size()) != group.size()) {
               throw std::invalid_argument("there must be a title for every rank");
             }
-            group.call_ranks(titles);
+            group.set_titles(titles);
           },
           py::arg("titles"), "Set the ranks' names in messages.")
       .def(
@@ -160,10 +161,12 @@ void bind_group(py::module_& m) {
       .def("join", &ShmGroup::join, py::arg("rank"), "Join the group as this rank.")
       .def("follow", &ShmGroup::follow, py::arg("other"),
            "From now on, a process that the other group loses is lost to this group too.")
-      .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.")
-      .def_property_readonly("all_read", &ShmGroup::all_read,
-                             "Whether each rank is known to be able to read the ordinary memory of "
-                             "all ranks, through the system.")
+      .def("is_in", &ShmGroup::is_in, py::arg("rank"),
+           "Return True if a rank has joined and not left.")
+      .def_property_readonly(
+          "all_read_remotely", &ShmGroup::all_read_remotely,
+          "True if each rank can read the ordinary memory of all ranks by a system "
+          "call (process_vm_readv).")
       .def_property_readonly(
           "needing_fences", &ShmGroup::needing_fences,
           "The ranks whose wake-up needs a fence: they have not joined, or have no membarrier.");

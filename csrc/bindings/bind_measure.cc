@@ -15,7 +15,8 @@ namespace pycollective {
 void bind_measure(py::module_& m) {
   m.def("measure_all_reduce", &measure_all_reduce, py::arg("how"), py::arg("ranks"),
         py::arg("bytes"), py::arg("iterations"), py::call_guard<InterpreterRelease>(),
-        "Seconds of each iteration of a float32 sum among threads, done in the way `how`.");
+        "Return the seconds of each all-reduce of float32 sums among threads. `how`: executor, "
+        "plain_ring, plain_loop or an algorithm's name (executor/measure.h).");
   m.def(
       "measure_rates",
       [](int ranks, std::size_t bytes, int iterations) {
@@ -24,24 +25,29 @@ void bind_measure(py::module_& m) {
       },
       py::arg("ranks"), py::arg("bytes"), py::arg("iterations"),
       py::call_guard<InterpreterRelease>(),
-      "Bytes a second that each of `ranks` threads copies, and adds, at the same time.");
+      "Return the bytes per second that each of `ranks` concurrent threads copies, and adds.");
   m.def("past_cache_from", &past_cache_from,
-        "From how many bytes of all ranks' arrays on a call's copies go past the caches.");
+        "Return the bytes of all ranks' arrays from which a call uses non-temporal stores.");
   m.def("set_past_cache_from", &set_past_cache_from, py::arg("bytes"),
-        "Set it for this process; 0: the size of the last cache level.");
+        "Set past_cache_from() for this process; 0: the size of the last cache level.");
   m.def(
       "measure_handshake",
-      [](const py::buffer& lines, int rank, int ranks, int rounds, bool crowd) {
+      [](const py::buffer& lines, int rank, int ranks, int rounds, bool oversubscribed) {
         const py::buffer_info memory = lines.request(/*writable=*/true);
         const auto needed = static_cast<py::ssize_t>(ranks) * static_cast<py::ssize_t>(kCacheLine);
         if (rank < 0 || rank >= ranks || rounds < 1 || memory.size * memory.itemsize < needed) {
-          throw py::value_error("a handshake needs a cache line for each rank, and rounds");
+          throw py::value_error(
+              "measure_handshake needs a cache line for each rank, a rank of these, and 1 round or "
+              "more");
         }
         InterpreterRelease release;
-        return measure_handshake(static_cast<std::byte*>(memory.ptr), rank, ranks, rounds, crowd);
+        return measure_handshake(static_cast<std::byte*>(memory.ptr), rank, ranks, rounds,
+                                 oversubscribed);
       },
-      py::arg("lines"), py::arg("rank"), py::arg("ranks"), py::arg("rounds"), py::arg("crowd"),
-      "Seconds of a round in which each rank writes its cache line and waits for all others'.");
+      py::arg("lines"), py::arg("rank"), py::arg("ranks"), py::arg("rounds"),
+      py::arg("oversubscribed"),
+      "Return the seconds of a round in which each rank writes its cache line and polls all "
+      "others.");
 }
 
 }  // namespace pycollective

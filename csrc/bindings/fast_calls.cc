@@ -342,15 +342,15 @@ PyTypeObject* make_base_type() {
       {"_detach", detach, METH_NOARGS, "_detach($self, /)\n--\n\nStop using the fast path."},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef properties[] = {
-      {"timeout", get_timeout, set_timeout,
-       "Seconds that a call waits for the other ranks, unless the call says otherwise.", nullptr},
+      {"timeout", get_timeout, set_timeout, "Default timeout of calls, in seconds.", nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyType_Slot slots[] = {
       {Py_tp_getset, properties},
       {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
       {Py_tp_dealloc, reinterpret_cast<void*>(free_base)},
       {Py_tp_methods, methods},
-      {Py_tp_doc, const_cast<char*>("What a communicator inherits: its end of the core.")},
+      {Py_tp_doc,
+       const_cast<char*>("The base class of Communicator, with the fast path to the core.")},
       {0, nullptr}};
   static PyType_Spec spec = {"pycollective._core.CommunicatorBase", sizeof(Base), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};

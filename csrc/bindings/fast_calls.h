@@ -40,7 +40,7 @@ struct Signature {
   std::size_t positional;
 };
 
-// The arguments of a call by parameter; nullptr where there is none.
+// The arguments of a call, by parameter; nullptr for those not given.
 class Arguments {
  public:
   // Returns false if the fast path does not support these arguments. Raises nothing.
@@ -59,8 +59,7 @@ class Arguments {
   std::array<PyObject*, kParameters> values_{};
 };
 
-// Reads a number between 0 and `most`. Returns false if the value is not such a number. Raises
-// nothing.
+// Reads an int from 0 to `most`. Returns false for other values. Raises nothing.
 bool read_number(PyObject* value, int most, int& found);
 
 // A collective, as its Python method declares it.
@@ -81,6 +80,7 @@ struct State {
   const PreparedCall barrier;
 };
 
+// Python's CommunicatorBase.
 struct Base {
   PyObject_HEAD State* state;  // nullptr: not attached, or closed
   double timeout;              // positive seconds; the default timeout of calls
@@ -100,25 +100,27 @@ PyObject* default_op();
 // Reads the argument async_op. Returns false if it is no bool. Raises nothing.
 bool read_async_op(const Arguments& arguments, bool& found);
 
-// Returns nullptr if the object is not an array that the core can use as it is.
+// Returns nullptr if the object is not an array that the core can use without a copy.
 const ArrayStruct* plain_array(PyObject* object, int flags);
 
 inline Lengths lengths_of(const ArrayStruct& array) {
   return {array.dimensions, static_cast<std::size_t>(array.nd)};
 }
 
-// Returns the elements of an array's dtype; nothing if the core cannot have them. `op` is nullptr
-// where data only moves; otherwise `reducing` is set. Throws Python's errors.
+// Returns the elements of an array's dtype; nothing if the fast path does not support it. `op` is
+// nullptr if the call reduces nothing; otherwise sets `reducing`. Throws Python's errors.
 std::optional<Elements> elements_of(PyObject* descr, PyObject* op, Reducing& reducing);
 
 // Keeps objects alive. The owner releases them with the GIL.
 std::shared_ptr<void> kept(PyObject* first, PyObject* second = nullptr);
 
-// Makes a call, after the running ones, and waits for it. A short one keeps the GIL for some polls.
+// Makes a call after the asynchronous ones, and waits for it. A short call keeps the GIL for some
+// polls.
 void run_prepared(Base& self, const PreparedCall& prepared, const void* input, void* output,
                   std::size_t bytes);
 
-// Returns the Work of a call, which is over if `task` is nullptr or has succeeded.
+// Returns the Work of a call. The call is done if `task` is nullptr or
+// has succeeded.
 PyObject* new_work(const std::shared_ptr<Task>& task, PyObject* result);
 
 }  // namespace pycollective

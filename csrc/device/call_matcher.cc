@@ -55,8 +55,8 @@ void CallMatcher::match(const Operations& operations) {
   for (std::size_t r = 0; r < operations.size(); ++r) {
     const CallRecord& other = operations[r]->record;
     if (other.identity != one.record.identity) {
-      group_->fail(mismatch_of(group_->titled(0), {one.record}, group_->titled(static_cast<int>(r)),
-                               {other}));
+      group_->fail(mismatch_failure(group_->titled(0), {one.record},
+                                    group_->titled(static_cast<int>(r)), {other}));
       check();
     }
     shares.push_back(operations[r]->share);
@@ -201,7 +201,7 @@ void Caller::finish(Operation& operation, const Interrupt& interrupt) {
   try {
     wait(operation, interrupt);
   } catch (const Failure&) {
-    communicator_.group().endpoint(communicator_.rank()).note_thrown();
+    communicator_.group().endpoint(communicator_.rank()).mark_reported();
     matcher_->settle();
     throw;
   }
@@ -236,7 +236,7 @@ void Caller::leave() noexcept {
   if (!last_ || last_->is_enqueued()) return;
   communicator_.group().fail({FailureKind::aborted,
                               "rank " + std::to_string(communicator_.rank()) +
-                                  " let go of its communicator while calls were under way",
+                                  " deleted its communicator before its calls were done",
                               {communicator_.rank()}});
   matcher_->settle();
 }

@@ -26,7 +26,7 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   for (int i = 0; i < std::min(call.dims, CallRecord::kMaxDims); ++i) {
     call.shape[i] = array.shape[static_cast<std::size_t>(i)];
   }
-  for (int i = CallRecord::kMaxDims; i < call.dims; ++i) {  // for which the record has no room
+  for (int i = CallRecord::kMaxDims; i < call.dims; ++i) {  // not in the record
     call.detail = call.detail * kOddFactor +
                   static_cast<std::uint64_t>(array.shape[static_cast<std::size_t>(i)]);
   }
@@ -40,7 +40,7 @@ PreparedCall with_arrays(PreparedCall prepared, const void* input, void* output)
   return prepared;
 }
 
-std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
+std::vector<Part> contiguous_parts(const std::vector<std::size_t>& counts) {
   std::vector<Part> parts;
   std::size_t first = 0;
   for (std::size_t count : counts) {
@@ -80,7 +80,7 @@ const Algorithm& Communicator::select(Collective collective, std::size_t bytes) 
   return pycollective::select(collective, bytes, size(), group_->transport());
 }
 
-bool Communicator::goes_directly(const Algorithm& algorithm) {
+bool Communicator::uses_direct_path(const Algorithm& algorithm) {
   const Collective collective = algorithm.collective();
   return static_cast<int>(collective) < kDirectCollectives &&
          &algorithm == &direct_algorithm(collective) && has_board();
@@ -90,7 +90,7 @@ int Communicator::held_polls(std::size_t bytes) {
   if (bytes > (among_threads_ ? kOneShotBytes : kHeldBytes)) return 0;
   // Peers that are threads need the GIL, and peers on other hosts take longer.
   if (among_threads_ || !has_board()) return 1;
-  return group_->in_crowd() ? kCrowdedSpins : kHeldSpins;
+  return group_->is_oversubscribed() ? kOversubscribedSpins : kHeldSpins;
 }
 
 PreparedCall Communicator::record(const Algorithm& algorithm, const Array& array, int root,
@@ -108,7 +108,7 @@ PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& arra
                                    const Reducing* reducing) {
   const Reduction* combined = reducing ? &reduction(reducing->dtype, reducing->op) : nullptr;
   PreparedCall made = record(algorithm, array, root, reducing);
-  if (goes_directly(algorithm)) {
+  if (uses_direct_path(algorithm)) {
     DirectCall& direct = made.direct;
     direct.collective = algorithm.collective();
     direct.root = root;
@@ -127,7 +127,7 @@ PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& arra
   made.buffers = buffers_of(array, combined);
   if (in_parts(algorithm.collective())) {
     const std::vector<std::size_t> counts(static_cast<std::size_t>(size()), array.count);
-    set_parts(made, algorithm, root, in_a_row(counts), {0, array.count});
+    set_parts(made, algorithm, root, contiguous_parts(counts), {0, array.count});
   }
   set_plan(made, algorithm, root);
   return made;
@@ -138,7 +138,8 @@ PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& arra
   PreparedCall made = record(algorithm, array, root, nullptr);
   made.buffers = buffers_of(array, nullptr);
   made.buffers.count = *std::max_element(counts.begin(), counts.end());
-  set_parts(made, algorithm, root, in_a_row(counts), {0, counts[static_cast<std::size_t>(rank_)]});
+  set_parts(made, algorithm, root, contiguous_parts(counts),
+            {0, counts[static_cast<std::size_t>(rank_)]});
   set_plan(made, algorithm, root);
   return made;
 }
@@ -148,7 +149,8 @@ PreparedCall Communicator::prepare_all_to_all(const Array& array,
                                               const std::vector<std::size_t>& output_counts) {
   PreparedCall made = record(direct_all_to_all(), array, 0, nullptr);
   made.buffers = buffers_of(array, nullptr);
-  std::vector<Part> parts = in_a_row(input_counts), received = in_a_row(output_counts);
+  std::vector<Part> parts = contiguous_parts(input_counts),
+                    received = contiguous_parts(output_counts);
   parts.insert(parts.end(), received.begin(), received.end());
   made.parts = std::make_shared<const std::vector<Part>>(std::move(parts));
   made.buffers.input_parts = made.parts->data();
@@ -181,7 +183,7 @@ void Communicator::set_parts(PreparedCall& prepared, const Algorithm& algorithm,
 
 void Communicator::set_plan(PreparedCall& prepared, const Algorithm& algorithm, int root) {
   Buffers& buffers = prepared.buffers;
-  if (buffers.item == 0) {  // however many items there are, there is nothing to move
+  if (buffers.item == 0) {  // items of 0 bytes: nothing to move
     buffers.item = 1;
     buffers.count = 0;
     buffers.pairwise = false;
@@ -192,13 +194,13 @@ void Communicator::set_plan(PreparedCall& prepared, const Algorithm& algorithm, 
 // Making calls ---------------------------------------------------------------------------------
 
 Progress Communicator::advance() {
-  if (auto* direct = std::get_if<DirectExecution>(&begun_)) return direct->advance();
-  return std::get<Execution>(begun_).advance();
+  if (auto* direct = std::get_if<DirectExecution>(&execution_)) return direct->advance();
+  return std::get<Execution>(execution_).advance();
 }
 
 std::vector<int> Communicator::awaited() const {
-  if (auto* direct = std::get_if<DirectExecution>(&begun_)) return direct->awaited();
-  return std::get<Execution>(begun_).awaited();
+  if (auto* direct = std::get_if<DirectExecution>(&execution_)) return direct->awaited();
+  return std::get<Execution>(execution_).awaited();
 }
 
 bool Communicator::begin(const PreparedCall& prepared, int spins) {
@@ -213,12 +215,12 @@ bool Communicator::begin(const PreparedCall& prepared, const void* input, void* 
       Buffers buffers = prepared.buffers;
       buffers.input = static_cast<const std::byte*>(input);
       buffers.output = static_cast<std::byte*>(output);
-      begun_.emplace<Execution>(*prepared.plan, buffers, endpoint());
+      execution_.emplace<Execution>(*prepared.plan, buffers, endpoint());
     } else {
       DirectCall call = prepared.direct;
       call.input = static_cast<const std::byte*>(input);
       call.output = static_cast<std::byte*>(output);
-      begun_.emplace<DirectExecution>(endpoint(), call);
+      execution_.emplace<DirectExecution>(endpoint(), call);
     }
     return poll(spins);
   } catch (...) {
@@ -261,7 +263,7 @@ void Communicator::run(const PreparedCall& prepared, const Waiting& waiting) {
 
 // Asynchronous calls ---------------------------------------------------------------------------
 
-// A call that one thread after the other goes on with.
+// A call that several threads may continue, one after another.
 class Communicator::AsyncCall final : public TaskQueue::Entry {
  public:
   AsyncCall(Communicator& communicator, PreparedCall prepared, Clock::duration limit,
@@ -275,10 +277,10 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
     if (has_begun) start_clock();
   }
 
-  bool carry(Clock::time_point deadline, const Interrupt& interrupt,
-             const std::function<bool()>& stops) override {
+  bool run(Clock::time_point deadline, const Interrupt& interrupt,
+           const std::function<bool()>& stops) override {
     Endpoint& end = communicator_.endpoint();
-    const Endpoint::Silence silence(end);
+    const Endpoint::ReportLater report_later(end);
     bool has_entered = long_wait_.has_value(), is_interrupted = false, is_over = false;
     auto attempt = [&] {
       const Progress progress = communicator_.advance();
@@ -321,7 +323,7 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
   }
 
  private:
-  void note_told() override { group_->endpoint(rank_).note_thrown(); }
+  void mark_reported() override { group_->endpoint(rank_).mark_reported(); }
 
   void start_clock() {
     waiting_.began = Clock::now();
@@ -330,18 +332,18 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
                        waiting_);
   }
 
-  Communicator& communicator_;  // until it is over
+  Communicator& communicator_;  // valid until the call is done
   const std::shared_ptr<Group> group_;
   const int rank_;
   const PreparedCall prepared_;
   const Clock::duration limit_;
-  Waiting waiting_;  // its time, from its beginning on
+  Waiting waiting_;
   std::optional<LongWait> long_wait_;
 };
 
 namespace {
 
-// A function of the program's, which may wait for other ranks.
+// A function of the program. It may wait for other ranks.
 class AsyncFunction final : public TaskQueue::Entry {
  public:
   AsyncFunction(std::function<void()> function, std::shared_ptr<Group> group, int rank,
@@ -353,8 +355,8 @@ class AsyncFunction final : public TaskQueue::Entry {
 
   bool needs_thread() const override { return true; }
 
-  bool carry(Clock::time_point, const Interrupt&, const std::function<bool()>&) override {
-    const Endpoint::Silence silence(group_->endpoint(rank_));
+  bool run(Clock::time_point, const Interrupt&, const std::function<bool()>&) override {
+    const Endpoint::ReportLater report_later(group_->endpoint(rank_));
     std::exception_ptr error;
     begin();
     try {
@@ -362,7 +364,7 @@ class AsyncFunction final : public TaskQueue::Entry {
     } catch (const Failure&) {
       error = std::current_exception();
     } catch (...) {
-      // The caller has gone on to other calls. The others must know that this one is not made.
+      // The peers wait for this call, so the group must fail.
       error = std::current_exception();
       use_reserve();
       group_->fail({FailureKind::aborted,
@@ -375,7 +377,7 @@ class AsyncFunction final : public TaskQueue::Entry {
   }
 
  private:
-  void note_told() override { group_->endpoint(rank_).note_thrown(); }
+  void mark_reported() override { group_->endpoint(rank_).mark_reported(); }
 
   const std::function<void()> function_;
   const std::shared_ptr<Group> group_;
@@ -385,7 +387,8 @@ class AsyncFunction final : public TaskQueue::Entry {
 }  // namespace
 
 TaskQueue* Communicator::tasks() {
-  // A forked child does not even destroy the parent's queue: a thread seems to use it.
+  // A forked child leaks its copy of the parent's queue. The destructor would wait for a thread
+  // that does not exist.
   if (tasks_ && tasks_->is_of_parent()) new std::shared_ptr(std::move(tasks_));
   return tasks_.get();
 }
@@ -406,7 +409,7 @@ std::shared_ptr<Task> Communicator::submit_at_once(
   if (has_calls_under_way()) {
     return submit(with_arrays(prepared, input, output), limit, keep());
   }
-  const Endpoint::Silence silence(endpoint());
+  const Endpoint::ReportLater report_later(endpoint());
   bool has_begun = false;
   try {
     if (begin(prepared, input, output, held_polls(bytes))) return nullptr;
@@ -444,7 +447,7 @@ Messages& Communicator::messages() {
 }
 
 bool Communicator::has_messages() {
-  // As of tasks(): the parent's is never destroyed here.
+  // Leaked, as in tasks().
   if (messages_ && messages_->is_of_parent()) new std::shared_ptr(std::move(messages_));
   return messages_ != nullptr;
 }
@@ -490,10 +493,10 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
   return buffers;
 }
 
-// All of it is in this thread's hands: one pass over all arrays, cut among threads if it is long.
-void Communicator::directly_together(const std::vector<Communicator*>& communicators,
-                                     const std::vector<Array>& arrays, Reducing reducing,
-                                     const Waiting& waiting) {
+// Combines all arrays in one pass, divided among threads if the arrays are long.
+void Communicator::direct_all_reduce_together(const std::vector<Communicator*>& communicators,
+                                              const std::vector<Array>& arrays, Reducing reducing,
+                                              const Waiting& waiting) {
   std::size_t ranks = communicators.size(), entered = 0;
   PreparedCall prepared = communicators[0]->prepare(direct_all_reduce(), arrays[0], 0, &reducing);
   if (waiting.interrupt) waiting.interrupt();
@@ -520,7 +523,7 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
     for (std::size_t part = 1; part < parts; ++part) {
       try {
         threads.emplace_back(combine, part);
-      } catch (const std::system_error&) {  // the system starts no further thread
+      } catch (const std::system_error&) {  // no more threads
         combine(part);
       }
     }
@@ -539,7 +542,7 @@ void Communicator::all_reduce_together(const std::vector<Communicator*>& communi
                                        const Algorithm& algorithm, const Waiting& waiting) {
   if (&algorithm == &direct_all_reduce() && arrays.at(0).count > 0 &&
       communicators.at(0)->has_board()) {
-    directly_together(communicators, arrays, reducing, waiting);
+    direct_all_reduce_together(communicators, arrays, reducing, waiting);
     return;
   }
   const CallRecord call = communicators.at(0)->record(algorithm, arrays.at(0), 0, &reducing).record;

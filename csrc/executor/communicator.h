@@ -1,4 +1,5 @@
-// One rank's collectives: checks nothing that Python has checked, chooses the plan, and runs it.
+// One rank's collectives: chooses the algorithm and its plan, and makes calls. The bindings check
+// the arguments.
 #pragma once
 
 #include <cstdint>
@@ -22,40 +23,39 @@
 
 namespace pycollective {
 
-// A rank's data, and what all ranks must agree on about it.
+// A rank's arrays in a call.
 struct Array {
   const void* input = nullptr;
   void* output = nullptr;
-  std::vector<std::int64_t> shape;  // for messages and for finding mismatches, as a CallRecord's
-  std::size_t count = 0;            // items of the whole array; where chunks are parts, of a part
-  std::size_t item = 1;
-  std::string type;  // the element type's name
+  std::vector<std::int64_t> shape;  // must be equal on all ranks (CallRecord)
+  std::size_t count = 0;            // items of the array, or of one part if ranks exchange parts
+  std::size_t item = 1;             // bytes of an item
+  std::string type;                 // the element type's name
 };
 
-// How a reduction is done.
 struct Reducing {
   DType dtype;
   Op op;
-  // Whether the bits of a result may depend on nothing but the contributions: with "direct".
+  // True: the algorithm "direct" gives bits that depend on the contributions alone.
   bool reproducible = false;
 };
 
-// What the ranks of a call must agree on, sealed.
+// Returns the sealed record of a call, without op.
 CallRecord record_of(const Algorithm& algorithm, const Array& array, int root);
 
-// Parts one after the other.
-std::vector<Part> in_a_row(const std::vector<std::size_t>& counts);
+// Returns adjacent parts with these lengths.
+std::vector<Part> contiguous_parts(const std::vector<std::size_t>& counts);
 
-// A call, ready to be made: by the direct path, or else by a plan.
+// A call that is ready to be made, on the direct path or by a plan.
 struct PreparedCall {
   CallRecord record;
   DirectCall direct;
-  const Plan* plan = nullptr;  // nullptr: by the direct path
+  const Plan* plan = nullptr;  // nullptr: the call uses the direct path
   Buffers buffers;
-  std::shared_ptr<const std::vector<Part>> parts;  // that `buffers` refers to
+  std::shared_ptr<const std::vector<Part>> parts;  // `buffers` points to them
 };
 
-// Gives a call that was prepared without arrays its arrays.
+// Sets the arrays of a call that was prepared without them.
 PreparedCall with_arrays(PreparedCall prepared, const void* input, void* output);
 
 class Communicator {
@@ -66,55 +66,58 @@ class Communicator {
   int size() const { return group_->size(); }
   Group& group() { return *group_; }
 
-  // Prepares the collective that the algorithm is for. `reducing` is nullptr where data only moves.
+  // Prepares a call. The algorithm implies the collective. `reducing` is nullptr if the collective
+  // reduces nothing.
   PreparedCall prepare(const Algorithm& algorithm, const Array& array, int root,
                        const Reducing* reducing);
-  // The same of parts of different lengths, in items, one after the other in each buffer. Of a
-  // gather's, a scatter's and an all-gather's all ranks know all lengths; an all-to-all's are known
-  // to sender and receiver.
+  // Prepares a gather, scatter or all_gather of adjacent parts with different lengths, in items.
+  // All ranks must pass the same counts.
   PreparedCall prepare(const Algorithm& algorithm, const Array& array,
                        const std::vector<std::size_t>& counts, int root);
+  // Prepares an all_to_all with different lengths. Each length is known to its sender and receiver
+  // only.
   PreparedCall prepare_all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
                                   const std::vector<std::size_t>& output_counts);
   PreparedCall prepare_barrier();
 
-  // Makes a call, and waits for the others. Two parts of it: begin() polls `spins` times, and
-  // returns true if the call is over; if not, finish() waits.
+  // Makes a call. run() is begin(), then finish() if necessary: begin() polls `spins` times and
+  // returns true if the call is done; finish() waits until it is done.
   void run(const PreparedCall& prepared, const Waiting& waiting);
   bool begin(const PreparedCall& prepared, int spins);
   void finish(const PreparedCall& prepared, const Waiting& waiting);
-  // Begins a call that was prepared without arrays.
+  // The same for a call that was prepared without arrays.
   bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
-  // Makes a call while the caller does something else, within `limit` from its beginning on. Calls
-  // are made one after the other. Whoever makes a call at once settles these first.
+  // Makes an asynchronous call, which must end `limit` after its start. Asynchronous calls are made
+  // one after another. A caller of run() or begin() must call settle() first.
   std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit,
                                std::shared_ptr<void> kept);
-  // The same of a call that was prepared without arrays. It begins at once if no other is under
-  // way: the peers then find what this rank brings. Returns nullptr if it is over. start_tasks()
-  // comes before.
+  // The same for a call that was prepared without arrays. If no other call is outstanding, the call
+  // begins at once, so that the peers find this rank's data. Returns nullptr if it is done.
+  // start_tasks() must be called before.
   std::shared_ptr<Task> submit_at_once(const PreparedCall& prepared, const void* input,
                                        void* output, std::size_t bytes, Clock::duration limit,
                                        const std::function<std::shared_ptr<void>()>& keep);
-  // The same of a function, which runs on a thread of the communicator's.
+  // The same for a function, which runs on the communicator's thread.
   std::shared_ptr<Task> submit(std::function<void()> function, std::shared_ptr<void> kept);
 
-  // What algorithm="auto" means here, for so many bytes; and rows that are asked before the
-  // built-in ones, the same on all ranks, to be given before the first call.
+  // Returns the algorithm that "auto" selects for a call of this size. prefer() adds rows before
+  // the built-in table; it must be called before the first call, with the same rows on all ranks.
   const Algorithm& select(Collective collective, std::size_t bytes) const;
   void prefer(std::vector<Choice> choices) { choices_ = std::move(choices); }
 
-  // Returns true if all ranks share a board: collectives have a direct path then.
+  // Returns true if all ranks share a board, so that calls can use the direct path.
   bool has_board() { return endpoint().board() != nullptr; }
-  // The hierarchical all-reduce for the hosts of this group, and whether it is of use: there are
-  // several hosts, and one of them has several ranks.
+  // The hierarchical all-reduce for the hosts of this group. It is useful if has_levels(): the
+  // group has several hosts, and one of them has several ranks.
   const Algorithm& hierarchical() const;
   bool has_levels() const;
-  // Whether a call goes by the direct path: the ranks share a board, and the algorithm is "direct".
-  bool goes_directly(const Algorithm& algorithm);
-  // The polls of a call or message of this size for which a thread keeps Python's GIL, because
-  // getting it back takes as long as the call. 0: the thread releases the GIL first.
+  // Returns true if a call uses the direct path: the ranks share a board, and the algorithm is
+  // "direct".
+  bool uses_direct_path(const Algorithm& algorithm);
+  // Returns the number of polls for which a call or message of this size keeps the GIL, because
+  // reacquiring the GIL takes as long as the call. 0: the thread releases the GIL first.
   int held_polls(std::size_t bytes);
-  // From now on, a call that has waited so long, or for half of its time, says once who is missing.
+  // Sets the warning of calls that wait long (waiting.h).
   void warn_after(Warning warning);
   const Warning& warning() const { return warning_; }
 
@@ -122,30 +125,30 @@ class Communicator {
   void start_tasks() {
     if (!tasks()) tasks_ = std::make_shared<TaskQueue>(group_);
   }
-  // The program gets an error of a function that was submitted: close() need not raise it again.
-  void note_told() { endpoint().note_thrown(); }
-  // Lets go of what those that are done have kept.
+  // The program has received the error of a submitted function, so close() need not raise it again.
+  void mark_reported() { endpoint().mark_reported(); }
+  // Releases the objects that finished asynchronous calls kept alive.
   void collect() {
     if (tasks()) tasks_->collect();
   }
-  // Waits until all of them are done, unless it is one of them that asks.
+  // Waits until all asynchronous calls are done. Does nothing within one of them.
   void settle(const Interrupt& interrupt) {
     if (tasks_) settle_tasks(interrupt);
   }
   bool has_calls_under_way() const { return tasks_ && !tasks_->is_empty(); }
-  // Messages between two ranks, which go beside the other calls.
+  // Point-to-point messages.
   Messages& messages();
-  // Waits for them, too.
+  // Waits for all asynchronous calls and messages.
   void settle_all(const Interrupt& interrupt);
   std::size_t outstanding();
-  // Ends the threads when all is done. A thread of the communicator's cannot wait for its own end:
-  // another thread then stops the communicator once more before it is destroyed.
+  // Ends the threads after all calls. Within an asynchronous call, stop() does not wait for the
+  // thread's end; another thread must call it again before it destroys the communicator.
   void stop();
   bool is_on_own_thread() { return tasks() && tasks_->is_this_thread(); }
-  // Returns true if this process was forked from the one that made it.
+  // Returns true in a forked child of the process that made the communicator.
   bool is_of_parent() const { return !origin_.is_here(); }
 
-  // all_reduce of every rank of a group, by one thread; rank r's array is arrays[r].
+  // Makes an all_reduce for every rank of a group from one thread. arrays[r] belongs to rank r.
   static void all_reduce_together(const std::vector<Communicator*>& communicators,
                                   const std::vector<Array>& arrays, Reducing reducing,
                                   const Algorithm& algorithm, const Waiting& waiting);
@@ -154,22 +157,22 @@ class Communicator {
   class AsyncCall;
   struct Planned {
     Plan plan;
-    std::shared_ptr<const Algorithm> kept;  // of an algorithm that is not there for ever
+    std::shared_ptr<const Algorithm> kept;  // nullptr for built-in algorithms
   };
 
-  static void directly_together(const std::vector<Communicator*>& communicators,
-                                const std::vector<Array>& arrays, Reducing reducing,
-                                const Waiting& waiting);
-  // Ranks without data still meet, so that calls which do not belong together are found out.
+  static void direct_all_reduce_together(const std::vector<Communicator*>& communicators,
+                                         const std::vector<Array>& arrays, Reducing reducing,
+                                         const Waiting& waiting);
+  // Without items, returns a barrier's plan: the ranks still exchange fingerprints.
   const Plan& plan(const Algorithm& algorithm, int root, std::size_t count);
   Buffers buffers_of(const Array& array, const Reduction* reduction);
   PreparedCall record(const Algorithm& algorithm, const Array& array, int root,
                       const Reducing* reducing);
-  // Where the buffers' chunks are parts; `single` is this rank's where a buffer has no other.
+  // Sets the parts of the buffers. `single` is this rank's part, for a buffer with one part.
   void set_parts(PreparedCall& prepared, const Algorithm& algorithm, int root,
                  std::vector<Part> parts, Part single);
   void set_plan(PreparedCall& prepared, const Algorithm& algorithm, int root);
-  // These two go on with the call that has begun.
+  // For the call that has begun.
   Progress advance();
   std::vector<int> awaited() const;
   bool poll(int spins);
@@ -177,16 +180,16 @@ class Communicator {
   Endpoint& endpoint();
   bool has_messages();
   void settle_tasks(const Interrupt& interrupt);
-  // nullptr where there is none, as in a forked child.
+  // nullptr before start_tasks() and in a forked child.
   TaskQueue* tasks();
 
   const Origin origin_;
   std::shared_ptr<Group> group_;
   int rank_;
-  const bool among_threads_;                                  // of one interpreter
-  Endpoint* endpoint_ = nullptr;                              // once it was asked for
-  mutable std::shared_ptr<const Hierarchical> hierarchical_;  // once it was asked for
-  std::variant<std::monostate, DirectExecution, Execution> begun_;
+  const bool among_threads_;                                  // ranks are threads of one process
+  Endpoint* endpoint_ = nullptr;                              // set by endpoint()
+  mutable std::shared_ptr<const Hierarchical> hierarchical_;  // set by hierarchical()
+  std::variant<std::monostate, DirectExecution, Execution> execution_;
   Scratch scratch_;
   std::vector<Choice> choices_;
   Warning warning_;

@@ -8,7 +8,6 @@
 namespace pycollective {
 namespace {
 
-// Items of a full block: a segment of every chunk, or of every part.
 std::size_t items_of_block(int chunks, const Layout& layout, std::size_t segment_bytes) {
   if (layout.pairwise) return layout.count;
   std::size_t segment = std::max(segment_bytes / layout.item, kCacheLine);
@@ -28,7 +27,7 @@ void Cut::next_block() {
   begin_ = end_;
   std::size_t items = std::min(block_items_, layout_.count - begin_);
   end_ = begin_ + items;
-  // Chunks begin at cache lines, so that ranks do not write to one line.
+  // Chunks begin at cache lines, so that two ranks never write to the same line.
   std::size_t aligned = std::max<std::size_t>(kCacheLine / layout_.item, 1);
   auto chunks = layout_.input_parts ? 1 : static_cast<std::size_t>(chunks_);
   chunk_items_ = round_up((items + chunks - 1) / chunks, aligned);
@@ -69,7 +68,7 @@ Cut::Bytes Cut::locate(const Span& span, std::size_t skipped) const {
   }
   found.offset += skipped;
   found.count -= skipped;
-  // Short parts lie side by side.
+  // Joins parts that are adjacent in memory.
   for (; i < span.count; ++i) {
     Bytes next = locate_part(span, i);
     if (next.count > 0 && next.offset != found.offset + found.count) break;
@@ -78,7 +77,6 @@ Cut::Bytes Cut::locate(const Span& span, std::size_t skipped) const {
   return found;
 }
 
-// The i-th part of a span of the input or the output.
 Cut::Bytes Cut::locate_part(const Span& span, int i) const {
   const Part* parts = span.buffer == Buffer::input ? layout_.input_parts : layout_.output_parts;
   const Part& part = parts[static_cast<std::size_t>(place_of_part(span.first + i, layout_.size))];

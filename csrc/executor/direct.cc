@@ -11,8 +11,8 @@
 namespace pycollective {
 namespace {
 
-// The next position from which `bytes` bytes lie in one piece in a ring.
-std::uint64_t place_in_ring(std::uint64_t position, std::size_t bytes, std::size_t ring) {
+// Returns the next position at which `bytes` bytes do not wrap around the ring's end.
+std::uint64_t position_in_ring(std::uint64_t position, std::size_t bytes, std::size_t ring) {
   return position % ring + bytes > ring ? round_up(position, ring) : position;
 }
 
@@ -20,13 +20,15 @@ std::uint32_t shift_of(const void* address) {
   return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(address) % kCacheLine);
 }
 
-// Says that this rank reads or writes memory of its peers. After a failure a peer waits until
-// nobody does, and nobody begins to.
-class Reaching {
+// Announces that this rank reads or writes memory of its peers. A peer that gives up a call first
+// fails the group, then waits until no rank announces this; no rank begins after the failure.
+class PeerAccess {
  public:
-  Reaching(Board& board, Endpoint& endpoint, bool reaches)
-      : flag_(board.counters(board.rank()).reaching), endpoint_(endpoint), reaches_(reaches) {
-    if (!reaches_) return;
+  PeerAccess(Board& board, Endpoint& endpoint, bool accesses)
+      : flag_(board.counters(board.rank()).accesses_peers),
+        endpoint_(endpoint),
+        accesses_(accesses) {
+    if (!accesses_) return;
     flag_.store(1);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     try {
@@ -36,14 +38,14 @@ class Reaching {
       throw;
     }
   }
-  ~Reaching() {
-    if (reaches_) flag_.store(0, std::memory_order_release);
+  ~PeerAccess() {
+    if (accesses_) flag_.store(0, std::memory_order_release);
   }
-  Reaching(const Reaching&) = delete;
-  Reaching& operator=(const Reaching&) = delete;
-  // A peer that gave up may have changed what was read. It fails the group first.
+  PeerAccess(const PeerAccess&) = delete;
+  PeerAccess& operator=(const PeerAccess&) = delete;
+  // Throws if a peer gave up its call: the data that was read may have changed meanwhile.
   void check() const {
-    if (!reaches_) return;
+    if (!accesses_) return;
     std::atomic_thread_fence(std::memory_order_acquire);
     endpoint_.check();
   }
@@ -51,7 +53,7 @@ class Reaching {
  private:
   std::atomic<std::uint32_t>& flag_;
   Endpoint& endpoint_;
-  bool reaches_;
+  bool accesses_;
 };
 
 }  // namespace
@@ -60,16 +62,16 @@ class Reaching {
 
 struct DirectExecution::Roles {
   enum Who : std::uint8_t { nobody, root, others, all };
-  enum Length : std::uint8_t { one, each };  // the array, or one part; a part of each rank
-  Who sources, consumers, publishers, takers;
+  enum Length : std::uint8_t { one, each };  // the array or one part; one part for each rank
+  Who sources, consumers, publishers, readers;
   Who with_input;
   Length input;
   Who with_output;
   Length output;
 };
 
-// A reduce whose parts all ranks combine, each its own.
-const DirectExecution::Roles DirectExecution::kSharedReduce = {
+// A reduce of mapped arrays: rank r combines chunk r of all of them.
+const DirectExecution::Roles DirectExecution::kDistributedReduce = {
     Roles::all, Roles::all, Roles::nobody, Roles::nobody,
     Roles::all, Roles::one, Roles::root,   Roles::one};
 
@@ -101,29 +103,29 @@ bool DirectExecution::is_source(int rank) const { return is_one_of(roles_->sourc
 bool DirectExecution::is_consumer(int rank) const { return is_one_of(roles_->consumers, rank); }
 bool DirectExecution::is_publisher(int rank) const { return is_one_of(roles_->publishers, rank); }
 
-bool DirectExecution::is_taker(int rank) const {
+bool DirectExecution::is_reader(int rank) const {
   if (is_cut_ && board_.peers[static_cast<std::size_t>(rank)].output) {
-    return false;  // the others write to it
+    return false;  // the peers write to its output
   }
-  return is_one_of(roles_->takers, rank);
+  return is_one_of(roles_->readers, rank);
 }
 
 bool DirectExecution::is_staging(int rank) const {
   const auto& peer = board_.peers[static_cast<std::size_t>(rank)];
-  return is_source(rank) && !peer.input && !peer.lent;
+  return is_source(rank) && !peer.input && !peer.remote;
 }
 
 bool DirectExecution::is_awaited(int rank) const {
-  if (may_share_ || (!has_exchange() && !has_publishing())) return true;  // also in a barrier
+  if (may_distribute_ || (!has_exchange() && !has_publishing())) return true;  // also in a barrier
   const bool consumes = is_one_of(roles_->consumers, board_.rank());
-  const bool takes = is_one_of(roles_->takers, board_.rank());
+  const bool takes = is_one_of(roles_->readers, board_.rank());
   return (consumes && is_source(rank)) || (takes && is_publisher(rank));
 }
 
 bool DirectExecution::has_exchange() const { return roles_->sources != Roles::nobody; }
 bool DirectExecution::has_publishing() const { return roles_->publishers != Roles::nobody; }
 
-// Where data lies --------------------------------------------------------------------------------
+// Blocks and spans -------------------------------------------------------------------------------
 
 std::size_t DirectExecution::input_bytes(int rank) const {
   return is_one_of(roles_->with_input, rank) ? bytes_of(roles_->input) : 0;
@@ -166,14 +168,14 @@ DirectExecution::Span DirectExecution::output_span(const Block& block, int rank)
   }
 }
 
-// Bytes of a chunk of a full block: so many that several blocks fit into the staging.
 void DirectExecution::lay_out(Block& block) const {
   auto size = static_cast<std::size_t>(board_.size());
   std::size_t left = unit_ - block.begin;
   std::size_t most = kMappedChunkBytes;
   if (board_.has_staging()) {
-    std::size_t room = kInputStagingBytes / 4 / size - 2 * kCacheLine;
-    most = std::min(kStagedChunkBytes, room / kCacheLine * kCacheLine);
+    // Four blocks fit into a ring.
+    std::size_t limit = kInputStagingBytes / 4 / size - 2 * kCacheLine;
+    most = std::min(kStagedChunkBytes, limit / kCacheLine * kCacheLine);
   }
   if (is_cut_) {
     block.chunk = std::min(most, round_up((left + size - 1) / size, kCacheLine));
@@ -181,8 +183,8 @@ void DirectExecution::lay_out(Block& block) const {
   } else {
     block.chunk = block.bytes = std::min(most, left);
   }
-  block.stride = round_up(block.chunk, kCacheLine) + kCacheLine;  // the shift fits behind it
-  if (!board_.has_staging()) {  // the counters tell blocks from each other all the same
+  block.stride = round_up(block.chunk, kCacheLine) + kCacheLine;  // plus the shift
+  if (!board_.has_staging()) {  // positions only number the blocks
     block.input_at = block.input_end;
     block.output_at = block.output_end;
     block.input_end += kCacheLine;
@@ -193,39 +195,38 @@ void DirectExecution::lay_out(Block& block) const {
     // A rank's own chunk is not staged.
     std::size_t bytes =
         call_.collective == Collective::reduce ? block.stride : (size - 1) * block.stride;
-    block.input_at = place_in_ring(block.input_end, bytes, kInputStagingBytes);
+    block.input_at = position_in_ring(block.input_end, bytes, kInputStagingBytes);
     block.input_end = block.input_at + bytes;
   }
   if (has_publishing()) {
-    block.output_at = place_in_ring(block.output_end, block.stride, kOutputStagingBytes);
+    block.output_at = position_in_ring(block.output_end, block.stride, kOutputStagingBytes);
     block.output_end = block.output_at + block.stride;
   }
 }
 
-void DirectExecution::go_on(Block& block) const {
+void DirectExecution::move_to_next(Block& block) const {
   block.begin += block.bytes;
   block.bytes = 0;
   if (block.begin < unit_) lay_out(block);
 }
 
-// Where in rank `from`'s staging the chunk for rank `to` lies.
 std::byte* DirectExecution::staged(int from, int to, const Block& block) const {
   std::size_t place = call_.collective == Collective::reduce
                           ? 0
                           : static_cast<std::size_t>(to < from ? to : to - 1) * block.stride;
   return board_.input_staging(from) + block.input_at % kInputStagingBytes + place +
-         board_.slot(from, turn_).places.input_shift;
+         board_.slot(from, sequence_).operands.input_shift;
 }
 
 std::byte* DirectExecution::published(int rank, const Block& block) const {
   return board_.output_staging(rank) + block.output_at % kOutputStagingBytes +
-         board_.slot(rank, turn_).places.output_shift;
+         board_.slot(rank, sequence_).operands.output_shift;
 }
 
-const std::byte* DirectExecution::shot(int rank) const {
-  const auto& slot = board_.slot(rank, turn_);
-  if (shot_bytes_ <= sizeof slot.data) return slot.data;
-  return board_.input_staging(rank) + shot_at_ % board_.input_bytes();
+const std::byte* DirectExecution::one_shot_data(int rank) const {
+  const auto& slot = board_.slot(rank, sequence_);
+  if (one_shot_bytes_ <= sizeof slot.data) return slot.data;
+  return board_.input_staging(rank) + one_shot_at_ % board_.input_bytes();
 }
 
 // A call --------------------------------------------------------------------------------------
@@ -236,29 +237,30 @@ DirectExecution::DirectExecution(Endpoint& endpoint, const DirectCall& call)
       call_(call),
       roles_(&roles_of(call.collective)),
       unit_(call.count * call.item),
-      turn_(board_.turn + 1),
+      sequence_(board_.sequence + 1),
       fingerprint_(board_.fingerprint) {
   post();
 }
 
-// Posts this rank's slot. Returns false while a peer may still read what the slot's memory holds.
+// Returns false while a peer may still read the old data of the slot or the ring.
 bool DirectExecution::post() {
   const int rank = board_.rank();
   const auto size = static_cast<std::size_t>(board_.size());
-  if (!input_bytes(rank)) call_.input = nullptr;  // of others than the root, perhaps
+  if (!input_bytes(rank)) call_.input = nullptr;
   if (!output_bytes(rank)) call_.output = nullptr;
   if (size == 1) {
-    mode_ = Mode::alone;
+    mode_ = Mode::single;
     return true;
   }
-  if (!board_.is_free(turn_)) return false;
-  shot_bytes_ = std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
-  auto& slot = board_.slot(rank, turn_);
-  if (shot_bytes_ <= kOneShotBytes && shot_bytes_ * size <= kOneShotTotalBytes) {
+  if (!board_.is_slot_free(sequence_)) return false;
+  one_shot_bytes_ =
+      std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
+  auto& slot = board_.slot(rank, sequence_);
+  if (one_shot_bytes_ <= kOneShotBytes && one_shot_bytes_ * size <= kOneShotTotalBytes) {
     const std::size_t ring = board_.input_bytes();
-    if (shot_bytes_ > sizeof slot.data) {
-      shot_at_ = place_in_ring(board_.input_position, shot_bytes_, ring);
-      std::uint64_t end = round_up(shot_at_ + shot_bytes_, kCacheLine);
+    if (one_shot_bytes_ > sizeof slot.data) {
+      one_shot_at_ = position_in_ring(board_.input_position, one_shot_bytes_, ring);
+      std::uint64_t end = round_up(one_shot_at_ + one_shot_bytes_, kCacheLine);
       if (end > ring && !reached(&Board::Counters::consumed, end - ring, &DirectExecution::is_peer,
                                  board_.seen_consumed)) {
         return false;
@@ -267,7 +269,7 @@ bool DirectExecution::post() {
     }
     mode_ = Mode::one_shot;
     if (std::size_t bytes = input_bytes(rank)) {
-      copy_to_peer(const_cast<std::byte*>(shot(rank)), call_.input, bytes);
+      copy_to_peer(const_cast<std::byte*>(one_shot_data(rank)), call_.input, bytes);
     }
   } else {
     mode_ = Mode::blocks;
@@ -279,91 +281,92 @@ bool DirectExecution::post() {
     const std::size_t in = input_bytes(rank), out = output_bytes(rank);
     const bool reduces = call_.collective == Collective::reduce;
     is_cut_ = call_.collective == Collective::all_reduce;
-    const bool writable = is_cut_ || reduces;  // others' results
-    slot.places = {in ? board_.place_of(call_.input, in) : 0,
-                   out && writable ? board_.place_of(call_.output, out) : 0, shift_of(call_.input),
-                   shift_of(call_.output), 0};
-    if (call_.collective == Collective::scatter && !slot.places.input) {
-      slot.places.lent = board_.lend(call_.input, in);
+    const bool writable = is_cut_ || reduces;  // by the peers
+    slot.operands = {in ? board_.handle_of(call_.input, in) : 0,
+                     out && writable ? board_.handle_of(call_.output, out) : 0,
+                     shift_of(call_.input), shift_of(call_.output), 0};
+    if (call_.collective == Collective::scatter && !slot.operands.input) {
+      slot.operands.remote = board_.remote_handle_of(call_.input, in);
     }
-    input_is_mapped_ = slot.places.input != 0 || slot.places.lent != 0;
-    output_is_mapped_ = slot.places.output != 0;
+    input_is_mapped_ = slot.operands.input != 0 || slot.operands.remote != 0;
+    output_is_mapped_ = slot.operands.output != 0;
     if (output_is_mapped_) board_.written = {call_.output, out};
     for (auto& peer : board_.peers) peer = {};
     auto& own = board_.peers[static_cast<std::size_t>(rank)];
     own.input = input_is_mapped_ ? const_cast<std::byte*>(call_.input) : nullptr;
     own.output = output_is_mapped_ ? call_.output : nullptr;
     lookahead_ = board_.lookahead();
-    may_share_ = reduces && input_is_mapped_ && (rank != call_.root || output_is_mapped_);
-    if (!may_share_) begin_blocks();
+    may_distribute_ = reduces && input_is_mapped_ && (rank != call_.root || output_is_mapped_);
+    if (!may_distribute_) begin_blocks();
   }
-  board_.turn = turn_;
-  board_.posted = fingerprint_;
+  board_.sequence = sequence_;
+  board_.posted_fingerprint = fingerprint_;
   slot.fingerprint = fingerprint_;
-  slot.turn.store(turn_, std::memory_order_release);
-  // Looking at once for what the peers bring would hold up what is still on its way to them.
-  if (mode_ == Mode::one_shot && shot_bytes_ > sizeof slot.data) {
+  slot.sequence.store(sequence_, std::memory_order_release);
+  // Drains the store buffer: loads of the peers' slots would delay the stores to them.
+  if (mode_ == Mode::one_shot && one_shot_bytes_ > sizeof slot.data) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   board_.wake_others();
   return true;
 }
 
-// Lays out the blocks, when it is known what each rank does.
 void DirectExecution::begin_blocks() {
   last_.input_end = board_.input_position;
   last_.output_end = board_.output_position;
   lay_out(last_);
   Block first = last_;
   block_bytes_ = first.bytes;
-  while (last_.bytes) go_on(last_);
+  while (last_.bytes) move_to_next(last_);
   const int rank = board_.rank();
-  // A scatter's root has its own part to copy, too.
+  // A scatter's root copies its own part in try_stage(), also if its input is mapped.
   const bool stages = !input_is_mapped_ || !is_consumer(rank);
   if (is_source(rank) && stages) staging_ = first;
   if (is_consumer(rank) || is_publisher(rank)) producing_ = first;
-  if (is_taker(rank)) taking_ = first;
+  if (is_reader(rank)) copying_out_ = first;
 }
 
-// Returns true if peers reach all inputs, and the root's output.
+// Returns true if all inputs and the root's output are mapped.
 bool DirectExecution::have_all_mapped() const {
   bool inputs = std::all_of(board_.peers.begin(), board_.peers.end(),
                             [](const Board::Peer& peer) { return peer.input != nullptr; });
   return inputs && board_.peers[static_cast<std::size_t>(call_.root)].output;
 }
 
-// Whether the ranks have come whose data this rank needs.
-bool DirectExecution::have_come() {
-  if (come_ == board_.size()) return true;
-  for (; come_ < board_.size(); ++come_) {
-    if (come_ == board_.rank()) continue;
-    if (!is_awaited(come_)) {
+// Returns true if all awaited ranks have posted. Reads the operands from their slots.
+bool DirectExecution::have_posted() {
+  if (checked_ == board_.size()) return true;
+  for (; checked_ < board_.size(); ++checked_) {
+    if (checked_ == board_.rank()) continue;
+    if (!is_awaited(checked_)) {
       awaits_all_ = false;
       continue;
     }
-    const auto& slot = board_.slot(come_, turn_);
-    if (slot.turn.load(std::memory_order_acquire) != turn_) return false;
-    if (slot.fingerprint != fingerprint_) board_.mismatch(come_);
+    const auto& slot = board_.slot(checked_, sequence_);
+    if (slot.sequence.load(std::memory_order_acquire) != sequence_) return false;
+    if (slot.fingerprint != fingerprint_) board_.mismatch(checked_);
     if (mode_ != Mode::blocks) continue;
-    auto& peer = board_.peers[static_cast<std::size_t>(come_)];
-    const Board::Places places = slot.places;
-    if (places.input) peer.input = board_.reach(come_, places.input, input_bytes(come_));
-    peer.lent = places.lent;
-    if (places.output) peer.output = board_.reach(come_, places.output, output_bytes(come_));
+    auto& peer = board_.peers[static_cast<std::size_t>(checked_)];
+    const Board::Operands operands = slot.operands;
+    if (operands.input)
+      peer.input = board_.address_of(checked_, operands.input, input_bytes(checked_));
+    peer.remote = operands.remote;
+    if (operands.output)
+      peer.output = board_.address_of(checked_, operands.output, output_bytes(checked_));
   }
-  if (awaits_all_) board_.settled = turn_;
+  if (awaits_all_) board_.all_posted = sequence_;
   return true;
 }
 
 Progress DirectExecution::advance() {
   switch (mode_) {
-    case Mode::alone:
-      complete_alone();
+    case Mode::single:
+      complete_single();
       return Progress::done;
-    case Mode::entering:
+    case Mode::not_posted:
       return post() ? Progress::moved : Progress::blocked;
     case Mode::one_shot:
-      if (!have_come()) return Progress::blocked;
+      if (!have_posted()) return Progress::blocked;
       complete_one_shot();
       return Progress::done;
     case Mode::blocks:
@@ -372,7 +375,7 @@ Progress DirectExecution::advance() {
   return Progress::blocked;
 }
 
-void DirectExecution::complete_alone() {
+void DirectExecution::complete_single() {
   if (reduces(call_.collective)) {
     void* target = call_.output;
     const void* source = call_.input;
@@ -385,9 +388,9 @@ void DirectExecution::complete_alone() {
 void DirectExecution::complete_one_shot() {
   const int rank = board_.rank(), size = board_.size();
   const std::size_t own = static_cast<std::size_t>(rank) * unit_;
-  // This rank's own part is not read from its shot: a peer that has read the shot may have taken
-  // the cache line away, and getting it back takes as long as a handshake.
-  auto brought = [&](int r) { return r == rank ? call_.input : shot(r); };
+  // This rank's own data comes from its input, not from the board: after a peer's read, the cache
+  // line may be in the peer's cache, and loading it again takes as long as a handshake.
+  auto data_of = [&](int r) { return r == rank ? call_.input : one_shot_data(r); };
   auto copy = [this](std::size_t at, const std::byte* from) {
     std::byte* to = call_.output + at;
     if (unit_ && to != from) std::memcpy(to, from, unit_);
@@ -399,60 +402,60 @@ void DirectExecution::complete_one_shot() {
       if (!output_bytes(rank)) break;
       std::size_t place = call_.collective == Collective::reduce_scatter ? own : 0;
       for (int i = 0; i < size; ++i) {
-        board_.sources[static_cast<std::size_t>(i)] = brought(contributor(i)) + place;
+        board_.sources[static_cast<std::size_t>(i)] = data_of(contributor(i)) + place;
       }
       void* target = call_.output;
       combine_all(call_, &target, 1, board_.sources.data(), size, call_.count);
       break;
     }
     case Collective::broadcast:
-      copy(0, brought(call_.root));
+      copy(0, data_of(call_.root));
       break;
     case Collective::scatter:
-      copy(0, brought(call_.root) + own);
+      copy(0, data_of(call_.root) + own);
       break;
     case Collective::gather:
     case Collective::all_gather:
       if (!output_bytes(rank)) break;
-      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, brought(r));
+      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, data_of(r));
       break;
     case Collective::all_to_all:
-      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, brought(r) + own);
+      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, data_of(r) + own);
       break;
     default:  // a barrier moves nothing
       break;
   }
-  if (shot_bytes_ <= sizeof(Board::Slot::data)) return;
-  // What was staged before can be overwritten, when all peers are so far.
+  if (one_shot_bytes_ <= sizeof(Board::Slot::data)) return;
+  // Lets the peers overwrite their one-shot data up to here.
   board_.counters(rank).consumed.store(board_.input_position, std::memory_order_release);
 }
 
 Progress DirectExecution::advance_blocks() {
   Progress progress = Progress::blocked;
-  if (may_share_) {
-    if (!have_come()) return progress;
-    may_share_ = false;
+  if (may_distribute_) {
+    if (!have_posted()) return progress;
+    may_distribute_ = false;
     is_cut_ = have_all_mapped();
-    if (is_cut_) roles_ = &kSharedReduce;
+    if (is_cut_) roles_ = &kDistributedReduce;
     begin_blocks();
     return Progress::moved;
   }
   for (std::size_t moved = 0; moved < kPieceBytes; moved += block_bytes_) {
     bool any = try_stage();
     any = try_produce() || any;
-    any = try_take() || any;
+    any = try_copy_out() || any;
     if (any) {
       progress = Progress::moved;
       continue;
     }
-    if (staging_.bytes || producing_.bytes || taking_.bytes || !is_over()) return progress;
+    if (staging_.bytes || producing_.bytes || copying_out_.bytes || !is_released()) return progress;
     auto& mine = board_.counters(board_.rank());
     board_.input_position = last_.input_end;
     board_.output_position = last_.output_end;
     mine.staged.store(last_.input_end, std::memory_order_release);
     mine.consumed.store(last_.input_end, std::memory_order_release);
     mine.published.store(last_.output_end, std::memory_order_release);
-    mine.taken.store(last_.output_end, std::memory_order_release);
+    mine.copied_out.store(last_.output_end, std::memory_order_release);
     board_.wake_others();
     return Progress::done;
   }
@@ -478,7 +481,7 @@ bool DirectExecution::try_stage() {
   board_.counters(rank).staged.store(staging_.input_end, std::memory_order_release);
   board_.wake_others();
   ++staged_ahead_;
-  go_on(staging_);
+  move_to_next(staging_);
   return true;
 }
 
@@ -488,26 +491,26 @@ bool DirectExecution::try_produce() {
   const bool consumes = is_consumer(rank), publishes = is_publisher(rank);
   if (consumes) {
     const bool stages = is_source(rank) && !input_is_mapped_;
-    if ((stages && staged_ahead_ == 0) || !have_come() ||
+    if ((stages && staged_ahead_ == 0) || !have_posted() ||
         !reached(&Board::Counters::staged, producing_.input_end, &DirectExecution::is_staging,
                  seen_staged_)) {
       return false;
     }
   }
   if (publishes) {
-    if (!consumes && is_taker(rank) && published_ahead_ > lookahead_) return false;
+    if (!consumes && is_reader(rank) && published_ahead_ > lookahead_) return false;
     if (board_.has_staging() && producing_.output_end > kOutputStagingBytes &&
-        !reached(&Board::Counters::taken, producing_.output_end - kOutputStagingBytes,
-                 &DirectExecution::is_taker, seen_taken_)) {
+        !reached(&Board::Counters::copied_out, producing_.output_end - kOutputStagingBytes,
+                 &DirectExecution::is_reader, seen_copied_out_)) {
       return false;
     }
   }
   if (consumes) {
     Block piece = producing_;
-    if (board_.peers[static_cast<std::size_t>(call_.root)].lent) {
-      // Nothing has to be staged for the blocks behind it, and a system call for each costs time.
+    if (board_.peers[static_cast<std::size_t>(call_.root)].remote) {
+      // Reads several blocks by one system call.
       Block next = producing_;
-      for (go_on(next); next.bytes && piece.bytes < kPieceBytes; go_on(next)) {
+      for (move_to_next(next); next.bytes && piece.bytes < kPieceBytes; move_to_next(next)) {
         piece.bytes += next.bytes;
         producing_ = next;
       }
@@ -522,11 +525,11 @@ bool DirectExecution::try_produce() {
   board_.wake_others();
   --staged_ahead_;
   ++published_ahead_;
-  go_on(producing_);
+  move_to_next(producing_);
   return true;
 }
 
-// The rank whose contribution is the i-th one to be combined, as in the schedules "direct".
+// Returns the rank whose contribution is combined as the i-th one, as in the schedules "direct".
 int DirectExecution::contributor(int i) const {
   const int rank = board_.rank();
   if (call_.collective == Collective::reduce) return (call_.root + i) % board_.size();
@@ -534,13 +537,14 @@ int DirectExecution::contributor(int i) const {
   return i;
 }
 
-// Combines, or copies, what the sources offer this rank.
 void DirectExecution::consume(const Block& block) {
   const int rank = board_.rank(), size = board_.size();
   const Span own = input_span(block, rank);
-  bool reaches = false;
-  for (const auto& peer : board_.peers) reaches = reaches || peer.input || peer.output || peer.lent;
-  Reaching reaching(board_, endpoint_, reaches);
+  bool in_place = false;
+  for (const auto& peer : board_.peers) {
+    in_place = in_place || peer.input || peer.output || peer.remote;
+  }
+  PeerAccess access(board_, endpoint_, in_place);
   auto source = [&](int r) -> const std::byte* {
     if (r == rank) return call_.input + own.offset;
     const std::byte* mapped = board_.peers[static_cast<std::size_t>(r)].input;
@@ -552,14 +556,14 @@ void DirectExecution::consume(const Block& block) {
       if (r == rank) {
         copy_own(block);
       } else if (std::byte* to = call_.output + output_span(block, r).offset; is_source(r)) {
-        if (const std::uint64_t lent = board_.peers[static_cast<std::size_t>(r)].lent) {
-          board_.read(r, lent + own.offset, to, own.bytes);
+        if (const std::uint64_t remote = board_.peers[static_cast<std::size_t>(r)].remote) {
+          board_.read_remote(r, remote + own.offset, to, own.bytes);
         } else {
           write(to, source(r), own.bytes);
         }
       }
     }
-    reaching.check();
+    access.check();
     return;
   }
   for (int i = 0; i < size; ++i)
@@ -577,14 +581,13 @@ void DirectExecution::consume(const Block& block) {
       publishes = true;
     }
   }
-  // Who reaches this rank's result need not find it in the staging.
+  // Peers read a mapped result in place.
   if (publishes && !output_is_mapped_) board_.targets[targets++] = published(rank, block);
   combine_all(call_, board_.targets.data(), targets, board_.sources.data(), size,
               own.bytes / call_.item);
-  reaching.check();
+  access.check();
 }
 
-// Offers this rank's input to the takers.
 void DirectExecution::publish(const Block& block) {
   const Span own = input_span(block, board_.rank());
   if (!input_is_mapped_) {
@@ -593,7 +596,7 @@ void DirectExecution::publish(const Block& block) {
   copy_own(block);
 }
 
-// Copies what a rank has for itself.
+// Copies this rank's part from its own input to its output.
 void DirectExecution::copy_own(const Block& block) {
   const int rank = board_.rank();
   if (!call_.input || !call_.output || reduces(call_.collective)) return;
@@ -602,7 +605,6 @@ void DirectExecution::copy_own(const Block& block) {
   if (call_.output + to.offset != from) write(call_.output + to.offset, from, to.bytes);
 }
 
-// Writes a part of the result.
 void DirectExecution::write(std::byte* to, const std::byte* from, std::size_t bytes) const {
   if (is_past_cache_) {
     copy_past_cache(to, from, bytes);
@@ -611,47 +613,47 @@ void DirectExecution::write(std::byte* to, const std::byte* from, std::size_t by
   }
 }
 
-bool DirectExecution::try_take() {
-  if (!taking_.bytes) return false;
+bool DirectExecution::try_copy_out() {
+  if (!copying_out_.bytes) return false;
   const int rank = board_.rank(), size = board_.size();
-  // A block that has just been published is left alone for a while: the peers are at it too.
+  // Publishing some blocks ahead lets the peers finish theirs before this rank copies them out.
   const bool produces = is_consumer(rank) || is_publisher(rank);
   const bool due =
       !produces || (producing_.bytes ? published_ahead_ > lookahead_ : published_ahead_ > 0);
-  if (!due || !have_come() ||
-      !reached(&Board::Counters::published, taking_.output_end, &DirectExecution::is_publisher,
+  if (!due || !have_posted() ||
+      !reached(&Board::Counters::published, copying_out_.output_end, &DirectExecution::is_publisher,
                seen_published_)) {
     return false;
   }
-  // The result of an all-reduce is in the output of its rank, what is only moved in the input.
+  // A chunk of an all-reduce is in its publisher's output. In other calls it is in the input.
   auto mapped_of = [&](int r) {
     const auto& peer = board_.peers[static_cast<std::size_t>(r)];
     return is_cut_ ? peer.output : peer.input;
   };
-  bool reaches = false;
-  for (int r = 0; r < size; ++r) reaches = reaches || (r != rank && mapped_of(r));
-  Reaching reaching(board_, endpoint_, reaches);
+  bool in_place = false;
+  for (int r = 0; r < size; ++r) in_place = in_place || (r != rank && mapped_of(r));
+  PeerAccess access(board_, endpoint_, in_place);
   for (int i = 1; i < size; ++i) {
     int peer = (rank + i) % size;
     if (!is_publisher(peer)) continue;
-    const Span to = output_span(taking_, peer);
+    const Span to = output_span(copying_out_, peer);
     if (!to.bytes) continue;
     const std::byte* mapped = mapped_of(peer);
-    const std::byte* from =
-        mapped ? mapped + (is_cut_ ? to.offset : single(taking_).offset) : published(peer, taking_);
+    const std::byte* from = mapped ? mapped + (is_cut_ ? to.offset : single(copying_out_).offset)
+                                   : published(peer, copying_out_);
     write(call_.output + to.offset, from, to.bytes);
   }
-  reaching.check();
-  if (!produces) copy_own(taking_);
-  board_.counters(rank).taken.store(taking_.output_end, std::memory_order_release);
+  access.check();
+  if (!produces) copy_own(copying_out_);
+  board_.counters(rank).copied_out.store(copying_out_.output_end, std::memory_order_release);
   board_.wake_others();
   --published_ahead_;
-  go_on(taking_);
+  move_to_next(copying_out_);
   return true;
 }
 
-// Whether the peers have done with this rank's memory.
-bool DirectExecution::is_over() {
+// Returns true if no peer reads or writes this rank's arrays any more.
+bool DirectExecution::is_released() {
   if (input_is_mapped_ && is_source(board_.rank()) &&
       !reached(&Board::Counters::consumed, last_.input_end, &DirectExecution::is_consumer,
                seen_consumed_)) {
@@ -664,17 +666,17 @@ bool DirectExecution::is_over() {
                seen_published_)) {
     return false;
   }
-  return !is_read || reached(&Board::Counters::taken, last_.output_end, &DirectExecution::is_taker,
-                             seen_taken_);
+  return !is_read || reached(&Board::Counters::copied_out, last_.output_end,
+                             &DirectExecution::is_reader, seen_copied_out_);
 }
 
 bool DirectExecution::reached(Counter counter, std::uint64_t position, Role role,
                               std::uint64_t& seen) const {
   if (seen >= position) return true;
-  // A rank without a part in this call may still read what an earlier call has staged.
+  // A peer without this role may still read the data of an earlier call.
   std::uint64_t earlier = 0;
   if (counter == &Board::Counters::consumed) earlier = std::min(position, input_begin_);
-  if (counter == &Board::Counters::taken) earlier = std::min(position, output_begin_);
+  if (counter == &Board::Counters::copied_out) earlier = std::min(position, output_begin_);
   for (int r = 0; r < board_.size(); ++r) {
     if (r == board_.rank()) continue;
     const std::uint64_t needed = (this->*role)(r) ? position : earlier;
@@ -697,24 +699,26 @@ std::vector<int> DirectExecution::awaited() const {
   std::vector<int> found;
   for (int r = 0; r < board_.size(); ++r) {
     if (r == board_.rank()) continue;
-    const bool has_come = mode_ == Mode::entering
-                              ? board_.has_read(r, turn_)
-                              : board_.slot(r, turn_).turn.load(std::memory_order_acquire) == turn_;
-    const bool is_needed = mode_ == Mode::entering || is_awaited(r);
-    if (is_needed && !has_come) found.push_back(r);
+    const bool has_posted =
+        mode_ == Mode::not_posted
+            ? board_.has_released(r, sequence_)
+            : board_.slot(r, sequence_).sequence.load(std::memory_order_acquire) == sequence_;
+    const bool is_needed = mode_ == Mode::not_posted || is_awaited(r);
+    if (is_needed && !has_posted) found.push_back(r);
   }
   if (!found.empty() || mode_ != Mode::blocks) return found;
-  // What the blocks under way need next, the earliest one first.
+  // The earliest block first.
   using Counters = Board::Counters;
   using Self = DirectExecution;
-  if (taking_.bytes && (published_ahead_ > 0 || !producing_.bytes)) {
-    found = behind(&Counters::published, taking_.output_end, &Self::is_publisher);
+  if (copying_out_.bytes && (published_ahead_ > 0 || !producing_.bytes)) {
+    found = behind(&Counters::published, copying_out_.output_end, &Self::is_publisher);
   }
   if (found.empty() && producing_.bytes && is_consumer(board_.rank())) {
     found = behind(&Counters::staged, producing_.input_end, &Self::is_staging);
   }
   if (found.empty() && producing_.bytes && producing_.output_end > kOutputStagingBytes) {
-    found = behind(&Counters::taken, producing_.output_end - kOutputStagingBytes, &Self::is_taker);
+    found = behind(&Counters::copied_out, producing_.output_end - kOutputStagingBytes,
+                   &Self::is_reader);
   }
   if (found.empty() && staging_.bytes && staging_.input_end > kInputStagingBytes) {
     found =
@@ -723,7 +727,7 @@ std::vector<int> DirectExecution::awaited() const {
   if (found.empty() && is_source(board_.rank())) {
     found = behind(&Counters::consumed, last_.input_end, &Self::is_consumer);
   }
-  if (found.empty()) found = behind(&Counters::taken, last_.output_end, &Self::is_taker);
+  if (found.empty()) found = behind(&Counters::copied_out, last_.output_end, &Self::is_reader);
   return found;
 }
 
@@ -742,7 +746,8 @@ void combine_all(const DirectCall& call, void* const* targets, std::size_t num_t
                  count, size);
     return;
   }
-  // Halves, rounded after each step, by blocks: a target may be one of the sources.
+  // Half-precision sums, rounded after each contribution. A local block holds the partial result,
+  // because a target may be one of the sources.
   alignas(kCacheLine) std::byte block[kReduceBlockBytes];
   std::size_t items = sizeof block / call.item;
   for (std::size_t first = 0; first < count; first += items) {

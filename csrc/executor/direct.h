@@ -1,27 +1,29 @@
-// The direct path: collective calls of ranks that share a board (transport/board.h), without
-// messages. A call has at most two phases, each of which every rank goes through in blocks:
+// The direct path: collectives of ranks that share a board (transport/board.h), without messages.
+// Short calls are one-shot: every rank posts its array, then reads the arrays that it needs.
+// Longer calls run block by block, in at most two phases ("two-shot"):
 //
-//   exchange  a source offers one chunk to each consumer, which combines or copies what it finds;
-//   publish   a publisher offers one chunk to all takers, which copy it.
+//   exchange  Each source offers one chunk to each consumer, which combines or copies the chunks.
+//   publish   Each publisher offers one chunk to all readers, which copy it out.
 //
-//                    exchange                            publish
-//   all_reduce       chunk r of all arrays, to rank r    chunk r of the result
-//   reduce           all arrays, to the root;
-//     or, mapped     chunk r of all arrays, to rank r
+//                    exchange                                  publish
+//   all_reduce       chunk r of all arrays, to rank r          chunk r of the result
+//   reduce           all arrays, to the root
+//     if all mapped  chunk r of all arrays, to rank r, which writes the sum to the root's array
 //   reduce_scatter   part r of all arrays, to rank r
-//   scatter          part r of the root's, to rank r
+//   scatter          part r of the root's array, to rank r
 //   all_to_all       part r of all arrays, to rank r
-//   broadcast                                            the root's array
-//   gather                                               the ranks' parts, to the root
-//   all_gather                                           the ranks' parts
-//   barrier          nothing
+//   broadcast                                                  the root's array
+//   gather                                                     the ranks' parts, to the root
+//   all_gather                                                 the ranks' parts
+//   barrier          no data
 //
-// Memory that peers reach (mapped memory) is read where it is; the chunks of other memory pass
-// through the board's staging. Where peers also reach the output of an all_reduce, or of a reduce
-// whose inputs are all mapped, they write their results there. Short calls post their data beside
-// their slots, and every rank reads what concerns it. Contributions are combined in the order of
-// the schedules "direct", and give the same bits, but for halves, which are rounded once here
-// unless a call is to be reproducible. benchmarks/executor_overhead.py and compare.py measure it.
+// Arrays that the peers can map are read in place; chunks of other arrays pass through the board's
+// staging rings. In all_reduce, and in a reduce whose arrays are all mapped, ranks also write their
+// results to the peers' mapped outputs.
+//
+// Contributions are combined in the order of the schedules named "direct", so both give the same
+// bits. Half-precision types are the exception: here they are rounded once, unless the call asks
+// for reproducible bits.
 #pragma once
 
 #include <atomic>
@@ -36,70 +38,67 @@
 
 namespace pycollective {
 
-// One rank's part of such a call.
+// The arguments of one rank.
 struct DirectCall {
   Collective collective = Collective::all_reduce;
   int root = 0;
-  const std::byte* input = nullptr;  // nullptr where the rank has none
+  const std::byte* input = nullptr;  // nullptr if the rank has no input
   std::byte* output = nullptr;
-  std::size_t count = 0;  // items of the whole array; where chunks are parts, of a part
+  std::size_t count = 0;  // items of the array, or of one part if ranks exchange parts
   std::size_t item = 1;
   DType dtype = DType::f32;
   Op op = Op::sum;
-  const Reduction* reduction = nullptr;  // of both
-  // Halves are rounded once, after all contributions. Ranks that send each other messages round
-  // after each.
+  const Reduction* reduction = nullptr;  // the function for dtype and op
+  // True: half-precision sums are rounded once. False: after each contribution, as the ranks of a
+  // schedule do.
   bool fused = true;
 };
 
-// Combines all ranks' arrays, in one pass over memory.
+// Combines all ranks' arrays in one pass over memory, and writes the result to each target.
 void combine_all(const DirectCall& call, void* const* targets, std::size_t num_targets,
                  const void* const* sources, int size, std::size_t count);
 
 class DirectExecution {
  public:
-  // Posts this rank's slot if the board is free for it. The endpoint has entered the call.
+  // Posts this rank's slot if it is free. The endpoint must have entered the call.
   DirectExecution(Endpoint& endpoint, const DirectCall& call);
 
-  // Does what can be done without waiting, or some megabytes of it.
+  // Does all that is possible without waiting, up to about kPieceBytes.
   Progress advance();
-  // The ranks without which it does not go on.
+  // The ranks for which this rank waits.
   [[gnu::cold]] std::vector<int> awaited() const;
-  // Peers need nothing more of this rank: it may complete the call when it likes.
-  bool is_posted() const { return mode_ == Mode::one_shot; }
 
  private:
-  enum class Mode { entering, alone, one_shot, blocks };
+  enum class Mode { not_posted, single, one_shot, blocks };  // single: a group of one rank
   using Counter = std::atomic<std::uint64_t> Board::Counters::*;
   using Role = bool (DirectExecution::*)(int rank) const;
 
-  // Bytes [offset, offset + bytes) of an array.
+  // In an array.
   struct Span {
     std::size_t offset, bytes;
   };
-  // One chunk of each rank, of which all ranks have the same idea.
+  // One chunk of each rank. All ranks compute the same blocks.
   struct Block {
-    std::size_t begin = 0;       // its first byte: of the array, or of each part
-    std::size_t bytes = 0;       // of the array, or of each part; 0: there are no more blocks
-    std::size_t chunk = 0;       // of a rank; the last ones may be shorter
-    std::size_t stride = 0;      // from one chunk to the next in staging
-    std::uint64_t input_at = 0;  // its places in the staging of the exchange, and of publishing
-    std::uint64_t input_end = 0;
-    std::uint64_t output_at = 0;
-    std::uint64_t output_end = 0;
+    std::size_t begin = 0;   // offset in the array, or in each part
+    std::size_t bytes = 0;   // length in the array, or in each part; 0: no block is left
+    std::size_t chunk = 0;   // length of a rank's chunk; the last ones may be shorter
+    std::size_t stride = 0;  // between chunks in staging
+    // Positions in the input and the output staging rings.
+    std::uint64_t input_at = 0, input_end = 0;
+    std::uint64_t output_at = 0, output_end = 0;
   };
 
-  // The roles of the ranks in a collective, as above, and the arrays that they have.
+  // The ranks' roles in a collective, as in the table above, and the arrays that they have.
   struct Roles;
   static const Roles& roles_of(Collective collective);
-  static const Roles kSharedReduce;
+  static const Roles kDistributedReduce;
   bool is_one_of(std::uint8_t who, int rank) const;
   bool is_source(int rank) const;
   bool is_consumer(int rank) const;
   bool is_publisher(int rank) const;
-  bool is_taker(int rank) const;
-  bool is_staging(int rank) const;  // a source that peers do not reach
-  bool is_awaited(int rank) const;  // this rank needs something of it
+  bool is_reader(int rank) const;
+  bool is_staging(int rank) const;  // a source whose input the peers cannot read in place
+  bool is_awaited(int rank) const;  // this rank needs data of it
   bool is_peer(int) const { return true; }
   bool has_exchange() const;
   bool has_publishing() const;
@@ -109,32 +108,32 @@ class DirectExecution {
   std::size_t bytes_of(std::uint8_t length) const;
   Span chunk_of(const Block& block, int rank) const;
   Span single(const Block& block) const;
-  Span input_span(const Block& block, int rank) const;   // of any array, for consumer `rank`
-  Span output_span(const Block& block, int rank) const;  // of this rank's, from source `rank`
+  Span input_span(const Block& block, int rank) const;   // of every input, for consumer `rank`
+  Span output_span(const Block& block, int rank) const;  // of this output, from source `rank`
 
   bool post();
   void begin_blocks();
   bool have_all_mapped() const;
   void lay_out(Block& block) const;
-  void go_on(Block& block) const;  // to the next one
-  bool have_come();
-  void complete_alone();
+  void move_to_next(Block& block) const;
+  bool have_posted();
+  void complete_single();
   void complete_one_shot();
-  const std::byte* shot(int rank) const;
+  const std::byte* one_shot_data(int rank) const;
   Progress advance_blocks();
   bool try_stage();
   bool try_produce();
-  bool try_take();
+  bool try_copy_out();
   void consume(const Block& block);
   void publish(const Block& block);
   void copy_own(const Block& block);
   void write(std::byte* to, const std::byte* from, std::size_t bytes) const;
   int contributor(int i) const;
-  bool is_over();
+  bool is_released();
   std::byte* staged(int from, int to, const Block& block) const;
   std::byte* published(int rank, const Block& block) const;
-  // All peers of a role have brought a counter to a position; the others of this call's beginning,
-  // where that is less.
+  // Returns true if the counters of all peers with the role have reached `position`, and the
+  // counters of the other peers have reached the beginning of this call. `seen` caches the result.
   bool reached(Counter counter, std::uint64_t position, Role role, std::uint64_t& seen) const;
   [[gnu::cold]] std::vector<int> behind(Counter counter, std::uint64_t position, Role role) const;
 
@@ -142,23 +141,24 @@ class DirectExecution {
   Board& board_;
   DirectCall call_;
   const Roles* roles_;
-  std::size_t unit_;  // bytes of the array, or of a part
-  std::uint64_t turn_, fingerprint_;
-  std::size_t shot_bytes_ = 0;
-  std::uint64_t shot_at_ = 0;
-  Mode mode_ = Mode::entering;
-  int come_ = 0;            // the ranks below this one have come, as far as they are awaited
-  bool awaits_all_ = true;  // of those
-  std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the two stagings
-  Block staging_, producing_, taking_, last_;
+  std::size_t unit_;  // bytes of the array, or of one part
+  std::uint64_t sequence_, fingerprint_;
+  std::size_t one_shot_bytes_ = 0;
+  std::uint64_t one_shot_at_ = 0;
+  Mode mode_ = Mode::not_posted;
+  int checked_ = 0;         // have_posted() has read the slots of the awaited ranks below this one
+  bool awaits_all_ = true;  // no rank below checked_ is left out
+  std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the staging rings
+  // The next block to stage, to combine or publish, and to copy out; and the end of the last one.
+  Block staging_, producing_, copying_out_, last_;
   bool input_is_mapped_ = false, output_is_mapped_ = false;
-  bool is_cut_ = false;     // every chunk is a part of the whole array, and not of a part
-  bool may_share_ = false;  // a reduce that all ranks work at, if all of them have mapped memory
-  bool is_past_cache_ = false;  // the call's arrays do not fit into the caches: see support/copy.h
-  std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_taken_ = 0;
+  bool is_cut_ = false;          // rank r works on chunk r of the whole array
+  bool may_distribute_ = false;  // a reduce in which all ranks work if all arrays are mapped
+  bool is_past_cache_ = false;   // the arrays exceed the caches (support/copy.h)
+  std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_copied_out_ = 0;
   std::size_t block_bytes_ = 0;  // of the first block
   int lookahead_ = 0;
-  int staged_ahead_ = 0, published_ahead_ = 0;  // blocks not yet consumed, and not yet taken
+  int staged_ahead_ = 0, published_ahead_ = 0;  // blocks before producing_, and before copying_out_
 };
 
 }  // namespace pycollective

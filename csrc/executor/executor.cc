@@ -15,7 +15,7 @@
 namespace pycollective {
 namespace {
 
-// Returns false, with nothing done, where the system does not start a thread for each rank.
+// Returns false and does nothing if the system refuses to start a thread for each rank.
 bool run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
                     const CallRecord& call, const std::vector<Endpoint*>& endpoints,
                     Clock::time_point deadline, const Interrupt& interrupt) {
@@ -32,13 +32,13 @@ bool run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buf
     }
   };
   enum { undecided, begin, give_up };
-  std::atomic<int> decision{undecided};  // no rank may begin before all of them can
+  std::atomic<int> decision{undecided};  // no rank may begin before all threads have started
   auto decide = [&](int what) {
     decision.store(what);
     decision.notify_all();
   };
   {
-    std::vector<std::jthread> threads;  // joined before the errors are looked at
+    std::vector<std::jthread> threads;  // joined before the errors are read
     try {
       for (std::size_t r = 1; r < ranks; ++r) {
         threads.emplace_back([&, r] {
@@ -101,8 +101,7 @@ Progress Execution::advance() {
       progress = Progress::moved;
     }
     const bool last = cut_.is_last();
-    // Scratch is written anew in each block, and no schedule says who has read the old one; nor
-    // what was packed.
+    // The next block overwrites scratch and packed data, which a peer may still read.
     if ((last || scratch_) && !endpoint_.flushed()) return progress;
     if (last) return Progress::done;
     cut_.next_block();
@@ -113,7 +112,7 @@ Progress Execution::advance() {
 bool Execution::try_step(const Step& step) {
   const Span& moved = step.verb == Verb::send ? step.source : step.target;
   std::size_t bytes = cut_.bytes_of(moved);
-  // Nothing to move: the other side knows it too, unless the step is a bare signal.
+  // The peer skips an empty message too. A step without chunks is a signal, and is sent.
   if (bytes == 0 && moved.count != 0 && !buffers_.pairwise) return true;
   switch (step.verb) {
     case Verb::send:
@@ -149,7 +148,7 @@ bool Execution::try_send(const Step& step, std::size_t bytes) {
 }
 
 bool Execution::try_receive(const Step& step, std::size_t bytes) {
-  // A message may come in parts; what was received of it is kept from call to call.
+  // A message may arrive in parts. received_ counts them across calls of this function.
   do {
     if (worked_ >= kPieceBytes) return false;
     std::size_t left = bytes - received_;
@@ -179,7 +178,7 @@ void Execution::work(const Step& step, std::size_t first, std::size_t bytes, con
       source = at(step.source, own);
       length = std::min(length, own.count);
     }
-    if (length == 0) throw std::logic_error("a step's source and target differ in length");
+    if (length == 0) throw std::logic_error("the source and the target of a step differ in length");
     std::size_t items = length / buffers_.item;
     if (step.verb == Verb::recv_reduce) {
       buffers_.reduction->combine(target, source, from, items);
@@ -199,7 +198,7 @@ void Execution::work(const Step& step, std::size_t first, std::size_t bytes, con
 
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
   use_reserve();
-  endpoint.note_thrown();
+  endpoint.mark_reported();
   endpoint.fail({FailureKind::aborted,
                  "rank " + std::to_string(endpoint.rank()) + " left " + call.collective +
                      " because of an error of its own",
@@ -210,7 +209,7 @@ void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
 
 std::vector<int> Execution::awaited() const {
   if (next_ < plan_.steps.size()) return {plan_.steps[next_].peer};
-  std::vector<int> found;  // those that have not read what they were sent
+  std::vector<int> found;  // the peers that have not read all messages
   for (const Step& step : plan_.steps) {
     bool waits = step.verb == Verb::send && !endpoint_.flushed_to(step.peer);
     if (waits && std::find(found.begin(), found.end(), step.peer) == found.end()) {
@@ -232,7 +231,7 @@ bool wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
   };
   return endpoint.wait(watched, deadline, [&] {
     std::uint64_t now = endpoint.moved();
-    endpoint.note_awaited(awaited());
+    endpoint.set_awaited(awaited());
     check_peers(endpoint.awaited(),
                 std::exchange(moved, false) || now != std::exchange(before, now));
   });
@@ -279,7 +278,9 @@ void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffe
         moved = moved || progress != Progress::blocked;
         done += progress == Progress::done;
       }
-      if (!moved) throw std::logic_error("a schedule came to a stop; was it verified?");
+      if (!moved)
+        throw std::logic_error(
+            "the schedule deadlocks: no rank can take its next step; verify it first");
     }
   } catch (...) {
     for (std::size_t r = 0; r < entered; ++r) abandon(*endpoints[r], call);

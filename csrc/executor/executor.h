@@ -1,8 +1,8 @@
 // The executor runs one rank's steps over a transport. It knows no algorithm and no element type.
 //
-// The buffers are run through in blocks: each block is a complete run of the schedule over a
-// segment of every chunk, so that what one step has written is still in the cache when the next one
-// sends it. Nothing is allocated while it runs.
+// It runs the whole schedule once for each block (cut.h). A block is small, so data that one step
+// writes is still in the cache when the next step sends it. Execution::advance() allocates no
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@
 
 namespace pycollective {
 
-// A rank's memory for scratch chunks: grows to what the largest call needs, and is kept.
+// A rank's memory for scratch chunks, reused by its calls.
 class Scratch {
  public:
-  // What was in it is lost when it grows.
+  // Discards the old contents if the memory grows.
   std::byte* at_least(std::size_t bytes);
 
  private:
@@ -36,27 +36,28 @@ class Scratch {
 struct Buffers : Layout {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  const Reduction* reduction = nullptr;  // nullptr where nothing is reduced
-  Scratch* scratch = nullptr;            // nullptr where the plan needs none
+  const Reduction* reduction = nullptr;  // nullptr if the call reduces nothing
+  Scratch* scratch = nullptr;            // nullptr if the plan needs none
 };
 
-// A call in progress. advance() does what can be done without waiting, or some megabytes of it.
+// A call in progress.
 class Execution {
  public:
   Execution(const Plan& plan, const Buffers& buffers, Endpoint& endpoint,
             std::size_t segment_bytes = kSegmentBytes);
 
-  // Done when all steps are, and everything sent has been read.
+  // Does all that is possible without waiting, up to about kPieceBytes. The call is done when all
+  // steps are done and the peers have read all sent data.
   Progress advance();
-  // The ranks without which it does not go on.
+  // The ranks for which this rank waits.
   [[gnu::cold]] std::vector<int> awaited() const;
 
  private:
   bool try_step(const Step& step);
   bool try_send(const Step& step, std::size_t bytes);
   bool try_receive(const Step& step, std::size_t bytes);
-  // Does the step's work on so many bytes of its span, from byte `first` on; `received`: what came
-  // for them.
+  // Copies or combines `bytes` bytes of the step's span, from byte `first` on. `received` is the
+  // peer's data for them.
   void work(const Step& step, std::size_t first, std::size_t bytes, const void* received);
   std::byte* memory(Buffer buffer) const;
   std::byte* at(const Span& span, const Cut::Bytes& place) const {
@@ -68,43 +69,45 @@ class Execution {
   Cut cut_;
   Endpoint& endpoint_;
   std::byte* scratch_ = nullptr;
-  std::byte* packing_ = nullptr;  // where parts are put together that are sent together,
-  std::size_t packed_ = 0;        // how many bytes of this block are there,
-  bool is_packed_ = false;        // and whether the next step's already are
-  std::size_t next_ = 0;          // next step
-  std::size_t received_ = 0;      // bytes of the next step's message
-  std::size_t worked_ = 0;        // bytes that the present advance() has sent, received or combined
+  // Staging for parts that are sent together but are not adjacent: its used bytes in this block,
+  // and whether it has the data of the next step.
+  std::byte* packing_ = nullptr;
+  std::size_t packed_ = 0;
+  bool is_packed_ = false;
+  std::size_t next_ = 0;      // index of the next step
+  std::size_t received_ = 0;  // bytes of the next step's message
+  std::size_t worked_ = 0;    // bytes that the present advance() has sent, received or combined
 };
 
-// Begins a call, unless the group has failed.
+// Begins a call. Throws the group's failure if it has one.
 inline void enter(Endpoint& endpoint, const CallRecord& call) {
   try {
     endpoint.check();
   } catch (...) {
-    endpoint.note_thrown();
+    endpoint.mark_reported();
     throw;
   }
   endpoint.enter(call);
 }
 
-// After an error in the middle of a call: nobody is to wait for this rank.
+// Ends a call after an error: fails the group, so that no peer waits for this rank.
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept;
 
-// Called now and then by a waiting rank: for whom it waits, and whether anything has moved since
-// the last time. May throw to end the wait.
+// Called regularly by a waiting rank, with the ranks for which it waits, and whether there was
+// progress since the last time. May throw to end the wait.
 using CheckPeers = std::function<void(const std::vector<int>& awaited, bool moved)>;
 
-// Waits until `attempt` is done; `awaited` says for whom. Returns false at the deadline.
+// Calls `attempt` until it is done. Returns false at the deadline.
 bool wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
               Clock::time_point deadline, const std::function<std::vector<int>()>& awaited,
               const CheckPeers& check_peers);
 
-// Runs a plan of one rank to its end, waiting for the peers. Any exception leaves the group failed.
+// Runs a plan of one rank to its end. An exception also fails the group.
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
                   Endpoint& endpoint, Clock::time_point deadline, const CheckPeers& check_peers);
 
-// Runs a call of all ranks from one thread, which has all their buffers: in turn, or with a thread
-// for each rank when there is much to move.
+// Runs a call of all ranks from one thread: rank by rank, or, from kTogetherThreadsFrom on, with a
+// thread for each rank.
 void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
                   const CallRecord& call, const std::vector<Endpoint*>& endpoints,
                   Clock::time_point deadline, const Interrupt& interrupt);

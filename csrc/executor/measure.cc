@@ -19,53 +19,54 @@ Clock::time_point in_a_minute() { return Clock::now() + std::chrono::minutes(1);
 
 void wait_for(const std::atomic<unsigned>& counter, unsigned value, int spins = 1000) {
   Clock::time_point deadline;
-  for (int looks = 0; counter.load(std::memory_order_acquire) < value; ++looks) {
-    if (looks < spins) continue;
-    if (looks == spins) deadline = in_a_minute();
+  for (int polls = 0; counter.load(std::memory_order_acquire) < value; ++polls) {
+    if (polls < spins) continue;
+    if (polls == spins) deadline = in_a_minute();
     std::this_thread::yield();
-    if (Clock::now() > deadline) throw std::runtime_error("a rank of the measurement is stuck");
+    if (Clock::now() > deadline)
+      throw std::runtime_error("a rank did not finish the measurement within a minute");
   }
 }
 
-// The least there is to do among threads: a counter for each rank and everyone's pointer.
+// An all-reduce among threads with only a counter and a pointer for each rank.
 class PlainLoop {
  public:
   explicit PlainLoop(int ranks)
-      : ranks_(ranks), places_(new Place[static_cast<std::size_t>(ranks)]) {}
+      : ranks_(ranks), states_(new RankState[static_cast<std::size_t>(ranks)]) {}
 
   void all_reduce(int rank, float* data, std::size_t count) {
-    auto& me = places_[static_cast<std::size_t>(rank)];
+    auto& me = states_[static_cast<std::size_t>(rank)];
     auto p = static_cast<std::size_t>(ranks_);
     me.data = data;
-    meet(rank);
+    barrier(rank);
     auto begin = [&](std::size_t r) { return count * r / p; };
     auto r = static_cast<std::size_t>(rank);
     std::size_t first = begin(r), length = begin(r + 1) - first;
     const auto& sum = reduction(DType::f32, Op::sum);
     for (std::size_t q = 0; q < p; ++q) {
-      if (q != r) sum.combine(data + first, data + first, places_[q].data + first, length);
+      if (q != r) sum.combine(data + first, data + first, states_[q].data + first, length);
     }
-    meet(rank);
+    barrier(rank);
     for (std::size_t q = 0; q < p; ++q) {
       if (q == r) continue;
-      std::memcpy(data + begin(q), places_[q].data + begin(q), (begin(q + 1) - begin(q)) * 4);
+      std::memcpy(data + begin(q), states_[q].data + begin(q), (begin(q + 1) - begin(q)) * 4);
     }
-    meet(rank);
+    barrier(rank);
   }
 
  private:
-  struct alignas(64) Place {
+  struct alignas(64) RankState {
     std::atomic<unsigned> turn{0};
     float* data = nullptr;
   };
 
-  void meet(int rank) {
-    unsigned turn = places_[static_cast<std::size_t>(rank)].turn.fetch_add(1) + 1;
-    for (int q = 0; q < ranks_; ++q) wait_for(places_[static_cast<std::size_t>(q)].turn, turn);
+  void barrier(int rank) {
+    unsigned turn = states_[static_cast<std::size_t>(rank)].turn.fetch_add(1) + 1;
+    for (int q = 0; q < ranks_; ++q) wait_for(states_[static_cast<std::size_t>(q)].turn, turn);
   }
 
   int ranks_;
-  std::unique_ptr<Place[]> places_;
+  std::unique_ptr<RankState[]> states_;
 };
 
 void plain_ring(Endpoint& endpoint, int rank, int ranks, float* data, std::size_t count) {
@@ -142,7 +143,9 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
       } else if (how == "plain_loop") {
         loop.all_reduce(rank, data.data(), count);
       } else {
-        throw std::invalid_argument("no such way to measure: " + how);
+        throw std::invalid_argument(
+            "unknown measurement '" + how +
+            "': use executor, plain_ring, plain_loop or an algorithm's name");
       }
     };
     auto fill = [&] {
@@ -154,10 +157,10 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
     for (std::size_t i = 0; i < count; ++i) {
       if (data[i] !=
           static_cast<float>(ranks * (ranks - 1) / 2 + ranks * static_cast<int>(i % 7))) {
-        throw std::runtime_error(how + " gave a wrong sum");
+        throw std::runtime_error(how + " returned a wrong sum");
       }
     }
-    // Numbers that stay finite however often they are summed.
+    // Small numbers stay finite in all iterations.
     for (std::size_t i = 0; i < count; ++i) data[i] = 1e-30f * static_cast<float>(i % 7 + 1);
     started.fetch_add(1);
     wait_for(started, static_cast<unsigned>(ranks));
@@ -204,32 +207,32 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
   std::vector<std::vector<float>> sums(n), copies(n);
   std::vector<std::vector<Span>> added(n), copied(n);  // by rank and iteration
   std::vector<std::exception_ptr> errors(n);
-  std::atomic<unsigned> met{0};
+  std::atomic<unsigned> arrivals{0};
 
-  // As in an all-reduce, what a rank reads its neighbour has written last, and what it writes its
-  // neighbour has read: nothing is in the right cache already.
+  // As in an all-reduce, each rank reads data that its neighbour wrote last, so no data is in the
+  // reader's cache.
   auto work = [&](std::size_t rank) {
     const auto& sum = reduction(DType::f32, Op::sum);
     std::size_t neighbour = (rank + n - 1) % n;
     sums[rank].assign(count, 0);
     copies[rank].assign(count, 0);
     float *own_sums = sums[rank].data(), *own_copies = copies[rank].data();
-    unsigned meetings = 0;
+    unsigned barriers = 0;
     auto together = [&](auto move) {
-      met.fetch_add(1);
-      wait_for(met, ++meetings * static_cast<unsigned>(ranks));
+      arrivals.fetch_add(1);
+      wait_for(arrivals, ++barriers * static_cast<unsigned>(ranks));
       auto begin = Clock::now();
       move();
       return Span{begin, Clock::now()};
     };
-    together([] {});  // all vectors are there
+    together([] {});  // all ranks have allocated their vectors
     for (int i = 0; i < iterations; ++i) {
       added[rank].push_back(
           together([&] { sum.combine(own_sums, own_sums, copies[neighbour].data(), count); }));
       copied[rank].push_back(
           together([&] { std::memcpy(own_copies, sums[neighbour].data(), count * 4); }));
     }
-    together([] {});  // nobody reads any more
+    together([] {});  // no rank reads another rank's vectors any more
   };
   {
     std::vector<std::jthread> threads;
@@ -246,7 +249,7 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-  // The middle iteration, from the first rank's beginning to the last one's end.
+  // The median time, each from the first rank's start to the last rank's end.
   auto rate = [&](const std::vector<std::vector<Span>>& spans) {
     std::vector<double> seconds;
     for (std::size_t i = 0; i < static_cast<std::size_t>(iterations); ++i) {
@@ -264,7 +267,7 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
   return {rate(copied), rate(added)};
 }
 
-double measure_handshake(std::byte* lines, int rank, int ranks, int rounds, bool crowd) {
+double measure_handshake(std::byte* lines, int rank, int ranks, int rounds, bool oversubscribed) {
   auto line = [lines](int r) -> std::atomic<unsigned>& {
     return *reinterpret_cast<std::atomic<unsigned>*>(lines +
                                                      static_cast<std::size_t>(r) * kCacheLine);
@@ -273,7 +276,7 @@ double measure_handshake(std::byte* lines, int rank, int ranks, int rounds, bool
   const auto begin = Clock::now();
   for (unsigned round = line(rank).load() + 1; round <= last; ++round) {
     line(rank).store(round, std::memory_order_release);
-    for (int r = 0; r < ranks; ++r) wait_for(line(r), round, crowd ? 0 : 1000);
+    for (int r = 0; r < ranks; ++r) wait_for(line(r), round, oversubscribed ? 0 : 1000);
   }
   return std::chrono::duration<double>(Clock::now() - begin).count() / rounds;
 }

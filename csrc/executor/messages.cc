@@ -14,19 +14,20 @@
 
 namespace pycollective {
 
-// A thread that moves messages while it waits.
-class Messages::Driving {
+// Counts a thread that moves messages while it waits.
+class Messages::Progressing {
  public:
-  explicit Driving(Messages& messages) : messages_(messages) { messages_.drivers_.fetch_add(1); }
-  ~Driving() { messages_.drivers_.fetch_sub(1); }
-  Driving(const Driving&) = delete;
-  Driving& operator=(const Driving&) = delete;
+  explicit Progressing(Messages& messages) : messages_(messages) {
+    messages_.progressing_.fetch_add(1);
+  }
+  ~Progressing() { messages_.progressing_.fetch_sub(1); }
+  Progressing(const Progressing&) = delete;
+  Progressing& operator=(const Progressing&) = delete;
 
  private:
   Messages& messages_;
 };
 
-// An asynchronous message. Whoever waits for it moves it.
 class Messages::Posted final : public Task {
  public:
   Posted(Messages& messages, bool sends, int peer, const Envelope& envelope, void* data,
@@ -41,15 +42,15 @@ class Messages::Posted final : public Task {
     refuse_in_child();
     auto messages = messages_.lock();
     if (!messages) return done();
-    Driving driving(*messages);
-    return messages->drive([this] { return done(); }, deadline, interrupt);
+    Progressing progressing(*messages);
+    return messages->progress_until([this] { return done(); }, deadline, interrupt);
   }
-  std::shared_ptr<void> driver() override { return messages_.lock(); }
+  std::shared_ptr<void> owner() override { return messages_.lock(); }
 
   Message message;
 
  private:
-  void note_told() override { group_->endpoint(rank_).note_thrown(); }
+  void mark_reported() override { group_->endpoint(rank_).mark_reported(); }
 
   const std::weak_ptr<Messages> messages_;
   const std::shared_ptr<Group> group_;
@@ -68,14 +69,14 @@ Messages::~Messages() { stop(); }
 void Messages::stop() {
   {
     std::lock_guard lock(mutex_);
-    ending_ = true;
+    is_stopping_ = true;
     changed_.notify_all();
   }
   pipes_->wake();
   if (thread_.joinable()) thread_.join();
   std::lock_guard lock(mutex_);
   fail_all(
-      std::make_exception_ptr(aborted("let go of its communicator while messages were under way")));
+      std::make_exception_ptr(aborted("deleted its communicator before its messages were done")));
 }
 
 void Messages::warn_after(const Warning& warning) {
@@ -98,7 +99,7 @@ std::optional<bool> Messages::try_start(Message& message, int polls) {
 
 bool Messages::start_locked(Message& message, int polls) {
   if (failed_ || group_->finds_failure()) {
-    group_->endpoint(rank_).note_thrown();
+    group_->endpoint(rank_).mark_reported();
     throw_failure();
   }
   Peer& peer = this->peer(message.peer_);
@@ -115,7 +116,7 @@ bool Messages::start_locked(Message& message, int polls) {
     if (!moved && poll + 1 < polls) pause();
   }
   if (!message.done()) {
-    if (sleepers_ > 0) pipes_->wake();  // the sleeper does not wait for this message's peer yet
+    if (sleepers_ > 0) pipes_->wake();  // a sleeper must also wait for this message's peer
     return false;
   }
   if (message.error_) std::rethrow_exception(message.error_);
@@ -123,18 +124,18 @@ bool Messages::start_locked(Message& message, int polls) {
 }
 
 void Messages::begin_receive(Message& message, Peer& peer) {
-  auto same_tag = [&](const Kept& k) { return k.envelope.tag == message.envelope_.tag; };
-  auto found = std::find_if(peer.kept.begin(), peer.kept.end(), same_tag);
-  if (found == peer.kept.end()) {
+  auto has_tag = [&](const Unexpected& k) { return k.envelope.tag == message.envelope_.tag; };
+  auto found = std::find_if(peer.unexpected.begin(), peer.unexpected.end(), has_tag);
+  if (found == peer.unexpected.end()) {
     peer.receives.push_back(&message);
     ++outstanding_;
     return;
   }
-  Kept came = std::move(*found);
-  peer.kept.erase(found);
-  peer.kept_bytes -= came.envelope.bytes;
+  Unexpected received = std::move(*found);
+  peer.unexpected.erase(found);
+  peer.unexpected_bytes -= received.envelope.bytes;
   ++outstanding_;
-  deliver(message, came.envelope, came.data.get());
+  deliver(message, received.envelope, received.data.get());
 }
 
 void Messages::send_to_self(Message& message, Peer& peer) {
@@ -142,10 +143,10 @@ void Messages::send_to_self(Message& message, Peer& peer) {
   if (Message* receiver = take_receive(peer, envelope.tag)) {
     deliver(*receiver, envelope, message.data_);
   } else {
-    Kept copy{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
+    Unexpected copy{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
     if (envelope.bytes) std::memcpy(copy.data.get(), message.data_, envelope.bytes);
-    peer.kept.push_back(std::move(copy));
-    peer.kept_bytes += envelope.bytes;
+    peer.unexpected.push_back(std::move(copy));
+    peer.unexpected_bytes += envelope.bytes;
   }
   ++outstanding_;
   done(message, nullptr);
@@ -159,19 +160,19 @@ std::shared_ptr<Task> Messages::post(bool sends, int peer, const Envelope& envel
   message.began_ = message.since_ = waiting.began;
   message.deadline_ = waiting.deadline;
   std::lock_guard lock(mutex_);
-  finished_.reserve(finished_.size() + posted_ + 1);  // done() allocates nothing
+  finished_.reserve(finished_.size() + posted_ + 1);  // done() must not allocate
   message.task_ = task;
   ++posted_;
   try {
     start_locked(message, 1);
   } catch (...) {
-    if (message.done()) return task;  // which has the error
+    if (message.done()) return task;  // the task reports the error
     message.task_.reset();
     --posted_;
     throw;
   }
   if (message.done()) return task;
-  if (resting_) changed_.notify_one();
+  if (is_idle_) changed_.notify_one();
   if (thread_.joinable()) return task;
   try {
     thread_ = start_thread([this] {
@@ -179,7 +180,7 @@ std::shared_ptr<Task> Messages::post(bool sends, int peer, const Envelope& envel
       run();
     });
   } catch (const std::system_error&) {
-    // The system starts no further thread: the message moves when this rank waits.
+    // Without a thread, the message moves while this rank waits for a message.
   }
   return task;
 }
@@ -206,10 +207,10 @@ bool Messages::guarded(Move move) {
   try {
     return move();
   } catch (const Failure& failure) {
-    group_->fail(failure);  // it may be that of the group this is a part of
+    group_->fail(failure);  // `failure` may come from a larger group that this one is a part of
     fail_all(std::current_exception());
   } catch (...) {
-    group_->fail(aborted("cannot go on with its messages"));
+    group_->fail(aborted("cannot move its messages"));
     fail_all(std::current_exception());
   }
   return false;
@@ -229,7 +230,7 @@ void Messages::fail_all(std::exception_ptr error) noexcept {
 }
 
 void Messages::done(Message& message, std::exception_ptr error) noexcept {
-  if (error && !message.task_) group_->endpoint(rank_).note_thrown();
+  if (error && !message.task_) group_->endpoint(rank_).mark_reported();
   message.error_ = error;
   if (--outstanding_ == 0 && !announced_.empty()) {
     announced_.clear();
@@ -241,7 +242,7 @@ void Messages::done(Message& message, std::exception_ptr error) noexcept {
     finished_.push_back(std::move(message.task_));
     has_finished_.store(true, std::memory_order_relaxed);
   }
-  if (sleepers_ > 0) pipes_->wake();  // whoever waits for it may be one of them
+  if (sleepers_ > 0) pipes_->wake();  // one of the sleepers may wait for this message
   message.done_.store(true, std::memory_order_release);
 }
 
@@ -295,33 +296,34 @@ bool Messages::write(Message& message) {
   return moved;
 }
 
-// What is kept is bounded, unless somebody waits for what may come next.
+// Limits the memory of unexpected messages: reads no more of them unless a recv waits.
 bool Messages::wants(const Peer& peer) {
-  return peer.receiving || peer.keeping || !peer.receives.empty() ||
-         peer.kept_bytes <= kKeptMessageBytes;
+  return peer.receiving || peer.receiving_unexpected || !peer.receives.empty() ||
+         peer.unexpected_bytes <= kKeptMessageBytes;
 }
 
 bool Messages::read(int from, Peer& peer) {
   bool moved = false;
-  // The peer may write as fast as this rank reads.
-  for (std::size_t came = 0; came < kPieceBytes; came += sizeof(Envelope)) {
-    if (!peer.receiving && !peer.keeping) {
+  // The limit ends the loop if the peer writes as fast as this rank reads.
+  for (std::size_t received = 0; received < kPieceBytes; received += sizeof(Envelope)) {
+    if (!peer.receiving && !peer.receiving_unexpected) {
       const Envelope* envelope = wants(peer) ? pipes_->try_next(from) : nullptr;
       if (!envelope) return moved;
       moved = true;
       begin_data(from, peer, *envelope);
     }
-    const std::size_t bytes =
-        peer.receiving ? peer.receiving->envelope_.bytes : peer.keeping->envelope.bytes;
-    std::byte* target = peer.receiving ? peer.receiving->data_ : peer.keeping->data.get();
+    const std::size_t bytes = peer.receiving ? peer.receiving->envelope_.bytes
+                                             : peer.receiving_unexpected->envelope.bytes;
+    std::byte* target =
+        peer.receiving ? peer.receiving->data_ : peer.receiving_unexpected->data.get();
     while (peer.data_read < bytes) {
       std::size_t count = pipes_->try_read(from, target + peer.data_read, bytes - peer.data_read);
       if (count == 0) return moved;
       moved = true;
-      came += count;
+      received += count;
       peer.data_read += count;
       if (peer.receiving) peer.receiving->moved_ = peer.data_read;
-      if (came >= kPieceBytes) break;
+      if (received >= kPieceBytes) break;
     }
     if (peer.data_read < bytes) break;
     pipes_->end(from);
@@ -331,8 +333,8 @@ bool Messages::read(int from, Peer& peer) {
 }
 
 Message* Messages::take_receive(Peer& peer, int tag) {
-  auto same_tag = [&](const Message* message) { return message->envelope_.tag == tag; };
-  auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
+  auto has_tag = [&](const Message* message) { return message->envelope_.tag == tag; };
+  auto found = std::find_if(peer.receives.begin(), peer.receives.end(), has_tag);
   if (found == peer.receives.end()) return nullptr;
   Message* message = *found;
   peer.receives.erase(found);
@@ -342,7 +344,8 @@ Message* Messages::take_receive(Peer& peer, int tag) {
 void Messages::begin_data(int from, Peer& peer, const Envelope& envelope) {
   if (envelope.magic != Envelope::kMagic) {
     fail_group({FailureKind::peer_lost,
-                group_->title(from) + " sent no message of pycollective to " + group_->title(rank_),
+                group_->title(from) + " sent data that is no pycollective message to " +
+                    group_->title(rank_),
                 {from}});
   }
   peer.data_read = 0;
@@ -352,10 +355,12 @@ void Messages::begin_data(int from, Peer& peer, const Envelope& envelope) {
     return;
   }
   try {
-    peer.keeping = Kept{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
+    peer.receiving_unexpected =
+        Unexpected{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
   } catch (const std::bad_alloc&) {
     fail_group(aborted("has no memory for a message of " + std::to_string(envelope.bytes) +
-                       " bytes from " + group_->title(from) + " that it has not asked for yet"));
+                       " bytes from " + group_->title(from) +
+                       " for which recv was not called yet"));
   }
 }
 
@@ -364,15 +369,15 @@ void Messages::end_data(Peer& peer) {
     done(*std::exchange(peer.receiving, nullptr), nullptr);
     return;
   }
-  Kept came = std::move(*peer.keeping);
-  peer.keeping.reset();
-  // It may have been asked for while it came.
-  if (Message* message = take_receive(peer, came.envelope.tag)) {
-    deliver(*message, came.envelope, came.data.get());
+  Unexpected received = std::move(*peer.receiving_unexpected);
+  peer.receiving_unexpected.reset();
+  // recv may have been called while the message arrived.
+  if (Message* message = take_receive(peer, received.envelope.tag)) {
+    deliver(*message, received.envelope, received.data.get());
     return;
   }
-  peer.kept_bytes += came.envelope.bytes;
-  peer.kept.push_back(std::move(came));
+  peer.unexpected_bytes += received.envelope.bytes;
+  peer.unexpected.push_back(std::move(received));
 }
 
 void Messages::deliver(Message& message, const Envelope& envelope, const std::byte* data) {
@@ -417,13 +422,13 @@ std::string Messages::describe(const Message& message) {
 
 void Messages::announce_waiting() {
   const Message* oldest = nullptr;
-  auto look_at = [&](const Message* message) {
+  auto consider = [&](const Message* message) {
     if (!oldest || message->began_ < oldest->began_) oldest = message;
   };
   for (const Peer& peer : peers_) {
-    if (!peer.sends.empty()) look_at(peer.sends.front());
-    if (!peer.receives.empty()) look_at(peer.receives.front());
-    if (peer.receiving) look_at(peer.receiving);
+    if (!peer.sends.empty()) consider(peer.sends.front());
+    if (!peer.receives.empty()) consider(peer.receives.front());
+    if (peer.receiving) consider(peer.receiving);
   }
   std::string text = oldest ? describe(*oldest) : "";
   if (text == announced_) return;
@@ -431,11 +436,11 @@ void Messages::announce_waiting() {
   group_->announce_message(rank_, text);
 }
 
-// Deadlines, the group's failure, and peers that have left.
+// Checks for deadlines, the group's failure, and peers that have left.
 void Messages::check_peers(Clock::time_point now) {
-  if (now - looked_up_ < kWaitSlice) return;
-  looked_up_ = now;
-  for (int r = 0; r < group_->size(); ++r) {  // before the last look at what they sent
+  if (now - last_check_ < kWaitSlice) return;
+  last_check_ = now;
+  for (int r = 0; r < group_->size(); ++r) {  // before read_all(), which gets their last messages
     peer(r).left = group_->has_left(r);
   }
   const bool wrote = write_all();
@@ -462,7 +467,7 @@ void Messages::check_peers(Message& message, Clock::time_point now, bool moved) 
                 {message.peer_},
                 {describe(message)}});
   }
-  // A peer that left or was lost is named by what comes over other connections.
+  // If the peer left or was lost, the reason arrives over another connection, within kEndedPipe.
   if (!moved && message.peer_ != rank_ && pipes_->has_ended(message.peer_)) {
     if (!peer.ended) peer.ended = now;
     if (now - *peer.ended >= kEndedPipe) {
@@ -485,8 +490,8 @@ void Messages::check_peers(Message& message, Clock::time_point now, bool moved) 
 }
 
 void Messages::warn(Message& message, Clock::time_point now) {
-  if (message.deadline_ == Clock::time_point::max()) return;  // nobody waits for it yet
-  if (std::exchange(message.seen_, message.moved_) != message.moved_) message.since_ = now;
+  if (message.deadline_ == Clock::time_point::max()) return;  // no thread waits for it yet
+  if (std::exchange(message.last_moved_, message.moved_) != message.moved_) message.since_ = now;
   Clock::time_point deadline = message.since_ + (message.deadline_ - message.began_);
   if (message.warned_ || !is_long(warning_, message.since_, deadline, now)) return;
   message.warned_ = true;
@@ -499,7 +504,8 @@ void Messages::warn(Message& message, Clock::time_point now) {
 class Messages::PipesSleeper final : public Sleeper {
  public:
   explicit PipesSleeper(Messages& messages)
-      : messages_(messages), limit_(messages.pipes_->spin_limit(messages.group_->in_crowd())) {}
+      : messages_(messages),
+        limit_(messages.pipes_->spin_limit(messages.group_->is_oversubscribed())) {}
 
   SpinLimit spin_limit() override { return limit_; }
 
@@ -545,13 +551,14 @@ class Messages::PipesSleeper final : public Sleeper {
 };
 
 template <class IsOver>
-bool Messages::drive(IsOver is_over, Clock::time_point deadline, const Interrupt& interrupt) {
+bool Messages::progress_until(IsOver is_over, Clock::time_point deadline,
+                              const Interrupt& interrupt) {
   PipesSleeper sleeper(*this);
   auto poll = [&] {
     std::lock_guard lock(mutex_);
     const bool wrote = write_all();
-    // A thread whose send is done reads no more: the program is about to say where the next message
-    // goes, and without that it would have to be kept, and copied twice.
+    // Returns before reading when a send is done: the program's next call is likely to be the recv
+    // for the next message, which then needs no copy.
     if (is_over()) return Progress::done;
     const bool moved = read_all() || wrote;
     return is_over() ? Progress::done : moved ? Progress::moved : Progress::blocked;
@@ -561,15 +568,15 @@ bool Messages::drive(IsOver is_over, Clock::time_point deadline, const Interrupt
 
 void Messages::finish(Message& message, const Waiting& waiting) {
   try {
-    Driving driving(*this);
+    Progressing progressing(*this);
     {
       std::lock_guard lock(mutex_);
       message.began_ = message.since_ = waiting.began;
       message.deadline_ = waiting.deadline;
     }
-    drive([&] { return message.done(); }, Clock::time_point::max(), waiting.interrupt);
+    progress_until([&] { return message.done(); }, Clock::time_point::max(), waiting.interrupt);
   } catch (...) {
-    // The memory is the caller's again: nothing may be moved into it any more.
+    // The caller owns the memory again, so no thread may write into it any more.
     use_reserve();
     group_->fail(aborted("left a message because of an error of its own"));
     std::lock_guard lock(mutex_);
@@ -582,14 +589,14 @@ void Messages::finish(Message& message, const Waiting& waiting) {
 void Messages::run() {
   auto idle_since = Clock::now();
   std::unique_lock lock(mutex_);
-  while (!ending_) {
-    if (posted_ > 0 && drivers_.load() == 0) {
+  while (!is_stopping_) {
+    if (posted_ > 0 && progressing_.load() == 0) {
       lock.unlock();
       try {
-        drive([this] { return ending_ || posted_ == 0 || drivers_.load() > 0; },
-              Clock::time_point::max(), {});
+        progress_until([this] { return is_stopping_ || posted_ == 0 || progressing_.load() > 0; },
+                       Clock::time_point::max(), {});
       } catch (const std::exception& error) {
-        group_->fail(aborted(std::string("cannot go on with its messages: ") + error.what()));
+        group_->fail(aborted(std::string("cannot move its messages: ") + error.what()));
         lock.lock();
         fail_all(std::current_exception());
         lock.unlock();
@@ -597,18 +604,18 @@ void Messages::run() {
       lock.lock();
       idle_since = Clock::now();
     } else if (posted_ > 0 || Clock::now() - idle_since < kLinger) {
-      changed_.wait_for(lock, stand_by(group_->in_crowd()));
+      changed_.wait_for(lock, stand_by(group_->is_oversubscribed()));
     } else {
-      resting_ = true;
-      changed_.wait(lock, [this] { return ending_ || posted_ > 0; });
-      resting_ = false;
+      is_idle_ = true;
+      changed_.wait(lock, [this] { return is_stopping_ || posted_ > 0; });
+      is_idle_ = false;
     }
   }
 }
 
 void Messages::drain(const Interrupt& interrupt) {
-  Driving driving(*this);
-  drive([this] { return outstanding() == 0; }, Clock::time_point::max(), interrupt);
+  Progressing progressing(*this);
+  progress_until([this] { return outstanding() == 0; }, Clock::time_point::max(), interrupt);
 }
 
 void Messages::collect() {

@@ -1,9 +1,9 @@
-// Messages between two ranks, beside the collectives: send and recv.
+// Point-to-point messages: send and recv.
 //
-// A send is done when all of its data is in the pipe to the receiver. A rank that waits reads
-// whatever comes for it, and keeps what nobody has asked for yet. So two ranks may both send first,
-// whatever the length. Messages of one sender with one tag come in the order in which they were
-// sent.
+// A send is done when all of its data is in the pipe to the receiver. A waiting rank reads all
+// incoming messages, and stores unexpected ones (without a matching recv) in memory of its own. So
+// two ranks may both send first, at any length. Messages from one sender with one tag do not
+// overtake each other.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@
 
 namespace pycollective {
 
-// One send or receive. It stays where it is, and so does its data, until it is done.
+// One send or receive. Neither the object nor its data may move or be freed until it is done.
 class Message {
  public:
   Message(bool sends, int peer, const Envelope& envelope, void* data)
@@ -43,11 +43,11 @@ class Message {
   std::byte* const data_;
   Clock::time_point began_{}, deadline_ = Clock::time_point::max();
   std::size_t moved_ = 0;
-  bool begun_ = false;          // the pipe has the envelope of a send
-  bool warned_ = false;         // that it takes long
-  std::size_t seen_ = 0;        // how many bytes had moved at the last look,
-  Clock::time_point since_{};   // and since when no more have
-  std::shared_ptr<Task> task_;  // of an asynchronous one, while it is under way
+  bool begun_ = false;          // the envelope of a send is in the pipe
+  bool warned_ = false;         // the warning about a long wait was given
+  std::size_t last_moved_ = 0;  // moved_ at the last check
+  Clock::time_point since_{};   // time of the last progress
+  std::shared_ptr<Task> task_;  // of an asynchronous message that is not done
   std::exception_ptr error_;
   std::atomic<bool> done_{false};
 };
@@ -55,23 +55,22 @@ class Message {
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
   Messages(std::shared_ptr<Group> group, int rank, Warning warning);
-  // Waits for nothing: what is under way fails with the group, or is forgotten.
+  // Does not wait. Messages that are not done fail.
   ~Messages();
 
-  // Begins a message, and polls `polls` times for its end. Returns true if it is done. Throws the
-  // error of the message.
-  // try_start() returns nothing where another thread is at this rank's messages.
+  // Begins a message and polls up to `polls` times. Returns true if it is done. Throws its error.
+  // try_start() returns nothing, and does nothing, while another thread moves messages.
   bool start(Message& message, int polls);
   std::optional<bool> try_start(Message& message, int polls);
-  // Waits until a message is done, moving all that can be moved; throws what it has failed with.
-  // Any other exception leaves the group failed.
+  // Waits until a message is done, and moves all messages meanwhile. Throws the message's error.
+  // Any other exception also fails the group.
   void finish(Message& message, const Waiting& waiting);
-  // Begins a message that goes on while the caller does something else.
+  // Begins an asynchronous message.
   std::shared_ptr<Task> post(bool sends, int peer, const Envelope& envelope, void* data,
                              const Waiting& waiting, std::shared_ptr<void> kept);
-  // Lets go of what asynchronous messages that are done have kept.
+  // Releases the objects that finished asynchronous messages kept alive.
   void collect();
-  // Waits until all are done, each until its own deadline.
+  // Waits until all messages are done, each until its own deadline.
   void drain(const Interrupt& interrupt);
   std::size_t outstanding() const { return outstanding_.load(); }
   void warn_after(const Warning& warning);
@@ -81,21 +80,21 @@ class Messages : public std::enable_shared_from_this<Messages> {
 
  private:
   class Posted;
-  class Driving;
-  // A message that has come, or is coming, and that nobody has asked for.
-  struct Kept {
+  class Progressing;
+  // A message without a matching recv.
+  struct Unexpected {
     Envelope envelope;
     std::unique_ptr<std::byte[]> data;
   };
   struct Peer {
     std::deque<Message*> sends, receives;
-    std::deque<Kept> kept;
-    std::size_t kept_bytes = 0;
+    std::deque<Unexpected> unexpected;
+    std::size_t unexpected_bytes = 0;
     bool left = false;
-    std::optional<Clock::time_point> ended;  // since when its pipe is known to have ended
-    // What is being read, if anything: data for a receive, or data to be kept.
+    std::optional<Clock::time_point> ended;  // first check that found the end of its pipe
+    // The message that is being read, if any: one of the two.
     Message* receiving = nullptr;
-    std::optional<Kept> keeping;
+    std::optional<Unexpected> receiving_unexpected;
     std::size_t data_read = 0;
   };
 
@@ -105,7 +104,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   bool start_locked(Message& message, int polls);
   void begin_receive(Message& message, Peer& peer);
   void send_to_self(Message& message, Peer& peer);
-  // Returns what `move` returns; where it throws, all messages fail.
+  // Returns the result of `move`. If it throws, all messages fail.
   template <class Move>
   bool guarded(Move move);
   // Each returns true if something moved.
@@ -115,7 +114,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   bool write(Message& message);
   bool read(int from, Peer& peer);
   static bool wants(const Peer& peer);
-  // The first receive that was posted for a tag, taken off the queue; nullptr if there is none.
+  // Removes the first posted receive with a tag; nullptr if there is none.
   static Message* take_receive(Peer& peer, int tag);
   void begin_data(int from, Peer& peer, const Envelope& envelope);
   void end_data(Peer& peer);
@@ -123,22 +122,22 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void compare(const Message& message, const Envelope& envelope);
   void check_peers(Clock::time_point now);
   void check_peers(Message& message, Clock::time_point now, bool moved);
-  // Says to the others in which message this rank waits, if in any.
+  // Tells the peers in which message this rank waits.
   void announce_waiting();
   void done(Message& message, std::exception_ptr error) noexcept;
   void fail_all(std::exception_ptr error) noexcept;
   [[noreturn]] void throw_failure();
   [[noreturn]] void fail_group(const Failure& failure);
-  // A failure because of this rank: "rank 0 has no memory for …".
+  // A failure that this rank caused: "rank 0 has no memory for …".
   Failure aborted(const std::string& why) const;
   static std::string describe(bool sends, int peer, const Envelope& envelope);
   static std::string describe(const Message& message);
   void warn(Message& message, Clock::time_point now);
 
   class PipesSleeper;
-  // Without the mutex. Moves all messages until `is_over()`. Returns false at the deadline.
+  // Called without the mutex. Moves all messages until `is_over()`. Returns false at the deadline.
   template <class IsOver>
-  bool drive(IsOver is_over, Clock::time_point deadline, const Interrupt& interrupt);
+  bool progress_until(IsOver is_over, Clock::time_point deadline, const Interrupt& interrupt);
   void run();
 
   const std::shared_ptr<Group> group_;
@@ -148,22 +147,22 @@ class Messages : public std::enable_shared_from_this<Messages> {
   std::mutex mutex_;
   Warning warning_;
   std::vector<Peer> peers_;
-  Clock::time_point looked_up_{};
-  std::vector<std::string> warnings_;  // to be said without the mutex
-  std::string announced_;              // to the others: in which message this rank waits
-  bool failed_ = false;                // for ever: what was read last may not be whole
-  int sleepers_ = 0;                   // threads that sleep until a peer does something
+  Clock::time_point last_check_{};
+  std::vector<std::string> warnings_;  // to be given without the mutex
+  std::string announced_;              // the message in which this rank waits, as the peers know it
+  bool failed_ = false;                // final: the last message may have been read in part only
+  int sleepers_ = 0;                   // threads that sleep in the pipes
 
-  // Written with the mutex held.
+  // Written with the mutex held: the messages that are not done, and the asynchronous ones of them.
   std::atomic<std::size_t> outstanding_{0};
-  std::atomic<std::size_t> posted_{0};  // asynchronous ones of these
-  std::atomic<bool> ending_{false};
+  std::atomic<std::size_t> posted_{0};
+  std::atomic<bool> is_stopping_{false};
 
-  // Asynchronous messages have a thread of their own. It stands back while others drive.
-  std::atomic<int> drivers_{0};
+  // A thread moves asynchronous messages while no other thread does.
+  std::atomic<int> progressing_{0};
   std::vector<std::shared_ptr<Task>> finished_;
   std::atomic<bool> has_finished_{false};
-  bool resting_ = false;  // the thread waits for the next one
+  bool is_idle_ = false;  // the thread sleeps until the next asynchronous message
   std::condition_variable changed_;
   std::jthread thread_;
 };

@@ -26,14 +26,14 @@ struct Identity {
 };
 
 // The elements of an array: the dtype's name and bytes, and how to reduce them. `reducing` is
-// nullptr where data only moves.
+// nullptr if the call reduces nothing.
 struct Elements {
   std::string type;
   std::size_t item = 0;
   const Reducing* reducing = nullptr;
 };
 
-// What the caller's arguments say about a call.
+// The arguments that identify a repeated call.
 struct CallKey {
   Collective collective;
   Identity identity;
@@ -61,8 +61,8 @@ struct RepeatedCall {
   PreparedCall prepared;  // without arrays
 };
 
-// One rank's. Every find() returns nullptr for what is new. What find() and add() return is valid
-// until the next add().
+// The repeated calls and messages of one rank. find functions return nullptr if there is no entry.
+// Results of all functions are valid until the next add.
 class RepeatedCalls {
  public:
   explicit RepeatedCalls(Communicator& communicator) : communicator_(communicator) {}
@@ -70,7 +70,7 @@ class RepeatedCalls {
   const RepeatedCall* find(const CallKey& key) {
     return calls_.find([&](const RepeatedCall& call) { return call.fits(key); });
   }
-  // Returns nullptr where arrays of this shape cannot be cut into parts, or are empty.
+  // Returns nullptr if arrays of this shape are empty or cannot be cut into parts.
   const RepeatedCall* add(const CallKey& key, const Elements& elements, std::shared_ptr<void> kept);
 
   const Envelope* find_message(const void* dtype, Lengths shape);

@@ -1,4 +1,4 @@
-// A call that goes on while its caller does something else, and its outcome.
+// An asynchronous call and its result.
 #pragma once
 
 #include <atomic>
@@ -12,10 +12,10 @@
 
 namespace pycollective {
 
-// Errors are kept until somebody asks.
+// Keeps the call's error until check().
 class Task {
  public:
-  // `kept` is what the call needs until it is done.
+  // `kept` holds the objects that the call needs until it is done.
   explicit Task(std::shared_ptr<void> kept) : kept_(std::move(kept)), began_(Clock::now()) {}
   virtual ~Task() = default;
   Task(const Task&) = delete;
@@ -23,38 +23,39 @@ class Task {
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool succeeded() const { return done() && !error_; }
-  // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
-  // and std::logic_error in a forked child, where nobody goes on with it.
+  // Returns false at the deadline, which does not end the call. Throws what `interrupt` throws, and
+  // std::logic_error in a forked child, which has no thread that makes the call.
   virtual bool wait(Clock::time_point deadline, const Interrupt& interrupt) = 0;
-  // The caller of wait() keeps this until wait() has returned.
-  virtual std::shared_ptr<void> driver() = 0;
-  // When it began and ended, once it is done.
+  // Returns the object whose threads make the call. The caller of wait() must keep it alive until
+  // wait() has returned.
+  virtual std::shared_ptr<void> owner() = 0;
+  // Times of the call, valid when it is done.
   Clock::time_point began() const { return began_; }
   Clock::time_point ended() const { return ended_; }
-  // Throws what the call has thrown, if anything.
+  // Throws the call's error, if any.
   void check() {
     if (!error_) return;
-    note_told();
+    mark_reported();
     std::rethrow_exception(error_);
   }
 
-  // The thread that makes the call says when it begins, and when it is done, well or not.
+  // Called by the thread that makes the call.
   void begin() { began_ = Clock::now(); }
   void finish(std::exception_ptr error) noexcept {
     error_ = error;
     ended_ = Clock::now();
     done_.store(true, std::memory_order_release);
   }
-  // Lets go of what it has kept.
+  // Releases `kept`.
   void release() { kept_.reset(); }
 
  protected:
-  // The program gets the error. Until then, close() still has to raise a mismatch.
-  virtual void note_told() = 0;
+  // The program has received the error, so close() need not raise a mismatch again.
+  virtual void mark_reported() = 0;
   void refuse_in_child() const {
     if (origin_.is_here() || done()) return;
     throw std::logic_error(
-        "this call belongs to the parent process: a forked child has no part in it");
+        "a forked child cannot wait for a call of its parent process; wait in the parent");
   }
 
  private:

@@ -17,27 +17,27 @@ bool TaskQueue::Entry::wait(Clock::time_point deadline, const Interrupt& interru
   return queue ? queue->wait(*this, deadline, interrupt) : done();
 }
 
-// A thread that carries the first task.
-class TaskQueue::Carrying {
+// The right to run the first task, held by one thread.
+class TaskQueue::Runner {
  public:
   // With the mutex held.
-  explicit Carrying(TaskQueue& queue) : entry(*queue.queue_.front()), queue_(queue) {
-    queue_.carried_ = true;
+  explicit Runner(TaskQueue& queue) : entry(*queue.queue_.front()), queue_(queue) {
+    queue_.is_running_ = true;
   }
-  ~Carrying() {
+  ~Runner() {
     std::lock_guard lock(queue_.mutex_);
-    queue_.carried_ = false;
+    queue_.is_running_ = false;
     auto& entries = queue_.queue_;
     if (entry.done()) {
       queue_.finished_.splice(queue_.finished_.end(), entries, entries.begin());
-      queue_.taken_off_.fetch_add(1, std::memory_order_release);
-      queue_.taken_off_changed_.notify_all();
+      queue_.removed_.fetch_add(1, std::memory_order_release);
+      queue_.removed_changed_.notify_all();
     }
     if (!entries.empty() && entries.front()->needs_thread()) queue_.changed_.notify_one();
     queue_.finished_or_free_.wake_if_asleep();
   }
-  Carrying(const Carrying&) = delete;
-  Carrying& operator=(const Carrying&) = delete;
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
 
   Entry& entry;
 
@@ -53,7 +53,7 @@ TaskQueue::TaskQueue(std::shared_ptr<const Group> group) : group_(std::move(grou
 void TaskQueue::join() {
   {
     std::lock_guard lock(mutex_);
-    ending_ = true;
+    is_stopping_ = true;
     changed_.notify_one();
   }
   if (thread_.joinable() && !is_this_thread()) thread_.join();
@@ -66,22 +66,22 @@ void TaskQueue::submit(std::shared_ptr<Entry> entry) {
   queue_.push_back(std::move(entry));
   submitted_.fetch_add(1, std::memory_order_release);
   last_submitted_ = Clock::now();
-  if (resting_ || at_once) changed_.notify_one();
+  if (is_idle_ || at_once) changed_.notify_one();
 }
 
 void TaskQueue::collect() {
   std::list<std::shared_ptr<Entry>> finished;
   {
     std::unique_lock lock(mutex_);
-    taken_off_changed_.wait(lock, [this] { return queue_.empty() || !queue_.front()->done(); });
+    removed_changed_.wait(lock, [this] { return queue_.empty() || !queue_.front()->done(); });
     finished.swap(finished_);
   }
-  for (const auto& entry : finished) entry->release();  // whoever asks for the outcome may have it
+  for (const auto& entry : finished) entry->release();
 }
 
 std::size_t TaskQueue::outstanding() {
   std::lock_guard lock(mutex_);
-  // The first one may be done and not be taken off yet.
+  // The first task may be done and not removed yet.
   return static_cast<std::size_t>(std::count_if(queue_.begin(), queue_.end(),
                                                 [](const auto& entry) { return !entry->done(); }));
 }
@@ -98,8 +98,8 @@ void TaskQueue::drain(const Interrupt& interrupt) {
   }
 }
 
-bool TaskQueue::can_carry(bool as_thread) const {
-  if (carried_ || queue_.empty()) return false;
+bool TaskQueue::can_run(bool as_thread) const {
+  if (is_running_ || queue_.empty()) return false;
   if (queue_.front()->needs_thread()) return as_thread;
   return !as_thread || waiting_.load() == 0;
 }
@@ -110,26 +110,26 @@ bool TaskQueue::wait(const Task& task, Clock::time_point deadline, const Interru
     ~Waiting() {
       queue.waiting_.fetch_sub(1);
       std::lock_guard lock(queue.mutex_);
-      if (!queue.queue_.empty()) queue.changed_.notify_one();  // the thread carries on
+      if (!queue.queue_.empty()) queue.changed_.notify_one();  // the thread may run again
     }
     TaskQueue& queue;
   };
   if (task.done()) return true;
   const Waiting waiting(*this);
   QueueSleeper sleeper(finished_or_free_, {kSpins, 0});
-  std::optional<Carrying> carrying;
+  std::optional<Runner> runner;
   auto poll = [&] {
     if (task.done()) return Progress::done;
     std::lock_guard lock(mutex_);
-    if (!can_carry(/*as_thread=*/false)) return Progress::blocked;
-    carrying.emplace(*this);
+    if (!can_run(/*as_thread=*/false)) return Progress::blocked;
+    runner.emplace(*this);
     return Progress::done;
   };
   while (!task.done()) {
     if (!Waiter(sleeper, poll, deadline, interrupt).wait()) return task.done();
-    if (!carrying) continue;
-    const bool is_over = carrying->entry.carry(deadline, interrupt, {});
-    carrying.reset();
+    if (!runner) continue;
+    const bool is_over = runner->entry.run(deadline, interrupt, {});
+    runner.reset();
     if (!is_over) return task.done();
   }
   return true;
@@ -140,21 +140,21 @@ void TaskQueue::run() {
   auto stops = [this] { return waiting_.load() > 0; };
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (can_carry(/*as_thread=*/true)) {
+    if (can_run(/*as_thread=*/true)) {
       {
-        const Carrying carrying(*this);
+        const Runner runner(*this);
         lock.unlock();
-        carrying.entry.carry(Clock::time_point::max(), {}, stops);
+        runner.entry.run(Clock::time_point::max(), {}, stops);
       }
       lock.lock();
-    } else if (ending_ && queue_.empty()) {
+    } else if (is_stopping_ && queue_.empty()) {
       return;
     } else if (Clock::now() - last_submitted_ < kLinger) {
-      changed_.wait_for(lock, stand_by(group_->in_crowd()));
+      changed_.wait_for(lock, stand_by(group_->is_oversubscribed()));
     } else {
-      resting_ = true;
+      is_idle_ = true;
       changed_.wait(lock);
-      resting_ = false;
+      is_idle_ = false;
     }
   }
 }

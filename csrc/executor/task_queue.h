@@ -1,6 +1,6 @@
-// The asynchronous calls of a communicator, made one after the other in the order in which they
-// were submitted. A thread that waits for one of them makes it itself, after those before it. A
-// thread of the queue makes those for which nobody waits.
+// The asynchronous calls of a communicator, made one after another in the order of submission. A
+// thread that waits for a call makes it itself, after the calls before it. While no thread waits,
+// the queue's own thread makes the calls.
 #pragma once
 
 #include <atomic>
@@ -31,56 +31,57 @@ class TaskQueue : public std::enable_shared_from_this<TaskQueue> {
   TaskQueue& operator=(const TaskQueue&) = delete;
 
   void submit(std::shared_ptr<Entry> entry);
-  // Lets go of what finished tasks have kept: for a thread that may do that, unlike the queue's.
+  // Releases the objects that finished tasks kept alive. The queue's thread cannot, because Python
+  // objects need the GIL.
   void collect();
   std::size_t outstanding();
-  // Returns true if none is under way. Takes no lock.
-  bool is_empty() const { return submitted_.load(std::memory_order_acquire) == taken_off_.load(); }
-  // Waits until all are done.
+  // Returns true if all tasks are done. Takes no lock.
+  bool is_empty() const { return submitted_.load(std::memory_order_acquire) == removed_.load(); }
+  // Waits until all tasks are done.
   void drain(const Interrupt& interrupt);
-  // Ends the thread when all tasks are done, and waits for that unless this is the thread.
+  // Ends the queue's thread after all tasks, and waits for its end unless called by that thread.
   void join();
-  // Returns true if this process was forked from the one that has the thread.
+  // Returns true in a forked child, which has no such thread.
   bool is_of_parent() const { return !origin_.is_here(); }
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
-  class Carrying;
+  class Runner;
   bool wait(const Task& task, Clock::time_point deadline, const Interrupt& interrupt);
   // With the mutex held.
-  bool can_carry(bool as_thread) const;
+  bool can_run(bool as_thread) const;
   void run();
 
   const Origin origin_;
   const std::shared_ptr<const Group> group_;
   std::mutex mutex_;
   std::condition_variable changed_;  // for the thread
-  std::condition_variable taken_off_changed_;
-  WaitQueue finished_or_free_;  // for those who wait
+  std::condition_variable removed_changed_;
+  WaitQueue finished_or_free_;  // for threads in wait()
   std::list<std::shared_ptr<Entry>> queue_, finished_;
-  bool carried_ = false;  // a thread carries the first one
-  bool resting_ = false;  // the thread sleeps until it is told
-  bool ending_ = false;
+  bool is_running_ = false;  // a thread runs the first task
+  bool is_idle_ = false;     // the queue's thread sleeps without a limit
+  bool is_stopping_ = false;
   Clock::time_point last_submitted_{};
   std::atomic<int> waiting_{0};  // threads that wait for a task
-  std::atomic<std::uint64_t> submitted_{0}, taken_off_{0};
-  std::jthread thread_;  // the last member: it begins when all is there
+  std::atomic<std::uint64_t> submitted_{0}, removed_{0};
+  std::jthread thread_;  // the last member, because the thread uses the others
 };
 
 // A task in the queue.
 class TaskQueue::Entry : public Task {
  public:
   using Task::Task;
-  // Goes on with the call, and finishes the task when it is over. Returns false before, at the
-  // deadline, or where the call cannot go on and `stops()` is true. Throws what `interrupt` throws.
-  // One thread at a time calls it, not always the same one.
-  virtual bool carry(Clock::time_point deadline, const Interrupt& interrupt,
-                     const std::function<bool()>& stops) = 0;
-  // Returns true if only the queue's thread can carry it.
+  // Continues the call, and finishes the task when the call is over. Returns false earlier: at the
+  // deadline, or when the call must wait for a peer and `stops()` is true. Throws what `interrupt`
+  // throws. One thread at a time calls this function, not always the same one.
+  virtual bool run(Clock::time_point deadline, const Interrupt& interrupt,
+                   const std::function<bool()>& stops) = 0;
+  // Returns true if only the queue's thread may run the task.
   virtual bool needs_thread() const { return false; }
 
   bool wait(Clock::time_point deadline, const Interrupt& interrupt) override;
-  std::shared_ptr<void> driver() override { return queue_.lock(); }
+  std::shared_ptr<void> owner() override { return queue_.lock(); }
 
  private:
   friend class TaskQueue;

@@ -8,7 +8,7 @@
 namespace pycollective {
 namespace {
 
-constexpr std::size_t kNamed = 8;  // ranks that a warning describes
+constexpr std::size_t kMaxDescribed = 8;  // ranks that a warning describes
 
 }  // namespace
 
@@ -28,15 +28,15 @@ void LongWait::check(const std::vector<int>& awaited, bool moved) {
   if (waiting_.interrupt) waiting_.interrupt();
   auto now = Clock::now();
   if (moved) since_ = now;
-  if (now - beaten_ >= kBeat) {
-    beaten_ = now;
-    group_.beat();
+  if (now - last_heartbeat_ >= kHeartbeatInterval) {
+    last_heartbeat_ = now;
+    group_.send_heartbeat();
   }
-  if (now >= waiting_.deadline) return;  // it is given up at once
-  // Half of the time there is remains half of the call's whole time.
-  if (said_ || !is_long(warning_, since_, since_ + (waiting_.deadline - waiting_.began), now))
+  if (now >= waiting_.deadline) return;  // the call is about to fail
+  // After progress, half of the whole timeout still counts from there.
+  if (warned_ || !is_long(warning_, since_, since_ + (waiting_.deadline - waiting_.began), now))
     return;
-  said_ = true;
+  warned_ = true;
   std::vector<int> absent, present;
   std::uint64_t number = group_.calls(rank_);
   for (int r = 0; r < group_.size(); ++r) {
@@ -49,16 +49,15 @@ void LongWait::check(const std::vector<int>& awaited, bool moved) {
       group_.describe(rank_) + " and has waited " + in_seconds(now - since_) + " for ";
   if (absent.empty()) {
     text += present.empty() ? "the other ranks" : list_ranks(group_, present);
-    text += ", although all ranks have come to this call";
+    text += ", although all ranks have entered this call";
   } else {
-    text += list_ranks(group_, absent) + " to come to this call: ";
-    for (std::size_t i = 0; i < std::min(absent.size(), kNamed); ++i) {
+    text += list_ranks(group_, absent) + " to enter this call: ";
+    for (std::size_t i = 0; i < std::min(absent.size(), kMaxDescribed); ++i) {
       if (i) text += "; ";
       text += group_.describe(absent[i]);
     }
     if (!present.empty()) {
-      text +=
-          ". Next it needs something of " + list_ranks(group_, present) + ", in this call itself";
+      text += ". In this call it waits for data of " + list_ranks(group_, present);
     }
   }
   warning_.tell(text + ". It gives up in " + in_seconds(waiting_.deadline - now) + ".");

@@ -1,5 +1,5 @@
-// How a call waits; and that a rank which has waited long, while nothing moved, says once for whom,
-// well before its deadline.
+// The wait of a call, and the warning about a long wait: a rank that has waited long without
+// progress reports once, well before its deadline, for which ranks it waits.
 #pragma once
 
 #include <functional>
@@ -16,20 +16,18 @@ struct Waiting {
   Interrupt interrupt;
 };
 
-// When and to whom it is said.
 struct Warning {
-  Clock::duration after = Clock::duration::max();  // of waiting; or half of the time there is
-  std::function<void(const std::string&)> tell;    // by any thread; nobody if empty
+  Clock::duration after = Clock::duration::max();  // at the latest after half of the call's timeout
+  std::function<void(const std::string&)> tell;    // called by any thread; empty: no warning
 };
 
-// One wait. It is looked at only where the rank sleeps.
 class LongWait {
  public:
   LongWait(const Warning& warning, Group& group, int rank, const Waiting& waiting)
       : warning_(warning), group_(group), rank_(rank), waiting_(waiting), since_(waiting.began) {}
 
-  // `awaited`: the ranks without which the call does not go on. `moved`: whether it has gone on
-  // since the last time. Throws what the interrupt throws.
+  // Called every kWaitSlice while the rank waits for `awaited`. `moved`: there was progress since
+  // the last check. Sends heartbeats. Throws what the interrupt throws.
   [[gnu::cold]] void check(const std::vector<int>& awaited, bool moved);
 
  private:
@@ -37,15 +35,15 @@ class LongWait {
   Group& group_;
   const int rank_;
   const Waiting& waiting_;
-  Clock::time_point since_;  // nothing has moved
-  Clock::time_point beaten_ = since_;
-  bool said_ = false;
+  Clock::time_point since_;  // time of the last progress
+  Clock::time_point last_heartbeat_ = since_;
+  bool warned_ = false;
 };
 
-// Returns true when a call that began then has waited long.
+// Returns true if a wait since `began` is long enough for the warning.
 bool is_long(const Warning& warning, Clock::time_point began, Clock::time_point deadline,
              Clock::time_point now);
-// "10 s" for a duration.
+// Formats a duration: "10 s".
 std::string in_seconds(Clock::duration duration);
 
 }  // namespace pycollective

@@ -243,7 +243,7 @@ class Fingerprints {
     if (mail_.has(r, step.peer)) return walk_.wait(r, step.peer), false;
     Seen seen = read(r, step.source);
     if (seen.lost) return fail(r, kLost);
-    if (seen.unwritten) return fail(r, "sends what was never written");
+    if (seen.unwritten) return fail(r, "sends a chunk that was never written");
     Message message{step.source, walk_.number(r), words_ ? keep(r) : seen.checksum};
     mail_.put(r, step.peer, message);
     walk_.wake_if_waiting(step.peer, r);
@@ -261,7 +261,7 @@ class Fingerprints {
     if (words_) learn(r, static_cast<std::size_t>(message.checksum));
     Seen now = read(step.peer, message.span);
     if (!words_ && (now.lost || now.checksum != message.checksum)) {
-      return fail(r, sender() + " has overwritten what it sent in its step " +
+      return fail(r, sender() + " has overwritten the chunks that it sent in step " +
                          std::to_string(message.step) + " before it was read");
     }
     return write(r, step, step.peer, message.span);
@@ -279,14 +279,14 @@ class Fingerprints {
       if (target.buffer == Buffer::input) return fail(r, "writes to the input");
       std::uint64_t value = values_[static_cast<std::size_t>(i)];
       int chunk = chunk_at(owner, from.buffer, from.first + i);
-      if (value == 0) return fail(r, "reads what was never written");
+      if (value == 0) return fail(r, "reads a chunk that was never written");
       bool reduces = step.verb == Verb::recv_reduce || step.verb == Verb::reduce;
       if (reduces) {
         const Span& own = step.verb == Verb::reduce ? target : step.source;
         bool lost = false;
         std::uint64_t other = read(r, own.buffer, own.first + i, &lost);
         if (lost) return fail(r, kLost);
-        if (other == 0) return fail(r, "reads what was never written");
+        if (other == 0) return fail(r, "reads a chunk that was never written");
         if (chunk_at(r, own.buffer, own.first + i) != chunk) {
           return fail(r, "reduces different chunks");
         }
@@ -322,7 +322,7 @@ class Fingerprints {
       int from = 0, to = 0;
       mail_.any(&from, &to);
       problem_ = "rank " + std::to_string(from) + " sends to rank " + std::to_string(to) +
-                 " what is never received";
+                 " a message that is never received";
     }
   }
 

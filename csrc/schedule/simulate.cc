@@ -13,20 +13,20 @@ namespace {
 constexpr double kChunkAlignment = 64;
 
 struct Message {
-  double there;  // when all of it has come in
+  double arrival;  // time at which the receiver has all of it
   double bytes;
 };
 
-// What ranks want of something that they share, in the order of time.
-enum class Want : std::uint8_t {
-  leave,   // a message is at the port of the sender's place
-  arrive,  // a message is at the port of the receiver, or of its place
-  work,    // a rank needs a core
+// Requests for shared resources, served in the order of time.
+enum class Request : std::uint8_t {
+  leave,   // the outgoing port of a message's sender, or of its place
+  arrive,  // the incoming port of a message's receiver, or of its place
+  work,    // a core for a rank
 };
 struct Event {
   double time;
-  std::uint64_t number;  // of two at one time, the first asked for is served first
-  Want want;
+  std::uint64_t number;  // orders events at the same time
+  Request request;
   int from, to;
   double amount;  // bytes, or seconds of a core
 
@@ -76,9 +76,9 @@ class Simulator {
     for (;;) {
       while (walk_.any()) {
         int r = walk_.pop();
-        while (!walk_.done(r) && play(r)) advance(r);
+        while (!walk_.done(r) && execute(r)) advance(r);
       }
-      // Every rank is done or waits for what an event brings: none can come before the earliest.
+      // Every rank is done or waits for an event. The earliest event comes next.
       if (events_.empty()) break;
       Event event = events_.top();
       events_.pop();
@@ -90,7 +90,7 @@ class Simulator {
       int from = 0, to = 0;
       mail_.any(&from, &to);
       throw std::invalid_argument("rank " + std::to_string(from) + " sends to rank " +
-                                  std::to_string(to) + " what is never received");
+                                  std::to_string(to) + " a message that is never received");
     }
     for (const Rank& rank : ranks_) {
       result_.finish.push_back(std::max(rank.time, rank.last_read));
@@ -103,16 +103,16 @@ class Simulator {
  private:
   struct Rank {
     double time;
-    double last_read;   // when the latest of what it sent was read
-    int unread;         // of what it sent
-    double moving = 0;  // bytes of the step for which it waits for a core
+    double last_read;   // time at which its last message was read
+    int unread;         // its messages that are not read yet
+    double moving = 0;  // bytes of the step that waits for a core
   };
   struct Cores {
     int ranks = 0;
-    std::vector<double> free;  // when each core is; empty where there are enough
+    std::vector<double> free;  // time at which each core is free; empty: a core for every rank
   };
 
-  // A run of the schedule over a segment of every chunk, or of every part.
+  // A segment of every chunk, or of every part, as in the executor.
   struct Block {
     double bytes, chunk;
   };
@@ -136,31 +136,32 @@ class Simulator {
   }
   const Link& link(int i) const { return cluster_.links[static_cast<std::size_t>(i)]; }
   int host(int r) const { return cluster_.places.empty() ? 0 : place(0, r); }
-  // Of whom rank r's port of a link is: its place, or itself.
+  // Returns the owner of rank r's port of a link: its place if the link is shared, else the rank.
   std::size_t owner(int r, int i) const {
     return static_cast<std::size_t>(shares(i) ? place(i - 1, r) : r);
   }
   bool shares(int i) const { return shares_[static_cast<std::size_t>(i)]; }
   bool several_in_a_place(int level) const {
-    std::vector<bool> taken(static_cast<std::size_t>(cluster_.ranks));
+    std::vector<bool> has_rank(static_cast<std::size_t>(cluster_.ranks));
     for (int r = 0; r < cluster_.ranks; ++r) {
       auto p = static_cast<std::size_t>(place(level, r));
-      if (taken[p]) return true;
-      taken[p] = true;
+      if (has_rank[p]) return true;
+      has_rank[p] = true;
     }
     return false;
   }
 
-  // Messages of one sender come in one after the other, as they left; those of several have to be
-  // put in order. Finds out by walking through all steps, where a link's bandwidth matters.
+  // Finds the incoming ports that receive messages of several senders, by walking through all
+  // steps. Only their messages need an event to be put in order: messages of one sender arrive in
+  // the order in which they were sent.
   void find_senders(const Algorithm& algorithm) {
     ordered_.resize(static_cast<std::size_t>(cluster_.ranks) * cluster_.links.size());
     std::vector<int> only(static_cast<std::size_t>(links_));
-    constexpr std::uint64_t kLook = (1 << 20) - 1;
-    std::uint64_t looked = 0;
+    constexpr std::uint64_t kWatchMask = (1 << 20) - 1;
+    std::uint64_t walked = 0;
     for (int r = 0; r < cluster_.ranks; ++r) {
       std::fill(only.begin(), only.end(), -1);
-      int open = 0;  // links about which there is still something to find out
+      int open = 0;  // links that may still turn out to have several senders
       for (int i = 0; i < links_; ++i) {
         bool matters = std::isfinite(link(i).bandwidth) && !shares(i);
         ordered(r, i) = shares(i);
@@ -169,7 +170,7 @@ class Simulator {
       Steps steps = algorithm.steps(r, cluster_.ranks);
       for (const Step* next; open > 0 && (next = steps.next());) {
         const Step& step = *next;
-        if ((++looked & kLook) == 0 && watch_) watch_(0);
+        if ((++walked & kWatchMask) == 0 && watch_) watch_(0);
         if (step.verb != Verb::recv && step.verb != Verb::recv_reduce) continue;
         int i = link_of(r, step.peer);
         int& sender = only[static_cast<std::size_t>(i)];
@@ -201,10 +202,10 @@ class Simulator {
     if (walk_.done(r)) finish_block(r);
   }
 
-  // Scratch is written anew in each block, so that what was sent has to be read first.
+  // The next block overwrites scratch, so the peers must have read it.
   void finish_block(int r) {
     Rank& rank = at(r);
-    if (scratch_ && rank.unread) return;  // goes on in received()
+    if (scratch_ && rank.unread) return;  // received() calls this function again
     if (walk_.repeat(r) && scratch_) rank.time = std::max(rank.time, rank.last_read);
   }
 
@@ -217,28 +218,28 @@ class Simulator {
     }
   }
 
-  // Plays the next step of rank r; false when it waits for a message.
-  bool play(int r) {
+  // Executes the next step of rank r. Returns false if it must wait.
+  bool execute(int r) {
     const Step& step = walk_.step(r);
     Rank& rank = at(r);
     const Span& moved = step.verb == Verb::send ? step.source : step.target;
     double count = bytes(r, moved);
     if (count == 0 && moved.count != 0) return true;
-    double ready = rank.time, seconds = 0;  // of the rank's own work
+    double ready = rank.time, seconds = 0;  // the rank is busy for `seconds` from `ready` on
     switch (step.verb) {
       case Verb::send: {
-        const Link& way = link(link_of(r, step.peer));
-        seconds = way.overhead + (way.sender_copies ? count / cluster_.copy_rate : 0);
+        const Link& used = link(link_of(r, step.peer));
+        seconds = used.overhead + (used.sender_copies ? count / cluster_.copy_rate : 0);
         break;
       }
       case Verb::recv:
       case Verb::recv_reduce: {
         if (!receive(r, step, count, &ready)) return false;
-        const Link& way = link(link_of(step.peer, r));
-        seconds = way.overhead;
+        const Link& used = link(link_of(step.peer, r));
+        seconds = used.overhead;
         if (step.verb == Verb::recv_reduce) {
           seconds += count / cluster_.reduce_rate;
-        } else if (way.receiver_copies) {
+        } else if (used.receiver_copies) {
           seconds += count / cluster_.copy_rate;
         }
         break;
@@ -252,14 +253,14 @@ class Simulator {
     }
     if (seconds > 0 && !cores_[static_cast<std::size_t>(host(r))].free.empty()) {
       rank.moving = count;
-      events_.push({ready, number_++, Want::work, r, -1, seconds});
+      events_.push({ready, number_++, Request::work, r, -1, seconds});
       return false;
     }
     worked(r, step, count, ready + seconds);
     return true;
   }
 
-  // The rank's own part of a step is over.
+  // Called when the rank's work for a step is done.
   void worked(int r, const Step& step, double count, double time) {
     at(r).time = time;
     if (step.verb == Verb::send) {
@@ -275,7 +276,7 @@ class Simulator {
     result_.bytes[static_cast<std::size_t>(i)] += count;
     ++result_.messages[static_cast<std::size_t>(i)];
     if (shares(i)) {
-      events_.push({at(r).time, number_++, Want::leave, r, peer, count});
+      events_.push({at(r).time, number_++, Request::leave, r, peer, count});
     } else {
       leave(at(r).time, i, r, peer, count);
     }
@@ -287,14 +288,14 @@ class Simulator {
     free = start + seconds;
     double head = start + link(i).latency;
     if (ordered(to, i)) {
-      events_.push({head, number_++, Want::arrive, from, to, count});
+      events_.push({head, number_++, Request::arrive, from, to, count});
     } else {
       deliver(from, to, {head + seconds, count});
     }
   }
 
   void serve(const Event& event) {
-    if (event.want == Want::work) {
+    if (event.request == Request::work) {
       int r = event.from;
       auto& cores = cores_[static_cast<std::size_t>(host(r))].free;
       double& free = *std::min_element(cores.begin(), cores.end());
@@ -305,7 +306,7 @@ class Simulator {
       return;
     }
     int i = link_of(event.from, event.to);
-    if (event.want == Want::leave) {
+    if (event.request == Request::leave) {
       leave(event.time, i, event.from, event.to, event.amount);
       return;
     }
@@ -319,7 +320,7 @@ class Simulator {
     walk_.wake_if_waiting(to, from);
   }
 
-  // False when the message has not been sent yet; otherwise *ready is not before it is there.
+  // Returns false if the message has not been sent yet. Otherwise moves *ready to its arrival.
   bool receive(int r, const Step& step, double count, double* ready) {
     Message message;
     if (!mail_.take(step.peer, r, &message)) {
@@ -332,7 +333,7 @@ class Simulator {
                                   "): rank " + std::to_string(step.peer) +
                                   " sent another number of chunks");
     }
-    *ready = std::max(*ready, message.there);
+    *ready = std::max(*ready, message.arrival);
     return true;
   }
 
@@ -340,16 +341,16 @@ class Simulator {
   const Watch& watch_;
   bool parts_, scratch_;
   int chunks_, links_;
-  double buffer_;  // bytes of a rank's buffer, or of a part
+  double buffer_;  // bytes of a rank's buffer, or of one part
   Block full_;
   int blocks_;
   Block last_;
   Walk walk_;
   Mail<Message> mail_;
   std::vector<Rank> ranks_;
-  std::vector<std::vector<double>> out_, in_;  // by link and owner: when the port is free
-  std::vector<bool> shares_;                   // by link: a place's ranks have one port together
-  std::vector<char> ordered_;                  // by rank and link: several send to this port
+  std::vector<std::vector<double>> out_, in_;  // by link and owner: time at which the port is free
+  std::vector<bool> shares_;                   // by link: the ranks of a place share a port
+  std::vector<char> ordered_;                  // by rank and link: the port has several senders
   std::vector<Cores> cores_;                   // by host
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t number_ = 0;
@@ -366,21 +367,22 @@ void check(const Cluster& cluster) {
   require(cluster.links.size() == cluster.places.size() + 1,
           "a cluster needs a link for each level of places and one more");
   for (const auto& level : cluster.places) {
-    require(level.size() == ranks, "each level names the place of each rank");
+    require(level.size() == ranks, "each level needs the place of every rank");
     for (int place : level) {
-      require(place >= 0 && place < cluster.ranks, "places are numbered from 0, below the ranks");
+      require(place >= 0 && place < cluster.ranks, "places are numbers from 0 to ranks - 1");
     }
   }
   for (const Link& link : cluster.links) {
     require(link.latency >= 0 && link.overhead >= 0 && std::isfinite(link.latency) &&
                 std::isfinite(link.overhead),
-            "latency and overhead are seconds, 0 or more");
-    require(link.bandwidth > 0, "bandwidth is more than 0 bytes a second");
+            "latency and overhead must be finite seconds, 0 or more");
+    require(link.bandwidth > 0, "bandwidth must be more than 0 bytes per second");
   }
-  require(cluster.reduce_rate > 0 && cluster.copy_rate > 0, "rates are more than 0 bytes a second");
-  require(cluster.cores >= 0, "a place has 0 cores, which means enough, or more");
+  require(cluster.reduce_rate > 0 && cluster.copy_rate > 0,
+          "reduce_rate and copy_rate must be more than 0 bytes per second");
+  require(cluster.cores >= 0, "cores must be 0 (one for each rank) or more");
   require(cluster.call_overhead >= 0 && std::isfinite(cluster.call_overhead),
-          "call_overhead is seconds, 0 or more");
+          "call_overhead must be finite seconds, 0 or more");
 }
 
 }  // namespace
@@ -388,8 +390,8 @@ void check(const Cluster& cluster) {
 Simulation simulate(const Algorithm& algorithm, const Cluster& cluster, double bytes,
                     double segment_bytes, const Watch& watch) {
   check(cluster);
-  require(bytes >= 0 && bytes <= 1e18, "bytes are 0 to 1e18");
-  require(segment_bytes >= kChunkAlignment, "a segment has at least 64 bytes");
+  require(bytes >= 0 && bytes <= 1e18, "bytes must be 0 to 1e18");
+  require(segment_bytes >= kChunkAlignment, "segment_bytes must be 64 or more");
   return Simulator(algorithm, cluster, bytes, segment_bytes, watch).run();
 }
 

@@ -9,7 +9,7 @@
 namespace pycollective {
 namespace {
 
-// Whose contributions a chunk holds, and of which chunk they are.
+// The symbolic content of a chunk: the chunk of the data, and the ranks whose contributions it has.
 struct Value {
   int chunk = -1;  // -1: never written
   int ranks = 0;
@@ -24,14 +24,13 @@ struct Message {
   int sender_step;
 };
 
-// A peer that reads a chunk because it was sent; `received_at` is the reader's own time, 0 = not
-// yet.
+// A peer that reads a sent chunk. `received_at` is the time on the reader's clock; 0: not yet.
 struct Reader {
   int rank;
   int received_at;
 };
 
-// A place for one chunk.
+// The storage of one chunk.
 struct Cell {
   Value value;
   std::vector<Reader> readers;
@@ -44,9 +43,9 @@ struct Rank {
   Clock clock;
 };
 
-class Play {
+class Execution {
  public:
-  Play(const Schedule& schedule, bool in_place, int filled)
+  Execution(const Schedule& schedule, bool in_place, int filled)
       : schedule_(schedule),
         what_(schedule.collective),
         in_place_(in_place && can_be_in_place(what_)),
@@ -71,7 +70,7 @@ class Play {
     }
   }
 
-  // From here on, marks are not checked but collected: (rank, step).
+  // Collects the steps that complete a chunk, as (rank, step), instead of checking the marks.
   void collect_marks(std::vector<std::pair<int, std::size_t>>* marks) { marks_ = marks; }
 
   std::string run() {
@@ -79,7 +78,7 @@ class Play {
     while (moved && problem_.empty()) {
       moved = false;
       for (int r = 0; r < size_ && problem_.empty(); ++r) {
-        while (at(r).next < steps(r).size() && problem_.empty() && play(r)) moved = true;
+        while (at(r).next < steps(r).size() && problem_.empty() && execute(r)) moved = true;
       }
     }
     if (problem_.empty()) check_ended();
@@ -97,13 +96,13 @@ class Play {
     for (int r = content.begin; r < content.end; ++r) value.set += std::uint64_t{1} << r;
     return value;
   }
-  // Which place of a buffer the i-th one is.
+  // Returns the index in a buffer. In a buffer of parts, the first part follows the last one.
   int place(int r, Buffer buffer, int i) const {
     if (!in_parts_ || buffer == Buffer::scratch) return i;
     const Rank& rank = ranks_[static_cast<std::size_t>(r)];
     return place_of_part(i, buffer == Buffer::input ? rank.inputs : rank.outputs);
   }
-  // In place, a place of the smaller buffer is one of the larger.
+  // In place, the smaller buffer is a part of the larger one.
   Cell& cell(int r, Buffer buffer, int i) {
     Rank& rank = at(r);
     i = place(r, buffer, i);
@@ -117,7 +116,7 @@ class Play {
     if (buffer == Buffer::scratch) i += rank.outputs;
     return rank.cells[static_cast<std::size_t>(i)];
   }
-  // The chunk that belongs in a place, or -1 where any may stand.
+  // Returns the chunk that an index must hold; -1 if it may hold any chunk.
   int belongs(int r, Buffer buffer, int i) const {
     if (buffer == Buffer::output) {
       return final_content(what_, r, size_, place(r, buffer, i)).chunk;
@@ -125,7 +124,7 @@ class Play {
     return in_parts_ ? -1 : i % schedule_.chunks;
   }
 
-  // Without the chunks that are empty.
+  // Returns the span without empty chunks.
   Span filled(Span span) const {
     if (in_parts_ || span.count == 0) return span;
     int first = span.first % schedule_.chunks;
@@ -142,8 +141,8 @@ class Play {
                to_string(steps(r)[k]) + "): " + what;
   }
 
-  // Plays the next step of rank r; false when it must wait for a peer or something is wrong.
-  bool play(int r) {
+  // Executes the next step of rank r. Returns false if it must wait for a peer, or after an error.
+  bool execute(int r) {
     std::size_t k = at(r).next;
     const Step& step = steps(r)[k];
     if (Misfit misfit = find_misfit(step, r, shape_); misfit != Misfit::none) {
@@ -156,7 +155,7 @@ class Play {
       Span source = filled(step.source);
       for (int i = 0; i < source.count; ++i) {
         Cell& sent = cell(r, source.buffer, source.first + i);
-        if (sent.value.chunk < 0) return fail(r, k, "sends what was never written"), false;
+        if (sent.value.chunk < 0) return fail(r, k, "sends a chunk that was never written"), false;
         message.values.push_back(sent.value);
         sent.readers.push_back({step.peer, 0});
       }
@@ -175,7 +174,7 @@ class Play {
                false;
       }
       if (!write(r, k, &message)) return false;
-      hear(r, step.peer, message);
+      merge_clock(r, step.peer, message);
     } else if (!write(r, k, nullptr)) {
       return false;
     }
@@ -184,8 +183,8 @@ class Play {
     return true;
   }
 
-  // After a receive: the sender's past is in our past, and the sender's span has been read.
-  void hear(int r, int peer, const Message& message) {
+  // After a receive: merges the sender's clock, and marks the sender's span as read.
+  void merge_clock(int r, int peer, const Message& message) {
     Clock& clock = at(r).clock;
     for (std::size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], message.clock[i]);
     Span sent = filled(steps(peer)[static_cast<std::size_t>(message.sender_step)].source);
@@ -209,7 +208,7 @@ class Play {
       for (const Reader& reader : written.readers) {
         bool over = reader.received_at != 0 &&
                     at(r).clock[static_cast<std::size_t>(reader.rank)] > reader.received_at;
-        // What arrives in this very message counts as heard.
+        // The clock of the message that is being received counts too.
         if (!over && message && reader.received_at != 0) {
           over = message->clock[static_cast<std::size_t>(reader.rank)] > reader.received_at;
         }
@@ -242,7 +241,7 @@ class Play {
       source = message->values[static_cast<std::size_t>(i)];
     } else {
       source = cell(r, step.source.buffer, step.source.first + i).value;
-      if (source.chunk < 0) return fail(r, k, "reads what was never written"), false;
+      if (source.chunk < 0) return fail(r, k, "reads a chunk that was never written"), false;
     }
     if (reduces) {
       other = message ? message->values[static_cast<std::size_t>(i)]
@@ -287,14 +286,14 @@ class Play {
     if (problem_.empty() && !channels_.empty()) {
       auto [from, to] = channels_.begin()->first;
       problem_ = "rank " + std::to_string(from) + " sends to rank " + std::to_string(to) +
-                 " what is never received";
+                 " a message that is never received";
     }
   }
 
   void check_result() {
     for (int r = 0; r < size_ && problem_.empty(); ++r) {
       if (what_ == Collective::barrier) {
-        check_heard_everyone(r);
+        check_barrier(r);
         continue;
       }
       int count = in_parts_ ? at(r).outputs : std::min(at(r).outputs, filled_);
@@ -309,7 +308,7 @@ class Play {
     }
   }
 
-  void check_heard_everyone(int r) {
+  void check_barrier(int r) {
     for (int p = 0; p < size_; ++p) {
       if (at(r).clock[static_cast<std::size_t>(p)] == 0) {
         problem_ = "rank " + std::to_string(r) + " leaves the barrier before rank " +
@@ -365,17 +364,16 @@ Shape::Shape(Collective collective, int chunks, int scratch, int size)
 namespace {
 
 bool is_inside(const Span& span, int rank, const Shape& shape) {
-  // A negative number is a large one here.
+  // Unsigned: negative numbers become too large.
   auto first = static_cast<unsigned>(span.first), count = static_cast<unsigned>(span.count);
   auto chunks = static_cast<unsigned>(shape.chunks_of(rank, span.buffer));
-  // Behind the last part comes the first.
+  // The first part follows the last one.
   bool round = shape.parts && span.buffer != Buffer::scratch;
   return count == 0 || (first < chunks && count <= (round ? chunks : chunks - first));
 }
 
-// Returns true if a span is in one piece of scratch, which is the buffer of all chunks over and
-// over.
-bool is_in_one_piece(const Span& span, const Shape& shape) {
+// Returns false if a span of scratch crosses the last chunk. Scratch repeats the chunks' lengths.
+bool is_contiguous(const Span& span, const Shape& shape) {
   return shape.parts || span.buffer != Buffer::scratch || span.count == 0 ||
          span.first % shape.chunks + span.count <= shape.chunks;
 }
@@ -385,13 +383,13 @@ bool is_in_one_piece(const Span& span, const Shape& shape) {
 Misfit find_misfit(const Step& step, int rank, const Shape& shape) {
   bool has_source = step.verb != Verb::recv, has_target = step.verb != Verb::send;
   if (has_source && !is_inside(step.source, rank, shape)) return Misfit::source;
-  if (has_source && !is_in_one_piece(step.source, shape)) return Misfit::pieces;
+  if (has_source && !is_contiguous(step.source, shape)) return Misfit::pieces;
   if (has_target && !is_inside(step.target, rank, shape)) return Misfit::target;
-  if (has_target && !is_in_one_piece(step.target, shape)) return Misfit::pieces;
+  if (has_target && !is_contiguous(step.target, shape)) return Misfit::pieces;
   if (has_source && has_target && step.source.count != step.target.count) return Misfit::lengths;
-  bool talks = step.verb != Verb::copy && step.verb != Verb::reduce;
+  bool has_message = step.verb != Verb::copy && step.verb != Verb::reduce;
   bool has_peer = step.peer >= 0 && step.peer < shape.size && step.peer != rank;
-  if (talks && !has_peer) return Misfit::peer;
+  if (has_message && !has_peer) return Misfit::peer;
   bool adds = step.verb == Verb::recv_reduce || step.verb == Verb::reduce;
   if (adds && !shape.reduces) return Misfit::reduces;
   return step.completes && !adds ? Misfit::completes : Misfit::none;
@@ -457,14 +455,14 @@ std::string verify(const Schedule& schedule, bool in_place, int filled) {
     return verify_by_fingerprints(ScheduleView(schedule), static_cast<int>(schedule.steps.size()),
                                   Marks::checked);
   }
-  return Play(schedule, in_place, filled).run();
+  return Execution(schedule, in_place, filled).run();
 }
 
 std::string prove(const Schedule& schedule) {
   if (schedule.steps.size() > kExactRanks) return verify(schedule, true);
   bool any_length = !in_parts(schedule.collective);
   for (bool in_place : {false, true}) {
-    // All chunks first: what is wrong with them is said most plainly.
+    // All chunks first, because their errors are the clearest.
     for (int filled = schedule.chunks; filled > 0; --filled) {
       std::string problem = verify(schedule, in_place, filled);
       if (!problem.empty()) {
@@ -488,9 +486,9 @@ void mark_complete(Schedule& schedule) {
     marks =
         complete_by_fingerprints(ScheduleView(schedule), static_cast<int>(schedule.steps.size()));
   } else {
-    Play play(schedule, /*in_place=*/false, 0);
-    play.collect_marks(&marks);
-    play.run();
+    Execution execution(schedule, /*in_place=*/false, 0);
+    execution.collect_marks(&marks);
+    execution.run();
   }
   for (auto [rank, step] : marks) {
     schedule.steps[static_cast<std::size_t>(rank)][step].completes = true;

@@ -40,6 +40,6 @@ inline int usable_cores() {
 }
 
 // Returns true if there are more threads than usable cores.
-inline bool crowded(int threads) { return threads > usable_cores(); }
+inline bool has_more_than_cores(int threads) { return threads > usable_cores(); }
 
 }  // namespace pycollective

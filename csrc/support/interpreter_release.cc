@@ -93,8 +93,8 @@ InterpreterRelease::~InterpreterRelease() {
 #ifndef Py_GIL_DISABLED
   if (!take()) {
     // Spinning steals time from the thread that holds the GIL, unless that thread has its own core.
-    const bool no_core_left = crowded(handover->seekers.fetch_add(1) + 2);
-    const int spins = no_core_left ? kCrowdedSpins : kLockSpins;
+    const bool no_core_left = has_more_than_cores(handover->seekers.fetch_add(1) + 2);
+    const int spins = no_core_left ? kOversubscribedSpins : kLockSpins;
     const bool taken = spin_until({spins, yields}, take);
     handover->seekers.fetch_sub(1);
     if (!taken) {

@@ -1,5 +1,5 @@
-// Ordinary memory of another process of this host, read through the system: one copy, where a way
-// through shared memory takes two.
+// Reads ordinary memory of another process of this host (process_vm_readv on Linux). This needs one
+// copy; shared memory needs two.
 #pragma once
 
 #include <cstddef>
@@ -7,19 +7,19 @@
 
 namespace pycollective {
 
-// The number of this process. A process may have another one in another container.
+// Returns the id of this process. Other containers may see another id.
 std::int32_t process_number();
 
-// A process, and a secret at a place in its memory. Without it a reader would take the memory of
-// another process that has got the number.
+// A process, with the address and value of a secret in its memory. The secret detects another
+// process with the same id.
 struct PeerMemory {
   std::int32_t process;
   std::uint64_t secret_at;
   std::uint64_t secret;
 };
 
-// Reads bytes of a process and its secret, in one system call. Returns false if the system does not
-// allow it, or if there is no such memory.
+// Reads bytes of a process and checks the secret, in one system call. Returns false if the system
+// refuses, or if the memory does not exist.
 bool read_peer(const PeerMemory& peer, std::uint64_t from, std::byte* to, std::size_t bytes);
 
 }  // namespace pycollective

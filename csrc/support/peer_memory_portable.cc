@@ -1,6 +1,6 @@
 #include "support/peer_memory.h"
 
-// Only Linux lets a program do that.
+// Only Linux has such a system call.
 
 namespace pycollective {
 

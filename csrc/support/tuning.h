@@ -36,7 +36,7 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 
 // Between processes, a message of at least this size is read in place by the receiver if all ranks
 // of the host can map it. Its sender has to wait for the reader.
-inline constexpr std::size_t kShmLentBytes = 128 * 1024;
+inline constexpr std::size_t kZeroCopyBytes = 128 * 1024;
 
 // The arena of a rank: its default address space (environment variable PYCOLLECTIVE_ARENA), the
 // pages of freed memory that it keeps, and the size from which it allocates pages at once.
@@ -62,10 +62,10 @@ inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
 }
 // From this size on, ranks read the array of a scatter's root through the system, if it is
 // ordinary.
-inline constexpr std::size_t kLentArrayBytes = std::size_t{8} << 20;
+inline constexpr std::size_t kRemoteReadBytes = std::size_t{8} << 20;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
-inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
+inline constexpr std::size_t kMostZeroCopyBytes = std::size_t{8} << 20;
 // Over TCP, the polls (system calls) for a message before the waiting rank yields.
 inline constexpr int kPipeSpins = 30;
 
@@ -73,9 +73,9 @@ inline constexpr int kPipeSpins = 30;
 // their work, and check at this interval. With more ranks than cores the interval is longer,
 // because the program's threads need the cores. After kLinger without new work they sleep.
 inline constexpr auto kStandBy = std::chrono::microseconds(200);
-inline constexpr auto kCrowdedStandBy = std::chrono::milliseconds(5);
-inline constexpr std::chrono::microseconds stand_by(bool crowd) {
-  return crowd ? kCrowdedStandBy : kStandBy;
+inline constexpr auto kOversubscribedStandBy = std::chrono::milliseconds(5);
+inline constexpr std::chrono::microseconds stand_by(bool oversubscribed) {
+  return oversubscribed ? kOversubscribedStandBy : kStandBy;
 }
 inline constexpr auto kLinger = std::chrono::milliseconds(20);
 
@@ -136,12 +136,12 @@ inline constexpr std::size_t kPopulatedBytes = std::size_t{64} << 20;
 
 // Blocks that a rank stages ahead, and the same with more ranks than cores.
 inline constexpr int kLookahead = 2;
-inline constexpr int kCrowdedLookahead = 6;
+inline constexpr int kOversubscribedLookahead = 6;
 
 // Spins and yields of a waiting rank before it sleeps. With more ranks than cores, spinning would
 // take cores from the other ranks. Otherwise ranks of one host yield for about 1 ms.
 inline constexpr int kSpins = 300;
-inline constexpr int kCrowdedSpins = 3;
+inline constexpr int kOversubscribedSpins = 3;
 inline constexpr int kYields = 200;
 inline constexpr int kHostYields = 2000;
 
@@ -159,7 +159,7 @@ inline constexpr auto kEndedPipe = std::chrono::milliseconds(500);
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
 // Interval at which a waiting rank sends a sign of life, and the seconds of silence after which the
 // waiting ranks name a rank as the late one.
-inline constexpr auto kBeat = std::chrono::seconds(1);
+inline constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 inline constexpr double kSilence = 2.5;
 
 }  // namespace pycollective

@@ -29,12 +29,12 @@ struct SpinLimit {
 };
 
 // The limit for polls that read memory.
-inline SpinLimit memory_spin_limit(bool crowd) {
-  return crowd ? SpinLimit{kCrowdedSpins, kYields} : SpinLimit{kSpins, kHostYields};
+inline SpinLimit memory_spin_limit(bool oversubscribed) {
+  return oversubscribed ? SpinLimit{kOversubscribedSpins, kYields} : SpinLimit{kSpins, kHostYields};
 }
 // The limit for polls that are system calls.
-inline SpinLimit socket_spin_limit(bool crowd) {
-  return {crowd ? kCrowdedSpins : kTcpSpins, kYields};
+inline SpinLimit socket_spin_limit(bool oversubscribed) {
+  return {oversubscribed ? kOversubscribedSpins : kTcpSpins, kYields};
 }
 
 // Counts the unsuccessful polls since the last progress.

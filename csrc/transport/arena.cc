@@ -20,8 +20,8 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 }  // namespace
 
-// Four classes between each two powers of two. Below a page the step is a cache line at least, from
-// there on a page.
+// Four size classes per power of two, in steps of at least a cache line, or of a page from 4096
+// bytes on.
 Arena::Class Arena::class_of(std::size_t bytes) {
   bytes = round_up(std::max(bytes, kCacheLine), kCacheLine);
   const auto octave = static_cast<std::size_t>(std::bit_width(bytes - 1));  // 2^(octave-1) < bytes
@@ -37,20 +37,20 @@ struct Arena::All {
   std::set<Arena*> arenas;
 
   All() {
-    // While a process forks, no arena is in the middle of something.
+    // No thread holds the mutex of an arena while the process forks.
     pthread_atfork(
         [] {
           lasting<All>().mutex.lock();
           for (Arena* arena : lasting<All>().arenas) arena->mutex_.lock();
         },
-        &All::go_on,
+        &All::unlock,
         [] {
           for (Arena* arena : lasting<All>().arenas) arena->isolate();
-          go_on();
+          unlock();
         });
   }
 
-  static void go_on() {
+  static void unlock() {
     for (Arena* arena : lasting<All>().arenas) arena->mutex_.unlock();
     lasting<All>().mutex.unlock();
   }
@@ -111,7 +111,7 @@ std::byte* Arena::allocate(std::size_t bytes, bool* is_zero) noexcept {
       if (at > bytes_ || bytes_ - at < found.bytes) return nullptr;
       data = base_ + at;
       blocks_.emplace(data, found);
-      // So that free() needs no memory for its list.
+      // free() must not allocate.
       if (blocks_.size() > free.capacity())
         free.reserve(std::max(2 * free.capacity(), std::size_t{8}));
       used_ = at + found.bytes;
@@ -127,8 +127,8 @@ std::byte* Arena::allocate(std::size_t bytes, bool* is_zero) noexcept {
 }
 
 void Arena::free(std::byte* data) noexcept {
-  if (!origin_.is_here()) return;  // it is the parent's
-  std::shared_ptr<Arena> last;     // let go of without the lock
+  if (!origin_.is_here()) return;  // the memory belongs to the parent
+  std::shared_ptr<Arena> last;     // destroyed after the mutex is unlocked
   std::lock_guard lock(mutex_);
   auto block = blocks_.find(data);
   if (block == blocks_.end()) return;
@@ -144,13 +144,13 @@ void Arena::free(std::byte* data) noexcept {
   if (--count_ == 0) last.swap(self_);
 }
 
-std::size_t Arena::room(std::byte* data) const noexcept {
+std::size_t Arena::capacity(std::byte* data) const noexcept {
   std::lock_guard lock(mutex_);
   auto block = blocks_.find(data);
   return block == blocks_.end() ? 0 : block->second.bytes;
 }
 
-std::uint64_t Arena::place_of(const void* data, std::size_t bytes) const noexcept {
+std::uint64_t Arena::handle_of(const void* data, std::size_t bytes) const noexcept {
   auto first = static_cast<const std::byte*>(data);
   if (!has(first) || bytes > bytes_ - static_cast<std::size_t>(first - base_)) return 0;
   if (!origin_.is_here()) return 0;
@@ -163,11 +163,11 @@ std::uint64_t Arena::place_of(const void* data, std::size_t bytes) const noexcep
   return static_cast<std::uint64_t>(first - base_) + 1;
 }
 
-std::byte* Arena::reach(int rank, std::uint64_t place, std::size_t bytes) const noexcept {
+std::byte* Arena::address_of(int rank, std::uint64_t handle, std::size_t bytes) const noexcept {
   const auto at = static_cast<std::size_t>(rank) * bytes_;
-  if (place == 0 || place > bytes_ || bytes > bytes_ - (place - 1)) return nullptr;
+  if (handle == 0 || handle > bytes_ || bytes > bytes_ - (handle - 1)) return nullptr;
   if (rank < 0 || at + bytes_ > mapping_.size()) return nullptr;
-  return mapping_.data() + at + (place - 1);
+  return mapping_.data() + at + (handle - 1);
 }
 
 void Arena::detach(const void* data, std::size_t bytes) noexcept {
@@ -180,14 +180,14 @@ void Arena::detach(const void* data, std::size_t bytes) noexcept {
   try {
     private_.emplace_back(begin, end);
   } catch (const std::exception&) {
-    return;  // it stays shared, which a peer that does not run makes no use of
+    return;  // stays shared: no memory for the list
   }
   has_private_.store(true, std::memory_order_release);
   memory_.detach(mapping_, begin, static_cast<std::size_t>(end - begin));
 }
 
 void Arena::isolate() noexcept {
-  // Only this rank's part: the program has no array in those of the others.
+  // This rank's arena only. The program has no arrays in its peers' arenas.
   std::sort(private_.begin(), private_.end());
   std::byte* from = base_;
   auto isolate_to = [&](std::byte* to) {
@@ -198,7 +198,7 @@ void Arena::isolate() noexcept {
     from = std::max(from, end);
   }
   isolate_to(base_ + round_up(used_, kPage));
-  private_.clear();  // which keeps its capacity
+  private_.clear();  // keeps its capacity, so the next line does not allocate
   private_.emplace_back(base_, base_ + bytes_);
 }
 

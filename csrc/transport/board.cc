@@ -16,22 +16,22 @@ Board::Board(std::byte* memory, int rank, std::vector<WaitQueue*> queues, bool w
       queues_(std::move(queues)),
       own_queue_(queues_[static_cast<std::size_t>(rank)]) {}
 
-bool Board::is_free(std::uint64_t next) {
+bool Board::is_slot_free(std::uint64_t next) {
   const std::uint64_t last = next - 1;
-  if (settled >= last) return true;
+  if (all_posted >= last) return true;
   bool all_have_posted = true;
   for (int r = 0; r < size(); ++r) {
     if (r == rank_) continue;
-    const Slot& theirs = slot(r, last);  // which a peer that is ahead keeps until this rank posts
-    if (theirs.turn.load(std::memory_order_acquire) == last) {
-      if (theirs.fingerprint != posted) mismatch(r);
-    } else if (has_read(r, next)) {
-      all_have_posted = false;  // it compares the calls when it comes to the next one
+    const Slot& theirs = slot(r, last);  // a peer keeps this slot until this rank has posted `next`
+    if (theirs.sequence.load(std::memory_order_acquire) == last) {
+      if (theirs.fingerprint != posted_fingerprint) mismatch(r);
+    } else if (has_released(r, next)) {
+      all_have_posted = false;  // the peer compares the calls before it posts `next`
     } else {
       return false;
     }
   }
-  if (all_have_posted) settled = last;
+  if (all_have_posted) all_posted = last;
   return true;
 }
 

@@ -1,10 +1,22 @@
-// A board: memory that all ranks of a group on one host reach, where they post what they bring to a
-// call. It is what the direct path (executor/direct.h) works on.
+// The board: shared memory in which the ranks of one host carry out collectives without messages.
+// The direct path (executor/direct.h) implements the collectives on it. Each rank has one region,
+// which it alone writes and all ranks read:
 //
-// Every rank has on it kBoardSlots slots in turn, counters that only grow, and rings of staging
-// memory. A slot is posted anew when all ranks have posted the turn after its last one: then nobody
-// reads it any more. All ranks make the same calls, so that each knows where in its staging the
-// others will look without being told.
+//     slots (kBoardSlots) | counters | input staging ring | output staging ring
+//
+// * Slots. A rank posts one slot for each call: the call's sequence number and fingerprint, and
+//   either the data of a very short array or handles of its arrays. All ranks make the same calls
+//   in the same order, so call n uses slot n % kBoardSlots everywhere. A rank reuses the slot of
+//   call n - kBoardSlots when every peer has posted call n + 1 - kBoardSlots: a peer that has
+//   posted the next call has read all slots of the one before.
+// * Counters. Positions in the staging rings, which only grow. They synchronize the blocks of a
+//   call. A rank may read a block when its writer's `staged` or `published` has reached the end of
+//   the block. It may overwrite a block when the readers' `consumed` or `copied_out` has.
+// * Staging. Bounce buffers for arrays that the peers cannot map. All ranks compute the same
+//   positions from the call's arguments, so no rank sends an address.
+//
+// Arrays in an arena (arena.h) are not staged: the peers map them, and read and write them in
+// place. tests/core/board_model checks this protocol in every interleaving of two and three ranks.
 #pragma once
 
 #include <algorithm>
@@ -20,40 +32,39 @@ namespace pycollective {
 
 class Board {
  public:
-  // Where a rank's arrays are.
-  struct Places {
-    std::uint64_t input, output;              // as place_of() gave it; 0: peers cannot reach it
-    std::uint32_t input_shift, output_shift;  // address modulo a cache line, which staging keeps
-    std::uint64_t lent;                       // the input, as lend() gave it; 0: it is not lent
+  // A rank's arrays of a call.
+  struct Operands {
+    std::uint64_t input, output;              // handle_of() each
+    std::uint32_t input_shift, output_shift;  // address modulo kCacheLine; staged copies keep it
+    std::uint64_t remote;                     // remote_handle_of() the input
   };
 
-  // A rank's entry into a call.
   struct alignas(kCacheLine) Slot {
-    std::atomic<std::uint64_t> turn;  // written last
+    std::atomic<std::uint64_t> sequence;  // written last
     std::uint64_t fingerprint;
     union {
-      Places places;
-      std::byte data[48];  // an array that is this short
+      Operands operands;
+      std::byte data[48];  // the array itself, if it is this short
     };
   };
 
-  // How far a rank is: in the staging of exchanges it has staged for others, and consumed what
-  // others have staged for it; in the staging of results it has published, and taken what others
-  // have published.
+  // A rank's positions. In the input staging rings: it has staged data for its peers, and consumed
+  // its peers' data. In the output staging rings: it has published results, and copied out its
+  // peers' results.
   struct alignas(kCacheLine) Counters {
-    std::atomic<std::uint64_t> staged, consumed, published, taken;
-    std::atomic<std::uint32_t> reaching;  // it reads or writes memory of its peers now
+    std::atomic<std::uint64_t> staged, consumed, published, copied_out;
+    std::atomic<std::uint32_t> accesses_peers;  // 1 while it reads or writes memory of its peers
   };
 
-  // `memory`, all zero at first, has bytes_for(...) bytes; queues[r] is where rank r sleeps.
+  // `memory` is zero at first and has bytes_for(...) bytes. Rank r sleeps in queues[r].
   Board(std::byte* memory, int rank, std::vector<WaitQueue*> queues, bool with_staging);
   virtual ~Board() = default;
   static std::size_t bytes_for(int size, bool with_staging);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(queues_.size()); }
-  Slot& slot(int rank, std::uint64_t turn) const {
-    return *reinterpret_cast<Slot*>(at(rank) + turn % kBoardSlots * sizeof(Slot));
+  Slot& slot(int rank, std::uint64_t sequence) const {
+    return *reinterpret_cast<Slot*>(at(rank) + sequence % kBoardSlots * sizeof(Slot));
   }
   Counters& counters(int rank) const {
     return *reinterpret_cast<Counters*>(at(rank) + sizeof(Slot) * kBoardSlots);
@@ -63,16 +74,15 @@ class Board {
   std::size_t input_bytes() const { return input_bytes_; }
   bool has_staging() const { return has_staging_; }
 
-  // Returns true when no peer reads any more what this rank's slot for its next turn holds. Fails
-  // the group if a peer has posted another call in the last turn.
-  bool is_free(std::uint64_t next);
-  // Returns true when this peer does not read it any more: it has posted turn
-  // next + 1 - kBoardSlots, or a later one in the same slot.
-  bool has_read(int peer, std::uint64_t next) const {
-    return slot(peer, next + 1).turn.load(std::memory_order_acquire) + kBoardSlots > next;
+  // Returns true if this rank may post call `next`: no peer reads the old data of that slot. Fails
+  // the group if a peer's call before `next` differs from this rank's.
+  bool is_slot_free(std::uint64_t next);
+  // Returns true if one peer does not read that slot: the peer has posted call
+  // next + 1 - kBoardSlots, or a later one.
+  bool has_released(int peer, std::uint64_t next) const {
+    return slot(peer, next + 1).sequence.load(std::memory_order_acquire) + kBoardSlots > next;
   }
 
-  // Wakes the peers that sleep.
   void wake_others() const {
     bool interrupt = std::all_of(queues_.begin(), queues_.end(), [](const WaitQueue* queue) {
       return queue->interrupts.load(std::memory_order_relaxed) != 0;
@@ -83,57 +93,59 @@ class Board {
     }
   }
 
-  // How peers name a rank's array, 0 if they cannot reach it; and what another rank's name means,
-  // which fails the group if there is no such memory.
-  virtual std::uint64_t place_of(const void* data, std::size_t bytes) const = 0;
-  virtual std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) = 0;
-  // Returns the name of a rank's array that peers do not reach, but read through the system; 0 if
-  // they cannot, or should not. All ranks of a call ask, those that lend nothing with nullptr: each
-  // finds out whether it can read.
-  virtual std::uint64_t lend(const void* /*data*/, std::size_t /*bytes*/) { return 0; }
-  // Reads what a peer has lent. Fails the group if there is no such memory.
-  virtual void read(int /*peer*/, std::uint64_t /*lent*/, std::byte* /*to*/,
-                    std::size_t /*bytes*/) {}
-  // This rank's own array of the present call that peers write to, if they do.
+  // Returns a handle with which the peers map this array; 0 if they cannot.
+  virtual std::uint64_t handle_of(const void* data, std::size_t bytes) const = 0;
+  // Maps a peer's array by its handle. Fails the group if the peer has no such memory.
+  virtual std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) = 0;
+  // Returns a handle with which the peers read an array that they cannot map by a system call
+  // (support/peer_memory.h); 0 if they cannot, or if staging is faster. All ranks of a call must
+  // call this function, because each of them tests if it can read. `data` may be nullptr.
+  virtual std::uint64_t remote_handle_of(const void* /*data*/, std::size_t /*bytes*/) { return 0; }
+  // Fails the group if the peer has no such memory.
+  virtual void read_remote(int /*peer*/, std::uint64_t /*handle*/, std::byte* /*to*/,
+                           std::size_t /*bytes*/) {}
+  // This rank's array that the peers write to in the present call. Empty if they write to none.
   struct Written {
     const std::byte* data = nullptr;
     std::size_t bytes = 0;
   } written;
-  // Whether a peer reads or writes memory of its peers now.
-  bool is_reached() const {
+  // Returns true while a peer reads or writes memory of its peers.
+  bool is_any_peer_accessing() const {
     for (int r = 0; r < size(); ++r) {
-      if (r != rank_ && counters(r).reaching.load() != 0) return true;
+      if (r != rank_ && counters(r).accesses_peers.load() != 0) return true;
     }
     return false;
   }
 
-  // How many blocks a rank goes ahead of its peers: far, where they do not all run at once.
-  int lookahead() const { return in_crowd() ? kCrowdedLookahead : kLookahead; }
-  // Whether there are more ranks than cores for them.
-  virtual bool in_crowd() const = 0;
+  // The number of blocks that a rank stages ahead of its peers.
+  int lookahead() const { return is_oversubscribed() ? kOversubscribedLookahead : kLookahead; }
+  // Returns true if the host has more ranks than cores.
+  virtual bool is_oversubscribed() const = 0;
 
-  // Of the present call: where this rank reaches the ranks' arrays; nullptr where it does not.
+  // The ranks' arrays in the present call.
   struct Peer {
-    std::byte *input = nullptr, *output = nullptr;
-    std::uint64_t lent = 0;  // the input, which this rank reads through the system
+    std::byte *input = nullptr, *output = nullptr;  // mapped arrays
+    std::uint64_t remote = 0;                       // handle of an input for read_remote()
   };
   std::vector<Peer> peers;
-  // Room for addresses of all ranks, and of one more.
+  // Scratch for combine_all(): an address for each rank, and one more target.
   std::vector<const void*> sources;
   std::vector<void*> targets;
 
-  // Fails the group because a peer has posted a call that does not belong to this rank's.
+  // Fails the group because a peer's call differs from this rank's.
   [[noreturn]] virtual void mismatch(int peer) = 0;
 
-  std::uint64_t fingerprint = 0;  // of the call that this rank is in
+  std::uint64_t fingerprint = 0;  // of the present call
 
-  // Of this rank, and the same on all: calls posted so far, and where the next ones' staging
-  // begins.
-  std::uint64_t turn = 0;
+  // The last call that this rank has posted: its sequence number and fingerprint, and the ends of
+  // its data in the staging rings. These positions are the same on all ranks.
+  std::uint64_t sequence = 0;
+  std::uint64_t posted_fingerprint = 0;
   std::uint64_t input_position = 0, output_position = 0;
-  std::uint64_t posted = 0;         // fingerprint of the last call
-  std::uint64_t settled = 0;        // the last turn that all peers are known to have posted
-  std::uint64_t seen_consumed = 0;  // position that all peers are known to have consumed
+  // The last call that all peers are known to have posted, and the position up to which all peers
+  // are known to have consumed.
+  std::uint64_t all_posted = 0;
+  std::uint64_t seen_consumed = 0;
 
  private:
   static constexpr std::size_t kStagingAt = 4096;

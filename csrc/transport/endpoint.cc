@@ -17,7 +17,7 @@ bool Endpoint::wait(const std::function<Progress()>& attempt, Clock::time_point 
 }
 
 void Endpoint::time_out() {
-  const Failure timeout = timeout_of(group(), rank(), awaited(), call());
+  const Failure timeout = timeout_failure(group(), rank(), awaited(), call());
   group().fail(timeout);
   check();
   throw timeout;

@@ -1,4 +1,4 @@
-// A failure as processes tell it to each other, through shared memory or over TCP.
+// A failure in the format in which processes exchange it, through shared memory or TCP.
 #pragma once
 
 #include <cstddef>
@@ -11,23 +11,22 @@
 
 namespace pycollective {
 
-// Plain data. Another process may have written anything, so failure_in() checks each field.
+// Plain data. Another process may write any bytes, so failure_in() checks each field.
 struct FailureRecord {
-  static constexpr std::size_t kRanks = 4096;  // the first ranks of a group, of which it can tell
+  static constexpr std::size_t kRanks = 4096;  // it can name the first ranks of a group only
   std::uint32_t kind;
   std::uint32_t reserved;
-  std::uint64_t ranks[kRanks / 64];  // a bit for each
+  std::uint64_t ranks[kRanks / 64];  // a bit for each rank
   char calls[2][256];
-  char message[4000];  // at the end: a frame has as much of it as there is
+  char message[4000];  // the last member, because a TCP frame sends its used bytes only
 };
 
 FailureRecord record_of(const Failure& failure) noexcept;
 
-// Returns the failure of a group of `size` ranks; nothing if a field has a value that it cannot
-// have.
+// Returns the failure in a record from a group of `size` ranks; nothing if a field is invalid.
 std::optional<Failure> failure_in(const FailureRecord& record, int size);
 
-// The text in a field, which may fill the field.
+// Returns the text of a field, which may lack the final zero.
 template <std::size_t N>
 std::string_view text_in(const char (&field)[N]) {
   return {field, strnlen(field, N)};

@@ -22,25 +22,26 @@ TitledRank Group::titled(int rank) const {
   return {known_as, place < titles_.size() ? titles_[place] : "rank " + std::to_string(known_as)};
 }
 
-void Group::call_ranks(const std::vector<std::string>& titles) {
+void Group::set_titles(const std::vector<std::string>& titles) {
   std::lock_guard lock(titles_mutex_);
   titles_ = titles;
 }
 
 namespace {
 
-constexpr std::size_t kNamed = 8;  // ranks that a text names
+constexpr std::size_t kMaxNamed = 8;  // ranks that a text names
 
 }  // namespace
 
 std::string list_ranks(const Group& group, const std::vector<int>& ranks) {
   if (ranks.size() == 1) return group.title(ranks[0]);
   std::string text = "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMaxNamed); ++i) {
     if (i) text += ", ";
     text += std::to_string(ranks[i]);
   }
-  if (ranks.size() > kNamed) text += " and " + std::to_string(ranks.size() - kNamed) + " more";
+  if (ranks.size() > kMaxNamed)
+    text += " and " + std::to_string(ranks.size() - kMaxNamed) + " more";
   return text;
 }
 
@@ -57,16 +58,16 @@ void Group::close(int rank) {
   leave(rank);
   Endpoint& own = endpoint(rank);
   std::optional<Failure> failed = failure();
-  if (!failed || failed->kind != FailureKind::mismatch || own.has_thrown()) return;
-  own.note_thrown();
+  if (!failed || failed->kind != FailureKind::mismatch || own.is_reported()) return;
+  own.mark_reported();
   throw *failed;
 }
 
 void Group::fail_as(const Group& whole, const std::vector<int>& members) {
-  if (std::optional<Failure> failed = whole.failure()) fail(as_told_by_part(*failed, members));
+  if (std::optional<Failure> failed = whole.failure()) fail(failure_for_part(*failed, members));
 }
 
-Failure as_told_by_part(const Failure& failure, const std::vector<int>& members) {
+Failure failure_for_part(const Failure& failure, const std::vector<int>& members) {
   const std::vector<int>& named = failure.ranks();
   const bool has_call_of_each =
       failure.kind == FailureKind::mismatch && failure.calls().size() == named.size();
@@ -85,14 +86,14 @@ Failure as_told_by_part(const Failure& failure, const std::vector<int>& members)
           std::move(ranks), std::move(calls)};
 }
 
-Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited,
-                   const CallRecord& call) {
+Failure timeout_failure(Group& group, int rank, const std::vector<int>& awaited,
+                        const CallRecord& call) {
   std::vector<int> absent, stopped;
   const std::vector<int> silent = group.silent(kSilence);
   for (int r = 0; r < group.size(); ++r) {
     const bool is_silent = std::find(silent.begin(), silent.end(), r) != silent.end();
     if (r != rank && group.calls(r) < group.calls(rank)) {
-      // One that is heard of waits in an earlier call, for the silent one.
+      // A rank with heartbeats waits in an earlier call for the silent rank.
       if (is_silent || silent.empty()) absent.push_back(r);
     } else if (is_silent) {
       stopped.push_back(r);
@@ -101,16 +102,16 @@ Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited,
   std::string text = group.title(rank) + " waited until its deadline";
   if (!absent.empty()) {
     text += " for " + list_ranks(group, absent) +
-            (absent.size() == 1 ? ", which has" : ", which have") + " not come to this call";
+            (absent.size() == 1 ? ", which has" : ", which have") + " not entered this call";
   }
   if (!stopped.empty()) {
     text += (absent.empty() ? " for " : ", and for ") + list_ranks(group, stopped) +
             (stopped.size() == 1 ? ", which is" : ", which are") +
-            " in this call but silent (a process that is stopped or swapped out?)";
+            " in this call but silent (is the process stopped or swapped out?)";
   }
   if (absent.empty() && stopped.empty() && !awaited.empty()) {
-    text += " for what " + list_ranks(group, awaited) +
-            " had to do in this call, to which all have come";
+    text += " for data of " + list_ranks(group, awaited) +
+            ", although all ranks have entered this call";
   }
   std::vector<int> late = absent;
   late.insert(late.end(), stopped.begin(), stopped.end());
@@ -123,8 +124,8 @@ Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited,
           {call.describe()}};
 }
 
-Failure absence_of(const TitledRank& peer, std::uint64_t calls, const TitledRank& me,
-                   const CallRecord& call) {
+Failure peer_left_failure(const TitledRank& peer, std::uint64_t calls, const TitledRank& me,
+                          const CallRecord& call) {
   return {FailureKind::peer_lost,
           peer.title + " has left the group after " + std::to_string(calls) +
               (calls == 1 ? " call" : " calls") + ", while " + me.title + " is in " +
@@ -143,7 +144,7 @@ KnownCalls known_calls(const CallHistory& history) {
 
 Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs) {
   Difference found;
-  std::uint64_t agreed = 0;  // the last call before it that is known to agree
+  std::uint64_t agreed = 0;  // the last call with equal fingerprints
   for (const KnownCall& call : mine) {
     for (const KnownCall& other : theirs) {
       if (call.number != other.number) continue;
@@ -159,21 +160,21 @@ Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs) {
   return found;
 }
 
-Failure mismatch_of(const TitledRank& me, const KnownCalls& mine, const TitledRank& peer,
-                    const KnownCalls& theirs) {
-  if (peer.rank < me.rank) return mismatch_of(peer, theirs, me, mine);
+Failure mismatch_failure(const TitledRank& me, const KnownCalls& mine, const TitledRank& peer,
+                         const KnownCalls& theirs) {
+  if (peer.rank < me.rank) return mismatch_failure(peer, theirs, me, mine);
   Difference found = find_difference(mine, theirs);
   auto last_of = [](const KnownCalls& calls) {
     auto earlier = [](const KnownCall& a, const KnownCall& b) { return a.number < b.number; };
     auto last = std::max_element(calls.begin(), calls.end(), earlier);
-    return last == calls.end() ? std::string("something unknown") : last->text;
+    return last == calls.end() ? std::string("an unknown call") : last->text;
   };
   std::string my_call = found.mine ? found.mine->text : last_of(mine),
               their_call = found.mine ? found.theirs->text : last_of(theirs);
   std::string text = "ranks made calls that do not belong together: " + me.title + " called " +
                      my_call + ", " + peer.title + " called " + their_call + ". ";
   if (found.mine && !found.is_first && found.mine->text == found.theirs->text) {
-    text += "These are equal: an earlier call differed, of which nothing is known any more. ";
+    text += "These two are equal: an earlier call differed, and is not recorded any more. ";
   }
   text +=
       "All ranks must make the same calls in the same order, with equal shape, dtype, op, "

@@ -9,7 +9,7 @@ class MixedEndpoint final : public Endpoint {
  public:
   MixedEndpoint(MixedGroup& group, int rank)
       : group_(group),
-        shm_(group.shm_->endpoint(group.place(rank))),
+        shm_(group.shm_->endpoint(group.local_rank(rank))),
         tcp_(group.tcp_.endpoint(rank)),
         rank_(rank) {}
 
@@ -34,8 +34,8 @@ class MixedEndpoint final : public Endpoint {
   Board* board() override { return group_.one_host() ? shm_.board() : nullptr; }
 
   bool try_send(int peer, const void* data, std::size_t bytes) override {
-    int place = group_.place(peer);
-    return place < 0 ? tcp_.try_send(peer, data, bytes) : shm_.try_send(place, data, bytes);
+    int local = group_.local_rank(peer);
+    return local < 0 ? tcp_.try_send(peer, data, bytes) : shm_.try_send(local, data, bytes);
   }
 
   Piece try_receive(int peer, std::size_t remaining) override {
@@ -43,16 +43,16 @@ class MixedEndpoint final : public Endpoint {
   }
 
   Piece try_receive_into(int peer, std::size_t remaining, void* target) override {
-    int place = group_.place(peer);
-    Piece piece = place < 0 ? tcp_.try_receive_into(peer, remaining, target)
-                            : shm_.try_receive_into(place, remaining, target);
-    wanted_ = piece.data ? Wanted::nothing : place < 0 ? Wanted::tcp : Wanted::memory;
+    int local = group_.local_rank(peer);
+    Piece piece = local < 0 ? tcp_.try_receive_into(peer, remaining, target)
+                            : shm_.try_receive_into(local, remaining, target);
+    wanted_ = piece.data ? Wanted::nothing : local < 0 ? Wanted::tcp : Wanted::memory;
     return piece;
   }
 
   void release(int peer) override {
-    int place = group_.place(peer);
-    place < 0 ? tcp_.release(peer) : shm_.release(place);
+    int local = group_.local_rank(peer);
+    local < 0 ? tcp_.release(peer) : shm_.release(local);
   }
 
   std::uint64_t moved() const override { return shm_.moved() + tcp_.moved(); }
@@ -64,8 +64,8 @@ class MixedEndpoint final : public Endpoint {
 
   bool flushed() override { return shm_.flushed() && tcp_.flushed(); }
   bool flushed_to(int peer) override {
-    int place = group_.place(peer);
-    return place < 0 ? tcp_.flushed_to(peer) : shm_.flushed_to(place);
+    int local = group_.local_rank(peer);
+    return local < 0 ? tcp_.flushed_to(peer) : shm_.flushed_to(local);
   }
 
   void check() override {
@@ -79,8 +79,8 @@ class MixedEndpoint final : public Endpoint {
   // Sleeper ------------------------------------------------------------------------------------
 
   SpinLimit spin_limit() override {
-    return waits_for_tcp() ? socket_spin_limit(group_.in_crowd())
-                           : memory_spin_limit(group_.in_crowd());
+    return waits_for_tcp() ? socket_spin_limit(group_.is_oversubscribed())
+                           : memory_spin_limit(group_.is_oversubscribed());
   }
 
   void announce_sleep() override {
@@ -91,7 +91,7 @@ class MixedEndpoint final : public Endpoint {
   }
 
   bool sleep(Clock::duration limit) override {
-    // The poll after the announcement may have changed what this rank waits for.
+    // The poll after announce_sleep() may have changed the transport for which this rank waits.
     if (waits_for_memory() != announced_ || waits_for_tcp() != in_poll_) return true;
     if (!in_poll_) return shm_.sleep(limit);
     return (announced_ && shm_.has_failed()) || tcp_.sleep(limit);
@@ -110,7 +110,7 @@ class MixedEndpoint final : public Endpoint {
   }
 
  private:
-  // The transport of the last message that had not come.
+  // The transport of the last message that had not arrived.
   enum class Wanted { nothing, memory, tcp };
 
   Group& group() override { return group_; }
@@ -124,7 +124,7 @@ class MixedEndpoint final : public Endpoint {
   Endpoint& tcp_;
   int rank_;
   Wanted wanted_ = Wanted::nothing;
-  // To the peers of this host, that this rank sleeps; and whether it does in a poll().
+  // True if this rank has announced its sleep in the memory, and if it sleeps in a poll().
   bool announced_ = false;
   bool in_poll_ = false;
 };
@@ -134,31 +134,34 @@ MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
                        std::vector<int> hosts)
     : shm_(std::move(memory)),
       hosts_(std::move(hosts)),
-      places_(hosts_.size(), -1),
+      local_ranks_(hosts_.size(), -1),
       tcp_(rank, streams, pipes, /*others=*/true) {
-  if (hosts_.size() != streams.size()) throw std::invalid_argument("a host for every rank");
+  if (hosts_.size() != streams.size())
+    throw std::invalid_argument("`hosts` must have a number for every rank");
   std::vector<int> here;
   for (int r = 0; r < size(); ++r) {
-    auto place = static_cast<std::size_t>(r);
-    bool local = hosts_[place] == hosts_[static_cast<std::size_t>(rank)];
-    if (!local && streams[place].size() < 2) {
-      throw std::invalid_argument("a rank of another host needs a connection for messages");
+    auto index = static_cast<std::size_t>(r);
+    bool local = hosts_[index] == hosts_[static_cast<std::size_t>(rank)];
+    if (!local && streams[index].size() < 2) {
+      throw std::invalid_argument("rank " + std::to_string(r) +
+                                  " is on another host and needs a connection for messages");
     }
     if (!local) continue;
-    places_[place] = static_cast<int>(here.size());
+    local_ranks_[index] = static_cast<int>(here.size());
     here.push_back(r);
   }
   if (shm_->size() != static_cast<int>(here.size())) {
-    throw std::invalid_argument("the memory is of another number of ranks than this host has");
+    throw std::invalid_argument("the memory has " + std::to_string(shm_->size()) +
+                                " ranks, and this host has " + std::to_string(here.size()));
   }
   shm_->name_ranks(here, tcp_.addresses());
-  // The calls of a rank of this host are known through the memory alone.
-  tcp_.also_ask([memory = shm_, places = places_](int peer) {
-    const int place = places[static_cast<std::size_t>(peer)];
-    return place < 0 ? std::string() : memory->describe(place);
+  // Ranks of this host announce their calls in the memory only.
+  tcp_.set_describe([memory = shm_, local_ranks = local_ranks_](int peer) {
+    const int local = local_ranks[static_cast<std::size_t>(peer)];
+    return local < 0 ? std::string() : memory->describe(local);
   });
   endpoint_ = std::make_unique<MixedEndpoint>(*this, rank);
-  shm_->end_polls_by([this, here](int place) { tcp_.wake(here[static_cast<std::size_t>(place)]); });
+  shm_->end_polls_by([this, here](int local) { tcp_.wake(here[static_cast<std::size_t>(local)]); });
 }
 
 MixedGroup::~MixedGroup() {
@@ -172,24 +175,24 @@ Endpoint& MixedGroup::endpoint(int rank) {
 }
 
 void MixedGroup::fail(const Failure& failure) noexcept {
-  // The first reason is everybody's.
+  // Both transports report the first failure.
   const Failure reason = this->failure().value_or(failure);
   shm_->fail(reason);
   tcp_.fail(reason);
 }
 
-// What this rank knows of its own end stands in the failure over TCP.
+// The failure over TCP comes first: it has this rank's own reason.
 std::optional<Failure> MixedGroup::failure() const {
   std::optional<Failure> found = tcp_.failure();
   return found ? found : shm_->failure();
 }
 
 void MixedGroup::leave(int rank) noexcept {
-  // Other hosts may not have heard what came through memory, nor this host what came over TCP.
+  // Passes a failure of one transport to the ranks of the other one.
   if (auto failed = shm_->failure()) tcp_.fail(*failed);
   tcp_.leave(rank);
   if (auto failed = tcp_.failure()) shm_->fail(*failed);
-  shm_->leave(place(rank));
+  shm_->leave(local_rank(rank));
 }
 
 void MixedGroup::abandon() noexcept { tcp_.abandon(); }
@@ -199,20 +202,20 @@ std::string_view MixedGroup::transport() const {
 }
 
 std::uint64_t MixedGroup::calls(int rank) const {
-  return place(rank) < 0 ? tcp_.calls(rank) : shm_->calls(place(rank));
+  return local_rank(rank) < 0 ? tcp_.calls(rank) : shm_->calls(local_rank(rank));
 }
 
 std::string MixedGroup::describe(int rank) const {
-  return place(rank) < 0 ? tcp_.describe(rank) : shm_->describe(place(rank));
+  return local_rank(rank) < 0 ? tcp_.describe(rank) : shm_->describe(local_rank(rank));
 }
 
-void MixedGroup::call_ranks(const std::vector<std::string>& titles) {
-  tcp_.call_ranks(titles);
+void MixedGroup::set_titles(const std::vector<std::string>& titles) {
+  tcp_.set_titles(titles);
   std::vector<std::string> here;
   for (int r = 0; r < size(); ++r) {
-    if (place(r) >= 0) here.push_back(titles[static_cast<std::size_t>(r)]);
+    if (local_rank(r) >= 0) here.push_back(titles[static_cast<std::size_t>(r)]);
   }
-  shm_->call_ranks(here);
+  shm_->set_titles(here);
 }
 
 }  // namespace pycollective

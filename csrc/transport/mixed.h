@@ -1,10 +1,10 @@
-// A group of which some ranks share a host: those talk through shared memory, all others over TCP.
+// A group in which some ranks share a host. They exchange messages through shared memory; all other
+// pairs of ranks use TCP.
 //
-// Every two ranks have a control connection, so that the end of a process is noticed wherever it
-// was; messages between ranks of this host go through the memory. A call is entered in both, and a
-// failure of one is the failure of the other. A rank that waits for both sleeps in one poll() over
-// its connections: a rank of its host that has done something in the memory ends it by a frame on
-// the control connection of the two.
+// Every pair of ranks has a TCP control connection, which detects the end of a process. A rank
+// enters each call in both transports, and a failure in one transport fails the other too. A rank
+// that waits for both sleeps in one poll() over its connections. A peer of its host ends the poll()
+// by a frame on their control connection.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,9 @@ namespace pycollective {
 
 class MixedGroup final : public Group {
  public:
-  // `streams` and `pipes` as TcpGroup's, with nothing but the control connection among the streams
-  // to ranks of this host; hosts[r] is the number of rank r's host. `memory`, which this rank has
-  // joined, has the ranks of its host in their order. Throws std::invalid_argument.
+  // `streams` and `pipes` are as for TcpGroup; ranks of this host need the control connection only.
+  // hosts[r] is the number of rank r's host. `memory` has the ranks of this host in ascending
+  // order, and this rank has joined it. Throws std::invalid_argument.
   MixedGroup(int rank, const std::vector<std::vector<int>>& streams, const std::vector<int>& pipes,
              std::shared_ptr<ShmGroup> memory, std::vector<int> hosts);
   ~MixedGroup() override;
@@ -41,35 +41,33 @@ class MixedGroup final : public Group {
   void leave(int rank) noexcept override;
   void abandon() noexcept override;
   std::string_view transport() const override;
-  // Addresses may tell of more ranks that share the cores than the memory does: those of other
-  // containers.
-  bool in_crowd() const override {
-    return shm_->in_crowd() || (tcp_.here() > shm_->size() && tcp_.in_crowd());
+  // Ranks in other containers of this host have the same address, but are not in the memory.
+  bool is_oversubscribed() const override {
+    return shm_->is_oversubscribed() || (tcp_.here() > shm_->size() && tcp_.is_oversubscribed());
   }
   std::shared_ptr<Arena> arena() override { return shm_->arena(); }
   std::vector<int> hosts() const override { return hosts_; }
   std::string address(int rank) const override { return tcp_.address(rank); }
   std::uint64_t calls(int rank) const override;
-  // All ranks have control connections, also those of one host.
-  void beat() override { tcp_.beat(); }
+  void send_heartbeat() override { tcp_.send_heartbeat(); }
   std::vector<int> silent(double seconds) override { return tcp_.silent(seconds); }
   std::string describe(int rank) const override;
   TitledRank titled(int rank) const override { return tcp_.titled(rank); }
-  void call_ranks(const std::vector<std::string>& titles) override;
+  void set_titles(const std::vector<std::string>& titles) override;
   void announce_message(int rank, const std::string& message) noexcept override {
     tcp_.announce_message(rank, message);
-    shm_->announce_message(place(rank), message);
+    shm_->announce_message(local_rank(rank), message);
   }
 
  private:
   friend class MixedEndpoint;
-  // Whether the memory has all ranks.
+  // Returns true if all ranks are on this host.
   bool one_host() const { return shm_->size() == size(); }
-  // The rank's place in the memory, -1 where it is on another host.
-  int place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
+  // Returns a rank's number in `shm_`; -1 if it is on another host.
+  int local_rank(int rank) const { return local_ranks_[static_cast<std::size_t>(rank)]; }
 
   std::shared_ptr<ShmGroup> shm_;
-  std::vector<int> hosts_, places_;
+  std::vector<int> hosts_, local_ranks_;
   TcpGroup tcp_;
   std::unique_ptr<Endpoint> endpoint_;
 };

@@ -15,13 +15,13 @@ constexpr std::size_t kPage = 4096;
 
 }  // namespace
 
-// The kind is written last and read first.
+// `kind` is written last and read first.
 struct RingPipes::Head {
   std::atomic<Kind> kind;
   std::int32_t tag;
   std::uint64_t bytes;
   std::uint64_t identity;
-  std::uint64_t described;  // whether a description follows
+  std::uint64_t described;  // 1 if a Description follows
 };
 
 struct RingPipes::Description {
@@ -33,17 +33,17 @@ struct RingPipes::Description {
 struct alignas(kCacheLine) RingPipes::Ring {
   // The sender has written all bytes of a streamed message before this position.
   std::atomic<std::uint64_t> written;
-  // 1: the sender has given up, and the receiver must not use memory that the sender lent.
+  // 1: the sender has given up, and the receiver must drop data of zero-copy messages.
   std::atomic<std::uint32_t> withdrawn;
   // The receiver has read all bytes before this position.
   alignas(kCacheLine) std::atomic<std::uint64_t> read;
   alignas(kCacheLine) std::byte data[1];
 };
 
-std::size_t RingPipes::room_for(int size) {
+std::size_t RingPipes::ring_bytes_of(int size) {
   auto n = static_cast<std::size_t>(size);
-  std::size_t room = kPipesBytes / (n * n) / kPage * kPage;
-  return std::clamp(room, kLeastPipeBytes, kMostPipeBytes);
+  std::size_t bytes = kPipesBytes / (n * n) / kPage * kPage;
+  return std::clamp(bytes, kLeastPipeBytes, kMostPipeBytes);
 }
 
 std::size_t RingPipes::control_bytes(int size) {
@@ -52,10 +52,9 @@ std::size_t RingPipes::control_bytes(int size) {
          round_up(n * round_up((n + 63) / 64 * 8, kCacheLine), kPage);
 }
 
-// A ring's first page has its counters, and the first records.
 std::size_t RingPipes::bytes_for(int size) {
   auto n = static_cast<std::size_t>(size);
-  return control_bytes(size) + n * n * (room_for(size) + kPage);
+  return control_bytes(size) + n * n * (ring_bytes_of(size) + kPage);
 }
 
 RingPipes::RingPipes(std::byte* memory, int size, int rank, Board* board)
@@ -63,7 +62,7 @@ RingPipes::RingPipes(std::byte* memory, int size, int rank, Board* board)
       board_(board),
       size_(size),
       rank_(rank),
-      room_(room_for(size)),
+      ring_bytes_(ring_bytes_of(size)),
       outgoing_(static_cast<std::size_t>(size)),
       incoming_(static_cast<std::size_t>(size)) {
   queue(rank).prepare();
@@ -71,7 +70,7 @@ RingPipes::RingPipes(std::byte* memory, int size, int rank, Board* board)
 
 WaitQueue& RingPipes::queue(int rank) const { return reinterpret_cast<WaitQueue*>(memory_)[rank]; }
 
-// Bits of the ranks that have sent something to a rank: only their rings are looked at.
+// A bit for each rank that has sent messages to rank `to`. Other rings are not polled.
 std::atomic<std::uint64_t>& RingPipes::senders(int to, int from) const {
   auto n = static_cast<std::size_t>(size_);
   std::byte* begin = memory_ + round_up(n * sizeof(WaitQueue), kPage) +
@@ -81,12 +80,12 @@ std::atomic<std::uint64_t>& RingPipes::senders(int to, int from) const {
 
 RingPipes::Ring& RingPipes::ring(int from, int to) const {
   auto n = static_cast<std::size_t>(size_);
-  std::size_t place = static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to);
-  return *reinterpret_cast<Ring*>(memory_ + control_bytes(size_) + place * (room_ + kPage));
+  std::size_t index = static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to);
+  return *reinterpret_cast<Ring*>(memory_ + control_bytes(size_) + index * (ring_bytes_ + kPage));
 }
 
 std::byte* RingPipes::at(Ring& ring, std::uint64_t position) const {
-  return ring.data + position % room_;
+  return ring.data + position % ring_bytes_;
 }
 
 RingPipes::Head& RingPipes::head(Ring& ring, std::uint64_t position) const {
@@ -96,23 +95,23 @@ RingPipes::Head& RingPipes::head(Ring& ring, std::uint64_t position) const {
 void RingPipes::copy_in(Ring& ring, std::uint64_t position, const void* data,
                         std::size_t bytes) const {
   const auto* from = static_cast<const std::byte*>(data);
-  std::size_t first = std::min(bytes, room_ - position % room_);
+  std::size_t first = std::min(bytes, ring_bytes_ - position % ring_bytes_);
   copy_to_peer(at(ring, position), from, first);
   if (first < bytes) copy_to_peer(ring.data, from + first, bytes - first);
 }
 
 void RingPipes::copy_out(Ring& ring, std::uint64_t position, void* data, std::size_t bytes) const {
   auto* to = static_cast<std::byte*>(data);
-  std::size_t first = std::min(bytes, room_ - position % room_);
+  std::size_t first = std::min(bytes, ring_bytes_ - position % ring_bytes_);
   copy_bytes(to, at(ring, position), first);
   if (first < bytes) copy_bytes(to + first, ring.data, bytes - first);
 }
 
-// Returns how many of `wanted` bytes fit, beside the head of the next record.
-std::size_t RingPipes::room(Ring& to, Outgoing& out, std::size_t wanted) const {
+// Returns how many of `wanted` bytes fit. Reserves a cache line for the head of the next record.
+std::size_t RingPipes::free_bytes(Ring& to, Outgoing& out, std::size_t wanted) const {
   auto found = [&] {
     std::uint64_t used = out.position - out.read + kCacheLine;
-    return used > room_ ? 0 : static_cast<std::size_t>(room_ - used);
+    return used > ring_bytes_ ? 0 : static_cast<std::size_t>(ring_bytes_ - used);
   };
   if (found() < wanted) out.read = to.read.load(std::memory_order_acquire);
   return std::min(found(), wanted);
@@ -124,20 +123,20 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
   const bool described = envelope.identity != out.identity;
   const std::size_t ahead = sizeof(Head) + (described ? sizeof(Description) : 0);
-  const bool may_lend =
-      board_ && envelope.bytes >= kShmLentBytes && envelope.bytes <= kMostLentMessageBytes;
-  const std::uint64_t place = may_lend ? board_->place_of(data, envelope.bytes) : 0;
-  const Kind kind = place                           ? Kind::lent
+  const bool may_be_zero_copy =
+      board_ && envelope.bytes >= kZeroCopyBytes && envelope.bytes <= kMostZeroCopyBytes;
+  const std::uint64_t handle = may_be_zero_copy ? board_->handle_of(data, envelope.bytes) : 0;
+  const Kind kind = handle                          ? Kind::zero_copy
                     : envelope.bytes <= kWholeBytes ? Kind::whole
                                                     : Kind::streamed;
-  const std::size_t with_it = kind == Kind::lent    ? sizeof place
-                              : kind == Kind::whole ? envelope.bytes
-                                                    : 0;
-  const std::size_t length = round_up(ahead + with_it, kCacheLine);
-  if (room(to, out, length) < length) return false;
-  if (!out.spoken) {
+  const std::size_t inline_bytes = kind == Kind::zero_copy ? sizeof handle
+                                   : kind == Kind::whole   ? envelope.bytes
+                                                           : 0;
+  const std::size_t length = round_up(ahead + inline_bytes, kCacheLine);
+  if (free_bytes(to, out, length) < length) return false;
+  if (!out.announced) {
     senders(peer, rank_).fetch_or(std::uint64_t{1} << (rank_ % 64));
-    out.spoken = true;
+    out.announced = true;
   }
   const std::uint64_t begin = out.position;
   Head& first = head(to, begin);
@@ -156,14 +155,14 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   out.position = begin + length;
   if (kind == Kind::streamed) {
     out.left = envelope.bytes;
-    out.block = std::min(pipe_block_bytes(envelope.bytes), room_ / 4);
+    out.block = std::min(pipe_block_bytes(envelope.bytes), ring_bytes_ / 4);
     moved = try_write(peer, data, envelope.bytes);
   } else {
-    const bool lends = kind == Kind::lent;
-    copy_in(to, begin + ahead, lends ? static_cast<const void*>(&place) : data, with_it);
+    const bool zero_copy = kind == Kind::zero_copy;
+    copy_in(to, begin + ahead, zero_copy ? static_cast<const void*>(&handle) : data, inline_bytes);
     head(to, out.position).kind.store(Kind::none, std::memory_order_relaxed);
-    out.lent_until = lends ? out.position : 0;
-    moved = lends ? 0 : envelope.bytes;
+    out.zero_copy_until = zero_copy ? out.position : 0;
+    moved = zero_copy ? 0 : envelope.bytes;
   }
   first.kind.store(kind, std::memory_order_release);
   queue(peer).wake_if_asleep();
@@ -173,13 +172,13 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
 std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t bytes) {
   Ring& to = ring(rank_, peer);
   Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
-  if (out.lent_until) {
-    if (to.read.load(std::memory_order_acquire) < out.lent_until) return 0;
-    out.lent_until = 0;
+  if (out.zero_copy_until) {
+    if (to.read.load(std::memory_order_acquire) < out.zero_copy_until) return 0;
+    out.zero_copy_until = 0;
     return bytes;
   }
   std::size_t count = std::min(bytes, out.block);
-  count = room(to, out, round_up(count, kCacheLine));
+  count = free_bytes(to, out, round_up(count, kCacheLine));
   count = std::min(bytes, count);
   if (count == 0) return 0;
   copy_in(to, out.position, data, count);
@@ -197,17 +196,17 @@ std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t by
 const Envelope* RingPipes::try_next(int peer) {
   Incoming& in = incoming_[static_cast<std::size_t>(peer)];
   if (in.begun) return &in.envelope;
-  if (!in.spoken) {
+  if (!in.announced) {
     std::uint64_t all = senders(rank_, peer).load(std::memory_order_acquire);
     if ((all >> (peer % 64) & 1) == 0) return nullptr;
-    in.spoken = true;
+    in.announced = true;
   }
   Ring& from = ring(peer, rank_);
   const Head& first = head(from, in.position);
   const Kind kind = first.kind.load(std::memory_order_acquire);
   if (kind == Kind::none) return nullptr;
   Envelope& envelope = in.envelope;
-  const bool known = kind == Kind::whole || kind == Kind::streamed || kind == Kind::lent;
+  const bool known = kind == Kind::whole || kind == Kind::streamed || kind == Kind::zero_copy;
   envelope.magic = known ? Envelope::kMagic : 0;
   envelope.tag = first.tag;
   envelope.bytes = first.bytes;
@@ -224,14 +223,14 @@ const Envelope* RingPipes::try_next(int peer) {
   in.position += ahead;
   in.left = envelope.bytes;
   in.written = in.position;
-  in.lent = nullptr;
+  in.mapped = nullptr;
   if (kind == Kind::whole) {
     in.written += in.left;
-  } else if (kind == Kind::lent && board_) {
-    std::uint64_t place = 0;
-    copy_out(from, in.position, &place, sizeof place);
-    in.lent = board_->reach(peer, place, envelope.bytes);
-    in.position += sizeof place;
+  } else if (kind == Kind::zero_copy && board_) {
+    std::uint64_t handle = 0;
+    copy_out(from, in.position, &handle, sizeof handle);
+    in.mapped = board_->address_of(peer, handle, envelope.bytes);
+    in.position += sizeof handle;
   } else {
     in.position = round_up(in.position, kCacheLine);
   }
@@ -242,10 +241,10 @@ const Envelope* RingPipes::try_next(int peer) {
 std::size_t RingPipes::try_read(int peer, std::byte* data, std::size_t bytes) {
   Ring& from = ring(peer, rank_);
   Incoming& in = incoming_[static_cast<std::size_t>(peer)];
-  if (in.lent) {
-    // A sender that gives up says so before it uses the memory again.
+  if (in.mapped) {
+    // A sender that gives up sets `withdrawn` before it uses the memory again.
     const std::size_t count = std::min({bytes, in.left, kMappedChunkBytes});
-    copy_bytes(data, in.lent + (in.envelope.bytes - in.left), count);
+    copy_bytes(data, in.mapped + (in.envelope.bytes - in.left), count);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (from.withdrawn.load(std::memory_order_relaxed)) return 0;
     in.left -= count;
@@ -276,7 +275,8 @@ void RingPipes::end(int peer) {
 
 void RingPipes::withdraw() noexcept {
   for (int peer = 0; peer < size_; ++peer) {
-    if (outgoing_[static_cast<std::size_t>(peer)].lent_until) ring(rank_, peer).withdrawn.store(1);
+    if (outgoing_[static_cast<std::size_t>(peer)].zero_copy_until)
+      ring(rank_, peer).withdrawn.store(1);
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }

@@ -12,13 +12,13 @@ CallRecord SharedHistory::call(std::uint64_t number) const {
     call = records_[record_of_[number % kLength].load() % kRecords];
     call.fingerprint = fingerprint_of_[number % kLength].load();
     std::atomic_thread_fence(std::memory_order_acquire);
-    // The rank may be about to say that it is in the call that takes this one's place.
+    // The rank may have begun to overwrite this entry with its next call.
     bool whole = before % 2 == 0 && writing_.load() == before;
     if (whole && number_.load() + 1 - number < kLength) break;
-    if (tries == 1000) break;  // a process that was stopped while it wrote: what there is must do
+    if (tries == 1000) break;  // the process was stopped while it wrote: return what is there
     std::this_thread::yield();
   }
-  // Whatever the memory holds: names end.
+  // Names must end, whatever bytes the memory has.
   call.collective[sizeof call.collective - 1] = call.algorithm[sizeof call.algorithm - 1] = 0;
   call.op[sizeof call.op - 1] = call.dtype[sizeof call.dtype - 1] = 0;
   call.number = number;

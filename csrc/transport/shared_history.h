@@ -1,5 +1,5 @@
-// The last calls of a rank, in memory that processes share. The rank writes them; its peers read
-// them, and never hold it up (a seqlock, which tells a reader that it has to look again).
+// The last calls of a rank, in shared memory. The rank writes them without waiting for readers: the
+// history is a seqlock, whose readers retry.
 #pragma once
 
 #include <atomic>
@@ -14,20 +14,20 @@ class alignas(kCacheLine) SharedHistory {
  public:
   static constexpr std::uint64_t kLength = CallHistory::kLength;
 
-  // Counts one more call, with its number and fingerprint. `repeats`: it is the last one again.
+  // Adds a call with its number and fingerprint. `repeats`: its record equals the last one.
   void add(const CallRecord& call, bool repeats);
   std::uint64_t number() const { return number_.load(); }  // of the last call
-  // Returns the call of a number, or the last one, if that one has not begun or is long over.
+  // Returns the call with a number; the last call if that one is not in the history.
   CallRecord call(std::uint64_t number) const;
 
  private:
-  // A record is written only for a call that differs from the last one. Two records more than calls
-  // let a reader find whole ones while the next two are written.
+  // A call that repeats the last one shares its record. With two spare records, a reader finds
+  // complete records while the next two are written.
   static constexpr std::uint64_t kRecords = kLength + 2;
 
   std::atomic<std::uint64_t> writing_;  // odd: a record is being written
   std::atomic<std::uint64_t> number_;
-  std::atomic<std::uint64_t> record_of_[kLength];  // by a call's number, before `number_` says so
+  std::atomic<std::uint64_t> record_of_[kLength];  // by call number; written before `number_`
   std::atomic<std::uint64_t> fingerprint_of_[kLength];
   CallRecord records_[kRecords];
 };
@@ -45,7 +45,7 @@ inline void SharedHistory::add(const CallRecord& call, bool repeats) {
   number_.store(number, std::memory_order_release);
 }
 
-// All that a history has, the last call first.
+// Returns all calls of a history, the last call first.
 KnownCalls known_calls(const SharedHistory& history);
 
 }  // namespace pycollective

@@ -39,8 +39,8 @@ bool ShmGroup::has_left(int rank) const {
 
 bool ShmGroup::has_ended(int rank) const {
   if (state(rank).presence.load() == Presence::ended) return true;
-  const int there = state(rank).there.load() - 1;
-  return followed_ && there >= 0 && there < followed_->size() && followed_->has_ended(there);
+  const int theirs = state(rank).number_in_followed.load() - 1;
+  return followed_ && theirs >= 0 && theirs < followed_->size() && followed_->has_ended(theirs);
 }
 
 void ShmGroup::join(int rank) {
@@ -50,12 +50,13 @@ void ShmGroup::join(int rank) {
   }
   auto absent = Presence::absent;
   if (rank_ >= 0 || !state(rank).presence.compare_exchange_strong(absent, Presence::joined)) {
-    throw std::invalid_argument("rank " + std::to_string(rank) +
-                                " of the group is taken: every process needs a rank of its own");
+    throw std::invalid_argument(
+        "rank " + std::to_string(rank) +
+        " of the group belongs to another process: every process needs its own rank");
   }
   rank_ = rank;
   state(rank).memory = {process_number(), reinterpret_cast<std::uintptr_t>(&secret_), secret_};
-  if (followed_) state(rank).there.store(followed_->rank_ + 1);
+  if (followed_) state(rank).number_in_followed.store(followed_->rank_ + 1);
   state(rank).queue.prepare();
   const CoreSet cores = affinity();
   for (std::size_t word = 0; word < cores.size(); ++word)
@@ -66,71 +67,71 @@ void ShmGroup::join(int rank) {
 }
 
 void ShmGroup::map_arenas() {
-  std::int32_t place = rank_;
+  std::int32_t index = rank_;
   if (followed_) {
     arena_ = followed_->arena_;
-    place = followed_->arena_of(followed_->rank_);
+    index = followed_->arena_of(followed_->rank_);
   } else if (memory_.arena_bytes() > 0) {
     try {
       arena_ = Arena::map(memory_.descriptor(), memory_.arenas_begin(), memory_.arena_bytes(),
                           size(), rank_);
     } catch (const std::system_error&) {
-      // Without the address space for it, all of the group's arrays are ordinary.
+      // Too little address space: all arrays of the group are ordinary.
     }
   }
-  state(rank_).arena.store(arena_ ? place + 1 : -1);
+  state(rank_).arena.store(arena_ ? index + 1 : -1);
 }
 
 int ShmGroup::arena_of(int rank) const { return state(rank).arena.load() - 1; }
 
-bool ShmGroup::all_reach() const {
-  if (int known = reaches_.load(std::memory_order_relaxed); known >= 0) return known != 0;
+bool ShmGroup::all_mapped() const {
+  if (int known = all_mapped_.load(std::memory_order_relaxed); known >= 0) return known != 0;
   bool all_joined = true, all_map = true;
   for (int r = 0; r < size(); ++r) {
     all_joined = all_joined && state(r).arena.load() != 0;
     all_map = all_map && arena_of(r) >= 0;
   }
-  if (all_joined) reaches_.store(all_map, std::memory_order_relaxed);
+  if (all_joined) all_mapped_.store(all_map, std::memory_order_relaxed);
   return all_joined && all_map;
 }
 
-std::uint64_t ShmGroup::place_of(const void* data, std::size_t bytes) const {
-  return arena_ && all_reach() ? arena_->place_of(data, bytes) : 0;
+std::uint64_t ShmGroup::handle_of(const void* data, std::size_t bytes) const {
+  return arena_ && all_mapped() ? arena_->handle_of(data, bytes) : 0;
 }
 
-std::byte* ShmGroup::reach(int rank, std::uint64_t place, std::size_t bytes) const {
-  return arena_ ? arena_->reach(arena_of(rank), place, bytes) : nullptr;
+std::byte* ShmGroup::address_of(int rank, std::uint64_t handle, std::size_t bytes) const {
+  return arena_ ? arena_->address_of(arena_of(rank), handle, bytes) : nullptr;
 }
 
-std::uint64_t ShmGroup::lend(const void* data, std::size_t bytes) {
+std::uint64_t ShmGroup::remote_handle_of(const void* data, std::size_t bytes) {
   std::int32_t known = state(rank_).reads.load(std::memory_order_relaxed);
   if (known == 0) {
     known = 1;
     for (int r = 0; r < size(); ++r) {
       if (state(r).arena.load() == 0) return 0;  // not joined yet
       std::byte found[sizeof secret_];
-      if (!read(r, state(r).memory.secret_at, found, sizeof found)) known = -1;
+      if (!read_remote(r, state(r).memory.secret_at, found, sizeof found)) known = -1;
     }
     state(rank_).reads.store(known);
   }
-  // Between two ranks, each of which has a core, two copies at the same time are as fast as one.
-  const bool is_worth = data && size() > 2 && bytes >= kLentArrayBytes;
-  return is_worth && all_read() ? reinterpret_cast<std::uintptr_t>(data) : 0;
+  // With two ranks, staging is as fast: its two copies run concurrently on two cores.
+  const bool is_faster = data && size() > 2 && bytes >= kRemoteReadBytes;
+  return is_faster && all_read_remotely() ? reinterpret_cast<std::uintptr_t>(data) : 0;
 }
 
-bool ShmGroup::all_read() const {
+bool ShmGroup::all_read_remotely() const {
   for (int r = 0; r < size(); ++r) {
     if (state(r).reads.load(std::memory_order_relaxed) != 1) return false;
   }
   return true;
 }
 
-bool ShmGroup::read(int rank, std::uint64_t lent, std::byte* to, std::size_t bytes) const {
-  return read_peer(state(rank).memory, lent, to, bytes);
+bool ShmGroup::read_remote(int rank, std::uint64_t handle, std::byte* to, std::size_t bytes) const {
+  return read_peer(state(rank).memory, handle, to, bytes);
 }
 
 void ShmGroup::leave(int rank) noexcept {
-  if (!origin_.is_here()) return;  // a forked child does not speak for the rank
+  if (!origin_.is_here()) return;  // a forked child is not the rank
   const auto now = rank == rank_ ? Presence::left : Presence::ended;
   if (state(rank).presence.exchange(now) >= Presence::left) return;  // it may never have joined
   wake_all();
@@ -140,18 +141,18 @@ void ShmGroup::leave(int rank) noexcept {
   }
 }
 
-// Launchers may give each rank cores of its own: those of all ranks count.
-bool ShmGroup::in_crowd() const {
-  if (int known = crowd_.load(std::memory_order_relaxed); known >= 0) return known != 0;
+// Counts the cores of all ranks, because a launcher may give each rank its own cores.
+bool ShmGroup::is_oversubscribed() const {
+  if (int known = oversubscribed_.load(std::memory_order_relaxed); known >= 0) return known != 0;
   bool all = true;
   for (int r = 0; r < size(); ++r) all = all && state(r).presence.load() != Presence::absent;
   CoreSet cores;
   for (std::size_t word = 0; word < cores.size(); ++word)
     cores[word] = memory_.header().cores[word].load();
   static const double quota = quota_of_cores();
-  bool crowd = size() > within_quota(count_of(cores), quota);
-  if (all) crowd_.store(crowd, std::memory_order_relaxed);
-  return crowd;
+  bool oversubscribed = size() > within_quota(count_of(cores), quota);
+  if (all) oversubscribed_.store(oversubscribed, std::memory_order_relaxed);
+  return oversubscribed;
 }
 
 std::vector<int> ShmGroup::needing_fences() const {
@@ -189,21 +190,23 @@ std::optional<Failure> ShmGroup::failure() const {
     auto theirs = followed_->failure();
     if (!theirs || theirs->kind != FailureKind::peer_lost) return {};
     std::vector<int> members;
-    for (int r = 0; r < size(); ++r) members.push_back(state(r).there.load() - 1);
-    return as_told_by_part(*theirs, members);
+    for (int r = 0; r < size(); ++r) members.push_back(state(r).number_in_followed.load() - 1);
+    return failure_for_part(*theirs, members);
   }
-  // Another rank writes the reason just now; it may also have been killed while it did.
-  auto patience = Clock::now() + std::chrono::seconds(1);
+  // Waits for the rank that writes the reason. That rank may have been killed meanwhile.
+  auto deadline = Clock::now() + std::chrono::seconds(1);
   while (memory_.header().failed.load() != 2) {
-    if (Clock::now() > patience) {
-      return Failure(FailureKind::aborted, "a rank was lost while it said why the group failed");
+    if (Clock::now() > deadline) {
+      return Failure(FailureKind::aborted,
+                     "a rank ended while it wrote the reason of the group's failure");
     }
     std::this_thread::yield();
   }
   const auto ranks = names_.empty() ? size() : static_cast<int>(addresses_.size());
-  auto told = failure_in(memory_.header().reason, ranks);
-  if (!told) return Failure(FailureKind::aborted, "a rank gave a reason that cannot be read");
-  return addresses_.empty() ? told : told->with_hosts(addresses_);
+  auto reason = failure_in(memory_.header().reason, ranks);
+  if (!reason)
+    return Failure(FailureKind::aborted, "a rank wrote an invalid reason for the group's failure");
+  return addresses_.empty() ? reason : reason->with_hosts(addresses_);
 }
 
 void ShmGroup::check() const {
@@ -217,21 +220,22 @@ void ShmGroup::announce_message(int rank, const std::string& message) noexcept {
 
 std::uint64_t ShmGroup::calls(int rank) const { return state(rank).history.number(); }
 
-void ShmGroup::beat() {
+void ShmGroup::send_heartbeat() {
   if (rank_ < 0 || !origin_.is_here()) return;
   std::lock_guard lock(heartbeats_mutex_);
-  state(rank_).beats.fetch_add(1);
+  state(rank_).heartbeats.fetch_add(1);
   heartbeats_.resize(static_cast<std::size_t>(size()), {0, Clock::now()});
   receive_heartbeats();
 }
 
-// With the mutex held: looks for beats since the last time.
+// Called with the mutex held.
 void ShmGroup::receive_heartbeats() {
   auto now = Clock::now();
   for (std::size_t r = 0; r < heartbeats_.size(); ++r) {
     int rank = static_cast<int>(r);
-    std::uint64_t beats = state(rank).beats.load();
-    if (beats != heartbeats_[r].beats || has_left(rank)) heartbeats_[r] = {beats, now};
+    std::uint64_t heartbeats = state(rank).heartbeats.load();
+    if (heartbeats != heartbeats_[r].heartbeats || has_left(rank))
+      heartbeats_[r] = {heartbeats, now};
   }
 }
 

@@ -15,7 +15,7 @@ ShmEndpoint::ShmEndpoint(ShmGroup& group, int rank)
       memory_(group.memory()),
       rank_(rank),
       pending_(static_cast<std::size_t>(group.size())),
-      lent_until_(static_cast<std::size_t>(group.size())),
+      zero_copy_until_(static_cast<std::size_t>(group.size())),
       board_(*this) {}
 
 // Calls ------------------------------------------------------------------------------------------
@@ -42,19 +42,19 @@ void ShmEndpoint::leave() noexcept {
     for (Pending& pending : pending_) pending = {};
     unsent_ = 0;
   }
-  lends_ = false;
+  has_zero_copy_ = false;
   board_.written = {};
   state().busy.store(0, std::memory_order_release);
 }
 
-// A peer that says that it writes goes on for one piece at most. If it does not end that in time,
-// it was stopped or killed, and what it may still write is to reach nobody.
+// A peer writes at most one more block after the failure. If it does not finish within kWithdrawal,
+// it was stopped or killed; then its later writes must not reach this rank's array.
 void ShmEndpoint::withdraw() noexcept {
   if (!board_.written.bytes) return;
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with Reaching, in direct.cc
-  auto patience = Clock::now() + kWithdrawal;
-  while (board_.is_reached()) {
-    if (Clock::now() > patience) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with PeerAccess in direct.cc
+  auto deadline = Clock::now() + kWithdrawal;
+  while (board_.is_any_peer_accessing()) {
+    if (Clock::now() > deadline) {
       group_.arena()->detach(board_.written.data, board_.written.bytes);
       break;
     }
@@ -67,8 +67,8 @@ void ShmEndpoint::withdraw() noexcept {
 bool ShmEndpoint::try_send(int peer, const void* data, std::size_t bytes) {
   Pending& pending = pending_[static_cast<std::size_t>(peer)];
   if (pending.active && !push(peer)) return false;
-  std::uint64_t place = bytes >= kShmLentBytes ? group_.place_of(data, bytes) : 0;
-  pending = {static_cast<const std::byte*>(data), bytes, place, true};
+  std::uint64_t handle = bytes >= kZeroCopyBytes ? group_.handle_of(data, bytes) : 0;
+  pending = {static_cast<const std::byte*>(data), bytes, handle, true};
   ++unsent_;
   push(peer);
   return true;
@@ -85,26 +85,26 @@ bool ShmEndpoint::push(int peer) {
   auto& channel = memory_.channel(rank_, peer);
   std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
   const std::uint64_t before = posted;
-  // The peer may take parts as fast as this rank posts them.
+  // The limit ends the loop if the peer consumes parts as fast as this rank posts them.
   const std::uint64_t most =
       posted + std::max<std::uint64_t>(kPieceBytes / memory_.slot_bytes(), 1);
   while (pending.active && posted < most &&
-         posted - channel.taken.load(std::memory_order_acquire) < std::uint64_t{kShmSlots}) {
+         posted - channel.consumed.load(std::memory_order_acquire) < std::uint64_t{kShmSlots}) {
     auto& slot = channel.slots[posted % kShmSlots];
     std::size_t part =
-        pending.place ? pending.bytes : std::min(pending.bytes, memory_.slot_bytes());
+        pending.handle ? pending.bytes : std::min(pending.bytes, memory_.slot_bytes());
     slot.fingerprint = fingerprint_;
     slot.call = call_.number;
     slot.remaining = pending.bytes;
     slot.bytes = part;
     std::byte* target = slot.inline_data;
     if (part > kShmInlineBytes) {
-      slot.place = pending.place;
+      slot.handle = pending.handle;
       target = memory_.ring(rank_, peer) + posted % kShmSlots * memory_.slot_bytes();
     }
-    if (pending.place) {
-      lent_until_[static_cast<std::size_t>(peer)] = posted + 1;
-      lends_ = true;
+    if (pending.handle) {
+      zero_copy_until_[static_cast<std::size_t>(peer)] = posted + 1;
+      has_zero_copy_ = true;
     } else if (part) {
       std::memcpy(target, pending.data, part);
     }
@@ -121,46 +121,46 @@ bool ShmEndpoint::push(int peer) {
 }
 
 bool ShmEndpoint::has_read(int peer) const {
-  return memory_.channel(rank_, peer).taken.load(std::memory_order_acquire) >=
-         lent_until_[static_cast<std::size_t>(peer)];
+  return memory_.channel(rank_, peer).consumed.load(std::memory_order_acquire) >=
+         zero_copy_until_[static_cast<std::size_t>(peer)];
 }
 
 bool ShmEndpoint::flushed() {
   if (unsent_ > 0) return false;
-  for (int peer = 0; lends_ && peer < group_.size(); ++peer) {
+  for (int peer = 0; has_zero_copy_ && peer < group_.size(); ++peer) {
     if (!has_read(peer)) return false;
   }
-  lends_ = false;
+  has_zero_copy_ = false;
   return true;
 }
 
 Piece ShmEndpoint::try_receive(int peer, std::size_t remaining) {
   auto& channel = memory_.channel(peer, rank_);
-  std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
-  if (channel.posted.load(std::memory_order_acquire) == taken) return {};
-  const auto& slot = channel.slots[taken % kShmSlots];
+  std::uint64_t consumed = channel.consumed.load(std::memory_order_relaxed);
+  if (channel.posted.load(std::memory_order_acquire) == consumed) return {};
+  const auto& slot = channel.slots[consumed % kShmSlots];
   if (slot.fingerprint != fingerprint_ || slot.remaining != remaining || slot.bytes > remaining) {
     mismatch(peer);
   }
   if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
-  if (slot.place) {
-    const std::byte* lent = group_.reach(peer, slot.place, slot.bytes);
-    if (!lent) lose(peer);
-    return {lent, slot.bytes};
+  if (slot.handle) {
+    const std::byte* data = group_.address_of(peer, slot.handle, slot.bytes);
+    if (!data) fail_invalid_handle(peer);
+    return {data, slot.bytes};
   }
-  return {memory_.ring(peer, rank_) + taken % kShmSlots * memory_.slot_bytes(), slot.bytes};
+  return {memory_.ring(peer, rank_) + consumed % kShmSlots * memory_.slot_bytes(), slot.bytes};
 }
 
 void ShmEndpoint::release(int peer) {
   auto& channel = memory_.channel(peer, rank_);
-  std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
-  const auto& slot = channel.slots[taken % kShmSlots];
-  if (slot.bytes > kShmInlineBytes && slot.place) {
-    // A sender that gave up may have overwritten what was being read: it fails the group first.
+  std::uint64_t consumed = channel.consumed.load(std::memory_order_relaxed);
+  const auto& slot = channel.slots[consumed % kShmSlots];
+  if (slot.bytes > kShmInlineBytes && slot.handle) {
+    // Throws if the sender gave up its call: it may have overwritten the data meanwhile.
     std::atomic_thread_fence(std::memory_order_acquire);
     group_.check();
   }
-  channel.taken.store(taken + 1, std::memory_order_release);
+  channel.consumed.store(consumed + 1, std::memory_order_release);
   ++moved_;
   wake(peer);
 }
@@ -168,16 +168,17 @@ void ShmEndpoint::release(int peer) {
 // Peers ------------------------------------------------------------------------------------------
 
 void ShmEndpoint::check_peers() {
-  if (auto lost = group_.failure()) group_.fail(*lost);  // of the followed one
+  if (auto lost = group_.failure()) group_.fail(*lost);  // a failure of the followed group
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == rank_) continue;
     const auto& other = memory_.rank(peer);
     if (differs(peer)) mismatch(peer);
-    // A process may have ended in the middle of a call.
-    bool gone =
+    // busy: the process has ended in the middle of a call.
+    bool has_left =
         group_.has_left(peer) && (group_.calls(peer) < call_.number || other.busy.load() != 0);
-    if (gone) {
-      group_.fail(absence_of(group_.titled(peer), group_.calls(peer), group_.titled(rank_), call_));
+    if (has_left) {
+      group_.fail(
+          peer_left_failure(group_.titled(peer), group_.calls(peer), group_.titled(rank_), call_));
       group_.check();
     }
   }
@@ -192,8 +193,8 @@ bool ShmEndpoint::differs(int peer) const {
 }
 
 Failure ShmEndpoint::mismatch_with(int peer) const {
-  return mismatch_of(group_.titled(rank_), known_calls(state().history), group_.titled(peer),
-                     known_calls(memory_.rank(peer).history));
+  return mismatch_failure(group_.titled(rank_), known_calls(state().history), group_.titled(peer),
+                          known_calls(memory_.rank(peer).history));
 }
 
 void ShmEndpoint::mismatch(int peer) {
@@ -202,10 +203,10 @@ void ShmEndpoint::mismatch(int peer) {
   throw std::logic_error("unreachable");
 }
 
-void ShmEndpoint::lose(int peer) {
+void ShmEndpoint::fail_invalid_handle(int peer) {
   const TitledRank it = group_.titled(peer);
   group_.fail({FailureKind::peer_lost,
-               it.title + " names memory that the group does not have, to " + group_.title(rank_),
+               it.title + " sent an invalid memory handle to " + group_.title(rank_),
                {it.rank},
                {call_.describe()}});
   group_.check();
@@ -229,25 +230,25 @@ ShmBoard::ShmBoard(ShmEndpoint& endpoint)
             /*with_staging=*/true),
       endpoint_(endpoint) {}
 
-std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
-  return endpoint_.group_.place_of(data, bytes);
+std::uint64_t ShmBoard::handle_of(const void* data, std::size_t bytes) const {
+  return endpoint_.group_.handle_of(data, bytes);
 }
 
-std::byte* ShmBoard::reach(int peer, std::uint64_t place, std::size_t bytes) {
-  std::byte* found = endpoint_.group_.reach(peer, place, bytes);
-  if (!found) endpoint_.lose(peer);
+std::byte* ShmBoard::address_of(int peer, std::uint64_t handle, std::size_t bytes) {
+  std::byte* found = endpoint_.group_.address_of(peer, handle, bytes);
+  if (!found) endpoint_.fail_invalid_handle(peer);
   return found;
 }
 
-std::uint64_t ShmBoard::lend(const void* data, std::size_t bytes) {
-  return endpoint_.group_.lend(data, bytes);
+std::uint64_t ShmBoard::remote_handle_of(const void* data, std::size_t bytes) {
+  return endpoint_.group_.remote_handle_of(data, bytes);
 }
 
-void ShmBoard::read(int peer, std::uint64_t lent, std::byte* to, std::size_t bytes) {
-  if (!endpoint_.group_.read(peer, lent, to, bytes)) endpoint_.lose(peer);
+void ShmBoard::read_remote(int peer, std::uint64_t handle, std::byte* to, std::size_t bytes) {
+  if (!endpoint_.group_.read_remote(peer, handle, to, bytes)) endpoint_.fail_invalid_handle(peer);
 }
 
-bool ShmBoard::in_crowd() const { return endpoint_.group_.in_crowd(); }
+bool ShmBoard::is_oversubscribed() const { return endpoint_.group_.is_oversubscribed(); }
 
 void ShmBoard::mismatch(int peer) { endpoint_.mismatch(peer); }
 

@@ -1,9 +1,9 @@
-// A rank's end of a group of processes.
+// The endpoint of a rank of a process group.
 //
-// A sender copies its message into the channel's ring, a part for each free slot; the receiver
-// reduces or copies straight out of the ring. Small messages travel in the slot's own cache lines;
-// an array of the arena is lent: the receiver reads it where it is. A rank that waits sleeps on a
-// futex in the shared memory.
+// A sender copies its message into the channel's ring, one part for each free slot. The receiver
+// reduces or copies directly out of the ring. Small messages are stored in the slot itself. Long
+// arrays of the arena are sent without a copy (zero-copy): the receiver reads them in place. A
+// waiting rank sleeps on a futex in the shared memory.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +21,11 @@ class ShmEndpoint;
 class ShmBoard final : public Board {
  public:
   explicit ShmBoard(ShmEndpoint& endpoint);
-  std::uint64_t place_of(const void* data, std::size_t bytes) const override;
-  std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) override;
-  std::uint64_t lend(const void* data, std::size_t bytes) override;
-  void read(int peer, std::uint64_t lent, std::byte* to, std::size_t bytes) override;
-  bool in_crowd() const override;
+  std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
+  std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
+  std::uint64_t remote_handle_of(const void* data, std::size_t bytes) override;
+  void read_remote(int peer, std::uint64_t handle, std::byte* to, std::size_t bytes) override;
+  bool is_oversubscribed() const override;
   [[noreturn]] void mismatch(int peer) override;
 
  private:
@@ -46,7 +46,8 @@ class ShmEndpoint final : public Endpoint {
   void release(int peer) override;
   std::uint64_t moved() const override { return moved_; }
   void progress() override;
-  // Copied into the ring is as good as read; an array that is lent is not.
+  // Data copied into the ring needs no acknowledgement. A zero-copy array does: the peer still
+  // reads it.
   bool flushed() override;
   bool flushed_to(int peer) override {
     return !pending_[static_cast<std::size_t>(peer)].active && has_read(peer);
@@ -56,31 +57,31 @@ class ShmEndpoint final : public Endpoint {
   CallRecord call() const override { return call_; }
   void fail(const Failure& failure) noexcept override { group_.fail(failure); }
 
-  SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
+  SpinLimit spin_limit() override { return memory_spin_limit(group_.is_oversubscribed()); }
   void announce_sleep() override { seen_ = state().queue.announce_sleep(); }
   bool sleep(Clock::duration limit) override {
     return has_failed() || state().queue.sleep(seen_, limit);
   }
   void end_sleep() override { state().queue.end_sleep(); }
   bool has_failed() override { return group_.has_failed(); }
-  // Fails the group where a peer is in a call that does not belong to this rank's, or has left.
+  // Fails the group if a peer's call differs from this rank's, or if a peer has left.
   void check_peers() override;
 
-  // Returns true if the calls of a peer and of this rank differ, as far as both have come.
+  // Returns true if a peer's calls are known to differ from this rank's.
   bool differs(int peer) const;
   Failure mismatch_with(int peer) const;
-  // Fail the group, and throw that: because of a call that differs; because a peer says that it has
-  // an array where it has none.
+  // Both fail the group and throw: because a peer's call differs, and because a peer sent an
+  // invalid handle.
   [[noreturn]] void mismatch(int peer);
-  [[noreturn]] void lose(int peer);
+  [[noreturn]] void fail_invalid_handle(int peer);
 
  private:
   friend class ShmBoard;
-  // A message, or the rest of one, that is still to be copied into the channel.
+  // A message, or the rest of one, that is not in the channel yet.
   struct Pending {
     const std::byte* data = nullptr;
     std::size_t bytes = 0;
-    std::uint64_t place = 0;  // where the peer reaches it, if it does
+    std::uint64_t handle = 0;  // of a zero-copy message; 0: none
     bool active = false;
   };
 
@@ -89,11 +90,11 @@ class ShmEndpoint final : public Endpoint {
   void wake(int peer) {
     if (memory_.rank(peer).queue.wake_if_asleep()) group_.end_poll(peer);
   }
-  // Returns true when a peer has read all that it was lent.
+  // Returns true if a peer has read all zero-copy messages.
   bool has_read(int peer) const;
-  // Fills the free slots. Returns true when nothing is left to send to this peer.
+  // Fills free slots. Returns true if nothing is left to send to this peer.
   bool push(int peer);
-  // Waits after a failure until no peer writes to this rank's memory any more.
+  // After a failure: waits until no peer writes to this rank's memory.
   void withdraw() noexcept;
 
   ShmGroup& group_;
@@ -101,14 +102,14 @@ class ShmEndpoint final : public Endpoint {
   const int rank_;
   CallRecord call_;
   std::uint64_t fingerprint_ = 0;
-  std::uint64_t moved_ = 0;  // parts, of messages that came or went
+  std::uint64_t moved_ = 0;  // parts sent and received
   std::uint32_t seen_ = 0;   // wake-ups before the sleep
   std::vector<Pending> pending_;
   int unsent_ = 0;  // peers with something pending
-  // Parts of each channel that must be taken before all is read that was lent to the peer; whether
-  // something was lent that may not have been read.
-  std::vector<std::uint64_t> lent_until_;
-  bool lends_ = false;
+  // For each peer, the value of ShmChannel::consumed at which it has read all zero-copy messages;
+  // and true if there may be unread ones.
+  std::vector<std::uint64_t> zero_copy_until_;
+  bool has_zero_copy_ = false;
   ShmBoard board_;
 };
 

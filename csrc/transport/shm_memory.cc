@@ -28,7 +28,7 @@ ShmMemory::Layout::Layout(int ranks_of_group) : size(ranks_of_group) {
   ranks = round_up(sizeof(ShmHeader), kPage);
   channels = ranks + round_up(n * sizeof(ShmRank), kPage);
   rings = channels + round_up(n * n * sizeof(ShmChannel), kPage);
-  // Whole pages, so that a part of a message has whole items.
+  // Whole pages, so that a part has whole items.
   slot_bytes =
       std::clamp(kShmRingsBytes / (n * n * kShmSlots) / kPage * kPage, kPage, kShmSlotBytes);
   board = rings + n * n * kShmSlots * slot_bytes;
@@ -57,7 +57,7 @@ ShmMemory ShmMemory::create(int size, std::size_t arena) {
   SharedMemory shared = [&] {
     try {
       return SharedMemory::create(layout.bytes_with_arenas(arena));
-    } catch (const std::system_error&) {  // files may not be so long
+    } catch (const std::system_error&) {  // a limit for the length of files
       arena = 0;
       return SharedMemory::create(layout.bytes_with_arenas(0));
     }
@@ -75,15 +75,16 @@ ShmMemory ShmMemory::create(int size, std::size_t arena) {
 
 ShmMemory ShmMemory::open(int descriptor) {
   auto refuse = [descriptor] {
-    throw std::invalid_argument("descriptor " + std::to_string(descriptor) +
-                                " is not the memory of a group of this version of pycollective");
+    throw std::invalid_argument(
+        "descriptor " + std::to_string(descriptor) +
+        " is not the shared memory of a group of this version of pycollective");
   };
   SharedMemory memory = SharedMemory::open(descriptor);
   const std::size_t bytes = memory.size();
   if (bytes < sizeof(ShmHeader)) refuse();
   const Mapping first = memory.map(0, round_up(sizeof(ShmHeader), kPage));
   const auto* header = reinterpret_cast<const ShmHeader*>(first.data());
-  // Kept as it was checked: another process may write to the header.
+  // Local copies: another process may change the header after the checks.
   const int size = header->size;
   const std::uint64_t arena = header->arena;
   if (header->magic != kMagic || header->version != kVersion || size < 1 || size > kMaxRanks) {

@@ -1,8 +1,7 @@
-// The memory of a group of processes: what lies in it, and where.
-//
-// A header, the state of each rank, a channel and its ring for each ordered pair of ranks, the
-// board (board.h), the pipes of messages between two ranks (ring_pipes.h), and each rank's arena
-// (arena.h). New memory is zero, which is the value that all of it begins with.
+// The layout of a process group's shared memory: a header; the state of each rank; a channel and
+// its ring for each ordered pair of ranks; the board (board.h); the pipes for point-to-point
+// messages (ring_pipes.h); and the arena of each rank (arena.h). New memory is zero, a valid
+// initial state of every part.
 #pragma once
 
 #include <atomic>
@@ -24,32 +23,33 @@ struct ShmHeader {
   std::uint32_t version;
   std::int32_t size;
   std::uint64_t bytes;
-  std::uint64_t arena;                                           // bytes of each rank's
-  std::atomic<std::uint64_t> cores[std::tuple_size_v<CoreSet>];  // of all ranks that have joined
+  std::uint64_t arena;                                           // bytes of each rank's arena
+  std::atomic<std::uint64_t> cores[std::tuple_size_v<CoreSet>];  // of all joined ranks
   std::atomic<std::uint32_t> failed;                             // 0: no, 1: being written, 2: yes
   FailureRecord reason;
 };
 
-// Only the launcher says that a process has ended, of one that ends without an error.
+// `ended`: the launcher reports that the process ended without an error and did not leave.
 enum class Presence : std::uint32_t { absent, joined, left, ended };
 
 struct alignas(kCacheLine) ShmRank {
   WaitQueue queue;
   alignas(kCacheLine) std::atomic<Presence> presence;
   std::atomic<std::uint32_t> busy;  // 1 in a collective call
-  std::atomic<std::uint64_t> beats;
-  // One more than its place among the arenas; 0: not known yet, -1: the rank has not mapped them.
+  std::atomic<std::uint64_t> heartbeats;
+  // Index of its arena + 1; 0: not known yet; -1: the rank could not map the arenas.
   std::atomic<std::int32_t> arena;
-  std::atomic<std::int32_t> there;  // one more than its number in the followed group; 0: not known
-  PeerMemory memory;                // its ordinary memory, written before `arena`
-  // Whether it reads the ordinary memory of all ranks: 0: not known yet, -1: it does not, 1: it
-  // does.
+  std::atomic<std::int32_t>
+      number_in_followed;  // its rank in the followed group + 1; 0: not known yet
+  PeerMemory memory;       // written before `arena`
+  // 1: it can read the ordinary memory of all ranks; -1: it cannot; 0: not known yet.
   std::atomic<std::int32_t> reads;
-  char message[160];  // between two ranks, in which it waits; only for texts
+  char message[160];  // the point-to-point message in which it waits, for texts
   SharedHistory history;
 };
 
-// Messages of collective calls from one rank to another, in parts.
+// A queue for messages of collective calls from one rank to another. Long messages have several
+// parts.
 struct alignas(kCacheLine) ShmChannel {
   struct alignas(kCacheLine) Slot {
     std::uint64_t fingerprint;
@@ -58,23 +58,25 @@ struct alignas(kCacheLine) ShmChannel {
     std::uint64_t bytes;      // of this part
     union {
       std::byte inline_data[kShmInlineBytes];
-      std::uint64_t place;  // of longer ones: 0 in the ring, else where in the arena it is lent
+      std::uint64_t
+          handle;  // of longer parts: 0 if it is in the ring, else its handle in the arena
     };
   };
-  // A sender may be as many messages ahead as a channel has slots.
+  // A sender may be kShmSlots messages ahead.
   static_assert(SharedHistory::kLength >= kShmSlots + 2);
 
-  std::atomic<std::uint64_t> posted;  // parts, ever
-  alignas(kCacheLine) std::atomic<std::uint64_t> taken;
+  // Parts that were ever posted, and consumed.
+  std::atomic<std::uint64_t> posted;
+  alignas(kCacheLine) std::atomic<std::uint64_t> consumed;
   Slot slots[kShmSlots];
 };
 
 class ShmMemory {
  public:
-  // New memory for `size` ranks, each of which has an arena of `arena` bytes of address space; of
-  // none, if the system allows no file of that length.
+  // Creates memory for `size` ranks with arenas of `arena` bytes of address space; without arenas
+  // if the system allows no file of that length.
   static ShmMemory create(int size, std::size_t arena);
-  // The memory behind a descriptor. Throws std::invalid_argument if no group is in it.
+  // Maps the memory of a descriptor. Throws std::invalid_argument if it has no group.
   static ShmMemory open(int descriptor);
 
   int descriptor() const { return memory_.descriptor(); }
@@ -94,12 +96,11 @@ class ShmMemory {
   std::size_t slot_bytes() const { return begin_.slot_bytes; }
   std::byte* board() const { return at(begin_.board); }
   std::byte* pipes() const { return at(begin_.pipes); }
-  // Has the pages of the board ready, unless they are many: a call that is the first to touch them
-  // would be slow.
+  // Allocates the pages of the board, up to kPopulatedBytes. Otherwise the first calls would.
   void populate_board() const;
 
  private:
-  // The places at which the parts begin.
+  // The offsets of the parts.
   struct Layout {
     explicit Layout(int size);
     std::size_t ranks, channels, rings, board, pipes, end, arenas;

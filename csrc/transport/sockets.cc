@@ -41,7 +41,7 @@ WakePipe::WakePipe() {
 
 void WakePipe::wake() noexcept {
   char byte = 0;
-  // Full is as good: the reader wakes.
+  // A full pipe wakes the reader too.
   if (::write(write_.get(), &byte, 1) < 0) return;
 }
 
@@ -71,7 +71,7 @@ Descriptor duplicate_socket(int given) {
   if (!copy.open()) throw_errno("cannot duplicate a socket");
   set_non_blocking(copy.get());
   int on = 1;
-  // Refused by sockets that are not TCP, which need neither.
+  // Sockets that are not TCP refuse these options and need none.
   setsockopt(copy.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   setsockopt(copy.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 #if defined(SO_NOSIGPIPE)
@@ -91,7 +91,7 @@ std::string address_of(int fd, bool of_peer) {
   return host;
 }
 
-Io outcome(ssize_t count) {
+Io result_of(ssize_t count) {
   if (count > 0) return Io::moved;
   return count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? Io::blocked : Io::ended;
 }

@@ -1,4 +1,4 @@
-// Sockets and pipes as objects that close themselves, without blocking.
+// RAII types for non-blocking sockets and pipes.
 #pragma once
 
 #include <sys/socket.h>
@@ -34,7 +34,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// A pipe to a poll() of this process: another thread wakes it.
+// A pipe with which a thread ends the poll() of another thread.
 class WakePipe {
  public:
   // Throws std::system_error.
@@ -48,18 +48,17 @@ class WakePipe {
   Descriptor read_, write_;
 };
 
-// Another descriptor of a connected stream socket, set up for messages: it never blocks, sends at
-// once and raises no signal. Throws std::invalid_argument for anything else, std::system_error.
+// Duplicates a connected stream socket, and sets it up for messages: non-blocking, without Nagle's
+// algorithm and SIGPIPE. Throws std::invalid_argument if it is no such socket; std::system_error.
 Descriptor duplicate_socket(int given);
 
-// The numeric address of one end of a socket; empty where there is none.
+// Returns the numeric address of one end of a socket; empty if it is no IP socket.
 std::string address_of(int fd, bool of_peer);
 
-// What a system call on a socket came to.
+// The result of a system call on a socket. `ended`: the peer closed the connection, or it broke.
 enum class Io { moved, blocked, ended };
 
-// After send, sendmsg or recv, repeated while a signal interrupts them: of nothing received, the
-// connection has ended.
-Io outcome(ssize_t count);
+// Converts the return value of send, sendmsg or recv. The caller repeats the call after EINTR.
+Io result_of(ssize_t count);
 
 }  // namespace pycollective

@@ -22,25 +22,27 @@ namespace {
 
 using tcp::FailureDetector, tcp::Header, tcp::kCallText, tcp::Kind, tcp::Stream;
 
-// While a connection is broken, and nobody has said why, a rank sleeps for this long at most.
+// The longest sleep while a connection is broken and the reason has not arrived.
 constexpr auto kBrokenSlice = std::chrono::milliseconds(10);
 
 // The connections for messages to a peer.
 struct Peer {
   std::vector<Stream> streams;
-  // A message that is being sent, or the rest of one.
+  // The message that is being sent, or the rest of it.
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
-  bool to_begin = false;  // parts are still to be put into streams
+  bool to_begin = false;  // some parts are not in a stream yet
   bool sending = false;
   std::uint64_t parts_out = 0, parts_in = 0;
-  std::uint64_t described = 0;       // the call whose description it was sent
-  Clock::time_point broken_since{};  // of a stream; zero: none is broken
+  std::uint64_t described = 0;       // the last call whose description was sent to the peer
+  Clock::time_point broken_since{};  // zero: no stream is broken
 };
 
 void check_streams(int rank, const std::vector<std::vector<int>>& streams, bool others) {
   const int size = static_cast<int>(streams.size());
-  if (rank < 0 || rank >= size) throw std::invalid_argument("no such rank in the group");
+  if (rank < 0 || rank >= size)
+    throw std::invalid_argument("rank " + std::to_string(rank) + " is not in a group of " +
+                                std::to_string(size) + " ranks");
   for (int r = 0; r < size; ++r) {
     const auto& given = streams[static_cast<std::size_t>(r)];
     if (r == rank ? !given.empty() : given.size() < (others ? 1U : 2U)) {
@@ -90,7 +92,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void leave() noexcept override {
-    if (unsent_ > 0) {  // after a failure: the memory is the caller's again
+    if (unsent_ > 0) {  // after a failure: the caller owns the memory again
       for (Peer& peer : peers_) {
         peer.sending = peer.to_begin = false;
         for (Stream& stream : peer.streams) stream.stop_sending();
@@ -147,7 +149,7 @@ class TcpGroup::Member final : public Endpoint {
     }
   }
 
-  // Written to the kernel, which delivers it also when this process ends.
+  // True if all messages are in the kernel, which delivers them even after the end of this process.
   bool flushed() override { return unsent_ == 0; }
   bool flushed_to(int peer) override { return !at(peer).sending; }
 
@@ -157,7 +159,7 @@ class TcpGroup::Member final : public Endpoint {
 
   // Sleeper ------------------------------------------------------------------------------------
 
-  SpinLimit spin_limit() override { return socket_spin_limit(group_.in_crowd()); }
+  SpinLimit spin_limit() override { return socket_spin_limit(group_.is_oversubscribed()); }
   bool has_failed() override { return detector_.has_failed(); }
 
   void check_peers() override {
@@ -166,7 +168,7 @@ class TcpGroup::Member final : public Endpoint {
     detector_.announce_call();
   }
 
-  // Until a connection has something, or another thread has failed the group.
+  // Also ends if another thread fails the group.
   bool sleep(Clock::duration limit) override {
     polled_.clear();
     detector_.add_polled(polled_);
@@ -198,11 +200,11 @@ class TcpGroup::Member final : public Endpoint {
 
   // Sending ------------------------------------------------------------------------------------
 
-  // Writes what there is room for; true when nothing is left to send to this peer.
+  // Writes as much as the sockets accept. Returns true if nothing is left to send to this peer.
   bool push(int to) {
     Peer& peer = at(to);
     std::size_t count = peer.streams.size();
-    // The peer may read as fast as this rank writes.
+    // The limit ends the loop if the peer reads as fast as this rank writes.
     const std::uint64_t most = moved_ + kPieceBytes / kTcpPartBytes;
     for (bool more = true; more && moved_ < most;) {
       more = false;
@@ -236,7 +238,7 @@ class TcpGroup::Member final : public Endpoint {
     std::size_t part = std::min(peer.bytes, kTcpPartBytes);
     header.bytes = static_cast<std::uint32_t>(part);
     const std::string& text = my_text();
-    // The first message of the call says what the call is.
+    // The first message of a call has the call's description.
     if (std::exchange(peer.described, header.call) != header.call) {
       header.text = static_cast<std::uint32_t>(text.size());
     }
@@ -247,7 +249,7 @@ class TcpGroup::Member final : public Endpoint {
     ++peer.parts_out;
   }
 
-  // This rank's call in words, filled up with spaces so that what follows is aligned.
+  // Describes this rank's call, padded with spaces so that the data after it is aligned.
   const std::string& my_text() {
     if (text_.empty()) {
       text_ = detector_.call().describe();
@@ -256,7 +258,7 @@ class TcpGroup::Member final : public Endpoint {
     return text_;
   }
 
-  // True when the stream's part is all written.
+  // Returns true if the stream's part is written completely.
   bool write(int to, Stream& stream) {
     if (stream.broken()) {
       detector_.check_broken(to, at(to).broken_since);
@@ -273,7 +275,7 @@ class TcpGroup::Member final : public Endpoint {
     bool was_broken = stream.broken();
     Stream::Read read;
     while ((read = stream.read(moved_)) == Stream::Read::header) {
-      const Header header = stream.header();  // a copy: what accept() makes room for may move it
+      const Header header = stream.header();  // a copy, because accept() may move the frame
       if (const char* wrong = tcp::wrong_with_message(header)) {
         detector_.fail({FailureKind::peer_lost,
                         detector_.title(from) + " sent " + wrong + " to " + detector_.title(rank()),
@@ -283,7 +285,7 @@ class TcpGroup::Member final : public Endpoint {
       }
       stream.accept();
       bool awaited = header.fingerprint == fingerprint_ && header.remaining == remaining;
-      if (target && awaited) stream.aim(target);
+      if (target && awaited) stream.read_directly_to(target);
     }
     if (read == Stream::Read::whole) {
       record_call(from, stream.header(), stream.text());
@@ -297,7 +299,7 @@ class TcpGroup::Member final : public Endpoint {
     detector_.record_call(from, {header.call, header.fingerprint, std::move(text)});
   }
 
-  // A message that this call does not receive may show that its sender made another call.
+  // Detects peers in other calls by the headers of messages that this call does not receive.
   void peek() {
     for (int from = 0; from < detector_.size(); ++from) {
       Peer& peer = at(from);
@@ -320,12 +322,12 @@ class TcpGroup::Member final : public Endpoint {
   FailureDetector detector_;
   std::vector<Peer> peers_;
 
-  // Of the thread that is in a call.
+  // Used by the thread that makes a call.
   std::uint64_t fingerprint_ = 0;
   std::string text_;
   int unsent_ = 0;  // peers with something to send
   std::uint64_t moved_ = 0;
-  const Stream* wanted_ = nullptr;  // on which the next part is to come
+  const Stream* wanted_ = nullptr;  // the stream of the next part
   std::vector<pollfd> polled_;
 };
 
@@ -334,7 +336,8 @@ TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
   check_streams(rank, streams, others);
   member_ = std::make_unique<Member>(*this, rank, streams);
   if (pipes.empty()) return;
-  if (pipes.size() != streams.size()) throw std::invalid_argument("one pipe for each rank");
+  if (pipes.size() != streams.size())
+    throw std::invalid_argument("`pipes` must have a socket for every rank");
   std::vector<Descriptor> copies;
   for (int r = 0; r < size(); ++r) {
     copies.push_back(r == rank ? Descriptor()
@@ -365,7 +368,9 @@ Endpoint& TcpGroup::endpoint(int rank) {
 
 std::shared_ptr<Pipes> TcpGroup::pipes(int rank) {
   endpoint(rank);
-  if (!pipes_) throw std::logic_error("this group has no connections for messages of two ranks");
+  if (!pipes_)
+    throw std::logic_error(
+        "this group was made without `pipes`, the connections for point-to-point messages");
   return pipes_;
 }
 
@@ -375,22 +380,22 @@ bool TcpGroup::has_left(int rank) const { return member_->detector().has_left(ra
 std::string TcpGroup::address(int rank) const { return member_->detector().address(rank); }
 std::uint64_t TcpGroup::calls(int rank) const { return member_->detector().calls(rank); }
 std::vector<std::string> TcpGroup::addresses() const { return member_->detector().addresses(); }
-void TcpGroup::beat() { member_->detector().beat(); }
+void TcpGroup::send_heartbeat() { member_->detector().send_heartbeat(); }
 std::vector<int> TcpGroup::silent(double seconds) { return member_->detector().silent(seconds); }
 std::string TcpGroup::describe(int rank) const { return member_->detector().describe(rank); }
 TitledRank TcpGroup::titled(int rank) const { return {rank, member_->detector().title(rank)}; }
-void TcpGroup::call_ranks(const std::vector<std::string>& titles) {
-  member_->detector().call_ranks(titles);
+void TcpGroup::set_titles(const std::vector<std::string>& titles) {
+  member_->detector().set_titles(titles);
 }
 void TcpGroup::announce_message(int, const std::string& message) noexcept {
   member_->detector().announce_message(message);
 }
-void TcpGroup::also_ask(std::function<std::string(int)> describe) {
-  member_->detector().also_ask(std::move(describe));
+void TcpGroup::set_describe(std::function<std::string(int)> describe) {
+  member_->detector().set_describe(std::move(describe));
 }
 void TcpGroup::wake(int rank) noexcept { member_->detector().wake(rank); }
 int TcpGroup::here() const { return member_->detector().here(); }
-bool TcpGroup::in_crowd() const { return crowded(here()); }
+bool TcpGroup::is_oversubscribed() const { return has_more_than_cores(here()); }
 
 std::vector<int> TcpGroup::hosts() const {
   std::vector<int> hosts(static_cast<std::size_t>(size()));

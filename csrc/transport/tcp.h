@@ -1,13 +1,14 @@
-// Ranks that are processes of any hosts, over TCP.
+// A group of processes on any hosts, over TCP.
 //
-// Every pair of ranks has two or more connections. The first carries control frames only: what a
-// rank is in that waits, or beats, the failure of a rank, and a rank's leave; they are never held
-// up by data. The others carry messages, in parts, in turns. Who connects and proves to be a member
-// is not decided here (pycollective/rendezvous); what comes from a peer is checked all the same,
-// and no length in it is believed beyond the bounds of this file.
+// Every pair of ranks has two or more connections. The first one is the control connection, for
+// heartbeats, calls in which a rank waits, failures and leaves; data never delays them. The others
+// carry the parts of messages, round robin. The rendezvous (pycollective/launch) makes and
+// authenticates the connections. Frames from a peer are checked nevertheless, and their lengths are
+// bounded (tcp_frame.h).
 //
-// A message is written from the sender's own memory, which must stay until flushed(). The receiver
-// reads each part into a buffer that is kept, and reduces or copies out of it.
+// A message is written from the sender's memory, which must stay unchanged until flushed(). The
+// receiver reads each part into a staging buffer, and reduces or copies out of it; or it reads long
+// parts directly to their target.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +24,11 @@ namespace pycollective {
 
 class TcpGroup final : public Group {
  public:
-  // streams[p] are connected sockets to rank p in an order that both sides have, the control
-  // connection first; empty for this rank. `pipes` has one more for each peer, -1 for this rank; or
-  // nothing where messages between two ranks are not needed. All are duplicated. A peer that gets
-  // collectives' messages in another way has a control connection only; `others` says that there
-  // may be such peers. Throws std::invalid_argument.
+  // streams[p] has the connected sockets to rank p, in the same order on both sides and the control
+  // connection first; it is empty for this rank. `pipes` has one socket for each peer for
+  // point-to-point messages, and -1 for this rank; it may be empty. All sockets are duplicated.
+  // With `others`, peers that use another transport may have a control connection only. Throws
+  // std::invalid_argument.
   TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
            const std::vector<int>& pipes = {}, bool others = false);
   ~TcpGroup() override;
@@ -35,10 +36,10 @@ class TcpGroup final : public Group {
   TcpGroup& operator=(const TcpGroup&) = delete;
 
   int rank() const;
-  // Tells the others that this rank leaves, and closes the connections.
+  // Notifies the peers that this rank leaves, and closes the connections.
   void leave(int rank) noexcept override;
-  // Closes the connections: a copy of one in a forked child would keep the peers from seeing that
-  // the parent ends.
+  // Closes the connections in a forked child. Otherwise its copies hide the parent's end from the
+  // peers.
   void abandon() noexcept override;
   std::string_view transport() const override { return "TCP"; }
 
@@ -50,22 +51,22 @@ class TcpGroup final : public Group {
   bool has_left(int rank) const override;
   std::string address(int rank) const override;
   std::vector<std::string> addresses() const;
-  bool in_crowd() const override;
+  bool is_oversubscribed() const override;
   std::uint64_t calls(int rank) const override;
-  void beat() override;
+  void send_heartbeat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
   TitledRank titled(int rank) const override;
-  void call_ranks(const std::vector<std::string>& titles) override;
+  void set_titles(const std::vector<std::string>& titles) override;
   void announce_message(int rank, const std::string& message) noexcept override;
-  // Ends the poll() in which a rank sleeps.
+  // Ends the poll() in which a peer sleeps.
   void wake(int rank) noexcept;
-  // What is not said to be on one host is not.
+  // Every rank counts as a host of its own.
   std::vector<int> hosts() const override;
 
-  // FailureDetector::also_ask.
-  void also_ask(std::function<std::string(int)> describe);
-  // The number of ranks at this rank's address.
+  // Sets another source of describe() (FailureDetector::set_describe).
+  void set_describe(std::function<std::string(int)> describe);
+  // Returns the number of ranks at this rank's address.
   int here() const;
 
  private:

@@ -28,7 +28,7 @@ void ControlChannel::flush() noexcept {
   while (!out_.empty()) {
     ssize_t sent = ::send(socket_.get(), out_.data(), out_.size(), kSendFlags);
     if (sent < 0 && errno == EINTR) continue;
-    Io io = outcome(sent);
+    Io io = result_of(sent);
     if (io == Io::ended) out_.clear();  // receive() finds the reason
     if (io != Io::moved) return;
     out_.erase(0, static_cast<std::size_t>(sent));
@@ -38,7 +38,7 @@ void ControlChannel::flush() noexcept {
 void ControlChannel::shut_down() noexcept {
   if (!socket_.open()) return;
   shutdown(socket_.get(), SHUT_WR);
-  // Closing a socket with unread data resets it, and what was sent may be lost with that.
+  // Closing a socket with unread data resets the connection, which may lose sent frames.
   char rest[1024];
   for (int i = 0; i < kMostReads && recv(socket_.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;) ++i;
 }
@@ -49,7 +49,7 @@ Io ControlChannel::receive() {
     char bytes[sizeof(Header) + kControlText];
     ssize_t got = recv(socket_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    Io io = outcome(got);
+    Io io = result_of(got);
     if (io == Io::blocked) return result;
     result = io;
     if (io == Io::ended) return result;
@@ -60,20 +60,20 @@ Io ControlChannel::receive() {
 
 std::optional<ControlFrame> ControlChannel::next() {
   ControlFrame frame;
-  const std::size_t there = in_.size() - taken_;
-  bool whole = !broken_ && there >= sizeof frame.header;
+  const std::size_t received = in_.size() - consumed_;
+  bool whole = !broken_ && received >= sizeof frame.header;
   if (whole) {
-    std::memcpy(&frame.header, in_.data() + taken_, sizeof frame.header);
+    std::memcpy(&frame.header, in_.data() + consumed_, sizeof frame.header);
     broken_ = !is_control(frame.header);
-    whole = !broken_ && there >= sizeof frame.header + frame.header.text;
+    whole = !broken_ && received >= sizeof frame.header + frame.header.text;
   }
   if (!whole) {
-    in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(taken_));
-    taken_ = 0;
+    in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(consumed_));
+    consumed_ = 0;
     return {};
   }
-  frame.text.assign(in_.data() + taken_ + sizeof frame.header, frame.header.text);
-  taken_ += sizeof frame.header + frame.header.text;
+  frame.text.assign(in_.data() + consumed_ + sizeof frame.header, frame.header.text);
+  consumed_ += sizeof frame.header + frame.header.text;
   return frame;
 }
 

@@ -1,4 +1,4 @@
-// The control connection to one peer: frames both ways, each a header and a text.
+// The control connection to one peer. A frame is a header and a text.
 #pragma once
 
 #include <cstddef>
@@ -13,34 +13,34 @@ namespace pycollective::tcp {
 
 struct ControlFrame {
   Header header;
-  std::string text;  // as the peer sent it: clean() makes it readable
+  std::string text;  // as the peer sent it; not checked: see clean()
 };
 
-// The owner guards it with a mutex.
+// Not thread-safe.
 class ControlChannel {
  public:
-  // Takes a duplicate of a connected socket.
+  // Duplicates a connected socket.
   void open(int given) { socket_ = duplicate_socket(given); }
   void close() noexcept { socket_.close(); }
   // Returns false before open(), after close(), and after end().
   bool is_open() const { return socket_.open() && !ended_; }
   int descriptor() const { return socket_.get(); }
 
-  // Sends as much of a frame as the socket takes; flush() sends the rest. A peer that does not read
-  // gets no more than the frames of failures and leaves.
+  // Sends as much of a frame as the socket accepts; flush() sends the rest. Drops optional frames
+  // (not failures and leaves) while the peer does not read.
   void send(Header header, const std::string& text) noexcept;
   void flush() noexcept;
-  // Ends this rank's side of the connection, and discards what has come.
+  // Ends this rank's side of the connection, and discards received data.
   void shut_down() noexcept;
 
-  // Receives what has come, up to a bound, so that a peer cannot keep this rank here. Returns
-  // Io::ended once the peer has ended the connection, which next() may precede with frames.
+  // Receives data, up to a limit, so that a fast peer cannot block this rank. Returns Io::ended if
+  // the peer has ended the connection; next() may still return frames.
   Io receive();
-  // The next frame that has come whole.
+  // Returns the next complete frame.
   std::optional<ControlFrame> next();
-  // Returns true if the peer sent something that is no control frame.
+  // Returns true if the peer sent an invalid frame.
   bool is_broken() const { return broken_; }
-  // From now on nothing is sent or received.
+  // Stops sending and receiving.
   void end() { ended_ = true; }
 
  private:
@@ -49,7 +49,7 @@ class ControlChannel {
   bool broken_ = false;
   std::string out_;
   std::vector<char> in_;
-  std::size_t taken_ = 0;  // bytes of in_ that next() has returned
+  std::size_t consumed_ = 0;  // bytes of in_ that next() has returned
 };
 
 }  // namespace pycollective::tcp

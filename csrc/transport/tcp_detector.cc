@@ -10,14 +10,15 @@
 namespace pycollective::tcp {
 namespace {
 
-// A connection that breaks says less than the control frame that may be on its way.
+// After a connection broke, waits this long for a control frame with the reason.
 constexpr auto kGrace = std::chrono::milliseconds(300);
-// A rank that never waits receives control frames this often.
+// Interval at which a rank that never waits receives control frames.
 constexpr auto kControlEvery = std::chrono::milliseconds(100);
-// A rank that leaves waits so long for a frame of a rank of another host that leaves just now.
+// A rank that leaves waits this long for the leave frames of ranks on other hosts, to compare
+// calls.
 constexpr auto kLinger = std::chrono::milliseconds(50);
 
-// Calls as lines of a control frame, as many of the last ones as fit; and back.
+// Converts calls to the text of a control frame, one line each, as many of the last calls as fit.
 std::string lines_of(const KnownCalls& calls) {
   std::string lines;
   for (const KnownCall& call : calls) {
@@ -57,7 +58,7 @@ FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& 
     if (r == rank_) continue;
     const auto& given = streams[static_cast<std::size_t>(r)];
     peer.control.open(given.front());
-    // The control connection may be a relay's (pycollective/launch/relay.py).
+    // Not the control connection, which may end at a relay (pycollective/launch/relay.py).
     std::string there = address_of(given.back(), true);
     if (there.empty() || there == address_of(given.back(), false)) {
       ++here_;
@@ -98,7 +99,7 @@ void FailureDetector::announce_call() {
 // Failures -------------------------------------------------------------------------------------
 
 std::optional<Failure> FailureDetector::failure() {
-  if (!origin_.is_here()) return {};  // a thread that the child does not have may hold the mutex
+  if (!origin_.is_here()) return {};  // a thread of the parent may have held the mutex
   if (!has_failed()) receive();
   std::lock_guard lock(mutex_);
   return failure_;
@@ -116,7 +117,7 @@ void FailureDetector::check_now() {
 }
 
 void FailureDetector::fail(const Failure& failure) noexcept {
-  if (!origin_.is_here()) return;  // a forked child does not speak for the rank
+  if (!origin_.is_here()) return;  // a forked child is not the rank
   std::lock_guard lock(mutex_);
   fail_locked(failure, true);
 }
@@ -188,7 +189,7 @@ std::string FailureDetector::title(int rank) const {
   return at(rank).title;
 }
 
-void FailureDetector::call_ranks(const std::vector<std::string>& titles) {
+void FailureDetector::set_titles(const std::vector<std::string>& titles) {
   std::lock_guard lock(mutex_);
   for (std::size_t r = 0; r < peers_.size(); ++r) peers_[r].title = titles.at(r);
 }
@@ -200,9 +201,9 @@ std::string FailureDetector::describe(int rank) {
   return describe_rank(at(rank).title, in_call_.load() && !closed_, call_, message_);
 }
 
-void FailureDetector::also_ask(std::function<std::string(int)> describe) {
+void FailureDetector::set_describe(std::function<std::string(int)> describe) {
   std::lock_guard lock(mutex_);
-  other_ = std::move(describe);
+  describe_elsewhere_ = std::move(describe);
 }
 
 void FailureDetector::announce_message(const std::string& message) noexcept {
@@ -223,12 +224,12 @@ void FailureDetector::wake(int peer) noexcept {
   if (!closed_) at(peer).control.send(header, "");
 }
 
-void FailureDetector::beat() {
+void FailureDetector::send_heartbeat() {
   if (!origin_.is_here()) return;
   std::lock_guard lock(mutex_);
   if (closed_) return;
   auto now = Clock::now();
-  if (!std::exchange(beats_, true)) {
+  if (!std::exchange(sends_heartbeats_, true)) {
     for (Peer& peer : peers_) peer.received_at = now;
   }
   Header header;
@@ -241,10 +242,10 @@ void FailureDetector::beat() {
 std::vector<int> FailureDetector::silent(double seconds) {
   std::vector<int> found;
   if (!origin_.is_here()) return found;
-  receive();  // what came since the last wait
+  receive();
   std::lock_guard lock(mutex_);
   auto since = Clock::now() - std::chrono::duration<double>(seconds);
-  for (int r = 0; beats_ && r < size(); ++r) {
+  for (int r = 0; sends_heartbeats_ && r < size(); ++r) {
     if (r != rank_ && !at(r).left && at(r).received_at < since) found.push_back(r);
   }
   return found;
@@ -256,7 +257,7 @@ bool FailureDetector::leave() noexcept {
     return true;
   }
   if (in_call_.exchange(true)) {
-    // Another thread is in a call: it is to end, and what it uses stays open until it has.
+    // Another thread is in a call. The call must end before the connections are closed.
     std::lock_guard lock(mutex_);
     if (closed_ || failure_) return false;
     Failure failure(FailureKind::aborted,
@@ -269,7 +270,7 @@ bool FailureDetector::leave() noexcept {
   std::lock_guard lock(mutex_);
   if (closed_) return false;
   if (failure_) {
-    send_failure();  // this end may reach a peer before the reason does, which another rank sends
+    send_failure();  // the end of this connection may reach a peer before another rank's reason
   } else {
     Header header;
     header.kind = Kind::left;
@@ -284,7 +285,7 @@ bool FailureDetector::leave() noexcept {
 
 void FailureDetector::close() noexcept {
   closed_ = true;
-  in_call_.store(true);  // for ever
+  in_call_.store(true);  // enter() throws from now on
   for (Peer& peer : peers_) peer.control.close();
   wake_.close();
 }
@@ -296,18 +297,19 @@ std::string FailureDetector::describe_peer(const Peer& peer) {
   std::string who = peer.title;
   if (!peer.message.empty()) who += " waits in " + peer.message + " and";
   std::uint64_t last = std::max(peer.waiting.number, peer.from_message.number);
-  if (peer.beats && peer.over.number >= last) {
-    return who + (peer.over.number == 0 ? " had made no collective call when last heard of"
-                                        : " was last heard of after " + peer.over.text);
+  if (peer.sends_heartbeats && peer.over.number >= last) {
+    return who + (peer.over.number == 0
+                      ? " had made no collective call at its last heartbeat"
+                      : " had finished " + peer.over.text + " at its last heartbeat");
   }
   if (peer.waiting.number > 0 && peer.waiting.number == last) {
     return who + " is in " + peer.waiting.text;
   }
   if (peer.from_message.number == 0) {
-    return who + (peer.message.empty() ? " has not been heard of yet"
-                                       : " has been heard of in no collective call yet");
+    return who + (peer.message.empty() ? " has sent nothing yet"
+                                       : " has announced no collective call yet");
   }
-  return who + " was last heard of in " + clean(peer.from_message.text);
+  return who + " sent its last message in " + clean(peer.from_message.text);
 }
 
 KnownCalls FailureDetector::calls_of(const Peer& peer) {
@@ -325,14 +327,14 @@ Failure FailureDetector::loss_of(int rank, const char* how) const {
     calls.push_back(call_.describe());
     text += ", while this rank is in " + calls[0];
   }
-  const std::string known = other_ ? other_(rank) : "";
+  const std::string known = describe_elsewhere_ ? describe_elsewhere_(rank) : "";
   text += "; " + (known.empty() ? describe_peer(at(rank)) : known);
   return {FailureKind::peer_lost, text, {rank}, std::move(calls)};
 }
 
 Failure FailureDetector::mismatch_with(int rank, const KnownCalls& theirs) const {
-  return mismatch_of({rank_, at(rank_).title}, known_calls(history_), {rank, at(rank).title},
-                     theirs);
+  return mismatch_failure({rank_, at(rank_).title}, known_calls(history_), {rank, at(rank).title},
+                          theirs);
 }
 
 std::vector<std::string> FailureDetector::addresses() const {
@@ -372,7 +374,7 @@ void FailureDetector::receive_from(int rank) {
   }
   if (!is_good || peer.control.is_broken()) {
     peer.control.end();
-    fail_locked(loss_of(rank, "it sent a control frame that is none"), true);
+    fail_locked(loss_of(rank, "it sent an invalid control frame"), true);
   } else if (io == Io::ended) {
     peer.control.end();
     if (peer.left) return;
@@ -392,7 +394,7 @@ bool FailureDetector::handle(int rank, const ControlFrame& frame) {
     peer.waiting = {header.call, header.fingerprint, text};
   } else if (header.kind == Kind::idle) {
     peer.over = {header.call, header.fingerprint, text};
-    peer.beats = true;
+    peer.sends_heartbeats = true;
   } else if (header.kind == Kind::failed) {
     const std::optional<Failure> failure = failure_in(frame.text, size());
     if (!failure) return false;
@@ -411,7 +413,7 @@ bool FailureDetector::handle(int rank, const ControlFrame& frame) {
 void FailureDetector::compare_calls() {
   for (int r = 0; r < size(); ++r) {
     const Peer& peer = at(r);
-    // This rank may have completed a call in which the peer still waits.
+    // Compares all recorded calls, because this rank may have completed the call that differs.
     if (differs(peer)) {
       fail_differing(r);
     } else if (peer.left && peer.calls < call_.number) {
@@ -425,7 +427,7 @@ void FailureDetector::compare_calls() {
   }
 }
 
-// Returns true if the peer is known to have made calls that this rank has made differently.
+// Returns true if a peer's calls are known to differ from this rank's.
 bool FailureDetector::differs(const Peer& peer) const {
   auto differ = [this](const KnownCall& call) {
     return history_.has(call.number) && history_.fingerprint_of(call.number) != call.fingerprint;
@@ -434,8 +436,8 @@ bool FailureDetector::differs(const Peer& peer) const {
          std::any_of(peer.sent_calls.begin(), peer.sent_calls.end(), differ);
 }
 
-// Fails the group, because a peer's calls differ from this rank's. Where the first calls that
-// differ are not known, the peer, which knows its own, has some time to say.
+// Fails the group because a peer's calls differ from this rank's. If the first calls that differ
+// are not known, asks the peer for its last calls first, and waits up to kGrace.
 void FailureDetector::fail_differing(int rank) {
   Peer& peer = at(rank);
   KnownCalls mine = known_calls(history_), theirs = calls_of(peer);
@@ -454,7 +456,7 @@ void FailureDetector::fail_differing(int rank) {
   fail_locked(mismatch_with(rank, theirs), true);
 }
 
-// Called when this rank has told the peers that it leaves.
+// Compares the calls with those of peers that leave too. Called after this rank's leave frame.
 void FailureDetector::compare_at_end() {
   auto waits_for = [](const Peer& peer) {
     return peer.control.is_open() && !peer.left && !peer.address.empty();

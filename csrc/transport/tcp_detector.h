@@ -1,9 +1,8 @@
-// The failure detector of a rank over TCP: what the rank tells its peers over the control
-// connections, what the peers tell it, and what follows from that.
+// The failure detector of a rank over TCP. It exchanges control frames with the peers.
 //
-// A rank tells the call in which it waits, heartbeats, a failure of the group, and its leave. The
-// rank compares the peers' calls with its own. The end of a control connection without a leave
-// means that the peer is lost.
+// A rank sends heartbeats, the call in which it waits, a failure of the group, and its leave. It
+// compares its peers' calls with its own, and fails the group if they differ. A peer whose control
+// connection ends without a leave is lost.
 #pragma once
 
 #include <poll.h>
@@ -32,7 +31,7 @@ class FailureDetector {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
-  // Ranks at this rank's address.
+  // Returns the number of ranks at this rank's address.
   int here() const { return here_; }
   const std::string& address(int peer) const { return at(peer).address; }
   std::vector<std::string> addresses() const;
@@ -42,31 +41,32 @@ class FailureDetector {
   // Begins a call. Throws std::logic_error if the rank is in one already, or has left the group.
   void enter(const CallRecord& call);
   void leave_call() noexcept { in_call_.store(false); }
-  // The present call. For the thread that is in it.
+  // Returns the present call. For the thread that makes it.
   const CallRecord& call() const { return call_; }
-  // Tells the peers once in each call what this rank is in.
+  // Announces the present call to the peers, once for each call.
   void announce_call();
 
   // Failures -----------------------------------------------------------------------------------
 
   bool has_failed() const { return failed_.load(); }
   std::optional<Failure> failure();
-  // Throws the group's failure. check_now() first receives what has come, if that is long ago.
+  // Throws the group's failure. check_now() first receives control frames, if the last time is long
+  // ago.
   void check();
   void check_now();
   void fail(const Failure& failure) noexcept;
-  // A message of a peer does not belong to this rank's call: fails the group, and throws.
+  // Fails the group because a peer's message belongs to another call, and throws.
   [[noreturn]] void fail_mismatch(int peer);
-  // A connection for messages broke then. The control connection may say why: throws once it has,
-  // or once the time for that is over.
+  // A connection for messages broke at time `since`. Throws the reason after the control connection
+  // has delivered it; after a grace period, throws that the peer is lost.
   void check_broken(int peer, Clock::time_point since);
-  // A message told which call the peer is in.
+  // Records the call of a peer, which a message described.
   void record_call(int peer, KnownCall call);
 
-  // Receives what has come over the control connections.
+  // Receives control frames.
   void receive();
-  // Adds the descriptors that become readable when there is something to receive; and returns after
-  // poll() whether there is.
+  // add_polled() adds the descriptors for a poll(). After it, is_ready() returns true if there is
+  // something to receive.
   void add_polled(std::vector<pollfd>& polled) const;
   bool is_ready(const std::vector<pollfd>& polled);
 
@@ -75,37 +75,37 @@ class FailureDetector {
   bool has_left(int peer);
   std::uint64_t calls(int peer) const;
   std::string title(int peer) const;
-  void call_ranks(const std::vector<std::string>& titles);
+  void set_titles(const std::vector<std::string>& titles);
   std::string describe(int peer);
-  // Another transport of the group, which may know what a peer is doing; else it returns no text.
-  void also_ask(std::function<std::string(int)> describe);
+  // Sets a function of another transport that describes what a peer is doing; empty: not known.
+  void set_describe(std::function<std::string(int)> describe);
   void announce_message(const std::string& message) noexcept;
   // Ends the poll() in which a peer sleeps.
   void wake(int peer) noexcept;
-  void beat();
+  void send_heartbeat();
   std::vector<int> silent(double seconds);
-  // Leaves in good order, and closes the connections, unless another thread is in a call, which
-  // then fails. Returns true if this call closed them. A mismatch that shows only now fails the
-  // group.
+  // Leaves the group normally and closes the connections. If another thread is in a call, fails
+  // that call instead. Returns true if this call closed the connections. Fails the group if the
+  // peers' last calls differ from this rank's.
   bool leave() noexcept;
-  // Closes the connections. No call begins any more.
+  // Closes the connections. Later calls fail.
   void close() noexcept;
 
  private:
   struct Peer {
-    std::string title;    // "rank 1 (10.0.0.2)", or as call_ranks() has it
-    std::string address;  // if it is not this rank's
+    std::string title;    // "rank 1 (10.0.0.2)", or the title of set_titles()
+    std::string address;  // empty if it equals this rank's
     ControlChannel control;
     bool left = false;
-    std::uint64_t calls = 0;           // when it left
-    KnownCall from_message{0, 0, ""};  // The last call that a message told.
-    KnownCall waiting{0, 0, ""};       // The last call that it waited in, as it said.
-    KnownCall over{0, 0, ""};          // The last call that it completed, as it said in none.
-    std::string message;               // between two ranks, in which it waits
-    KnownCalls sent_calls;             // all of its last calls, if it has said so
-    Clock::time_point asked_at{};      // when this rank told it all of its own
-    bool beats = false;
-    Clock::time_point received_at{};  // what came last over the control connection
+    std::uint64_t calls = 0;           // number of its calls when it left
+    KnownCall from_message{0, 0, ""};  // its last call that a message described
+    KnownCall waiting{0, 0, ""};       // its last call of an in_call frame
+    KnownCall over{0, 0, ""};          // its last call of an idle frame, which it has completed
+    std::string message;               // the point-to-point message in which it waits
+    KnownCalls sent_calls;             // of its calls or left frame
+    Clock::time_point asked_at{};      // when this rank sent it a calls frame
+    bool sends_heartbeats = false;
+    Clock::time_point received_at{};  // of the last control frame
   };
 
   Peer& at(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
@@ -115,11 +115,11 @@ class FailureDetector {
   Failure loss_of(int rank, const char* how) const;
   Failure mismatch_with(int rank, const KnownCalls& theirs) const;
 
-  // With the mutex held, as all that follow.
+  // This function and those below need the mutex.
   void send_to_all(const Header& header, const std::string& text) noexcept;
   void receive_frames();
   void receive_from(int rank);
-  // Returns false if the frame is none.
+  // Returns false if the frame is invalid.
   bool handle(int rank, const ControlFrame& frame);
   // Compares the peers' calls with this rank's.
   void compare_calls();
@@ -132,19 +132,19 @@ class FailureDetector {
   const int rank_;
   const Origin origin_;
   int here_ = 1;
-  WakePipe wake_;  // another thread has failed the group
+  WakePipe wake_;  // ends the poll() of a thread when another thread fails the group
   std::atomic<bool> in_call_{false};
-  bool announced_ = false;  // of the thread in a call
+  bool announced_ = false;  // used by the thread in a call
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<Peer> peers_;   // addresses never change
-  CallHistory history_;       // written by the thread in a call, which reads it without
-  CallRecord call_;           // the last of them
-  std::string message_;       // between two ranks, in which this one waits
+  CallHistory history_;       // the thread in a call writes it, and reads it without the mutex
+  CallRecord call_;           // the last call
+  std::string message_;       // the point-to-point message in which this rank waits
   std::atomic<Clock::time_point> received_at_{};
   std::vector<pollfd> polled_;
-  std::function<std::string(int)> other_;  // also_ask()
-  bool beats_ = false;
+  std::function<std::string(int)> describe_elsewhere_;  // set_describe()
+  bool sends_heartbeats_ = false;
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};
   bool closed_ = false;

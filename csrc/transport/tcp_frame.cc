@@ -9,14 +9,14 @@ namespace pycollective::tcp {
 
 const char* wrong_with_message(const Header& header) {
   constexpr Header good;
-  if (header.magic != good.magic) return "no message of pycollective";
+  if (header.magic != good.magic) return "data that is no pycollective message";
   if (header.version != good.version) return "a message of another version of pycollective";
   if (header.kind != Kind::message) return "a frame of an unknown kind";
   if (header.text > kCallText || header.bytes > kTcpPartBytes || header.bytes > header.remaining) {
-    return "a message longer than it may be";
+    return "a message with an invalid length";
   }
   if (header.bytes < header.remaining && (header.bytes == 0 || header.bytes % kPartUnit != 0)) {
-    return "a part of a message that is not whole";
+    return "a part of a message that splits an item";
   }
   return nullptr;
 }

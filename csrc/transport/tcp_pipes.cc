@@ -29,7 +29,7 @@ bool TcpPipes::try_begin(int peer, const Envelope& envelope, const std::byte* da
   do {
     count = sendmsg(to.socket.get(), &message, kSendFlags);
   } while (count < 0 && errno == EINTR);
-  if (outcome(count) == Io::ended) to.ended = true;
+  if (result_of(count) == Io::ended) to.ended = true;
   const std::size_t sent = count > 0 ? static_cast<std::size_t>(count) : 0;
   if (sent < left) {
     to.envelope_sent += sent;
@@ -46,7 +46,7 @@ std::size_t TcpPipes::try_write(int peer, const std::byte* data, std::size_t byt
   do {
     count = send(to.socket.get(), data, bytes, kSendFlags);
   } while (count < 0 && errno == EINTR);
-  if (bytes > 0 && outcome(count) == Io::ended) to.ended = true;
+  if (bytes > 0 && result_of(count) == Io::ended) to.ended = true;
   return count > 0 ? static_cast<std::size_t>(count) : 0;
 }
 
@@ -68,14 +68,14 @@ std::size_t TcpPipes::try_read(int peer, std::byte* data, std::size_t bytes) {
   do {
     count = recv(from.socket.get(), data, bytes, MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
-  if (bytes > 0 && outcome(count) == Io::ended) from.ended = true;
+  if (bytes > 0 && result_of(count) == Io::ended) from.ended = true;
   return count > 0 ? static_cast<std::size_t>(count) : 0;
 }
 
 void TcpPipes::end(int peer) { connection(peer).envelope_read = 0; }
 
-SpinLimit TcpPipes::spin_limit(bool crowd) const {
-  return {crowd ? kCrowdedSpins : kPipeSpins, kYields};
+SpinLimit TcpPipes::spin_limit(bool oversubscribed) const {
+  return {oversubscribed ? kOversubscribedSpins : kPipeSpins, kYields};
 }
 
 bool TcpPipes::sleep(std::uint32_t, Clock::duration limit, const std::vector<Interest>& interests) {

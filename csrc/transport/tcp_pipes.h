@@ -1,4 +1,4 @@
-// Pipes that are connections: one to each peer, of their own.
+// Pipes over TCP: one connection to each peer.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace pycollective {
 
 class TcpPipes final : public Pipes {
  public:
-  // Connected, non-blocking sockets by rank; none for this one.
+  // Takes connected, non-blocking sockets by rank; none for this rank.
   explicit TcpPipes(std::vector<Descriptor> sockets);
 
   bool try_begin(int peer, const Envelope& envelope, const std::byte* data,
@@ -22,7 +22,7 @@ class TcpPipes final : public Pipes {
   std::size_t try_read(int peer, std::byte* data, std::size_t bytes) override;
   void end(int peer) override;
   bool has_ended(int peer) const override { return connection(peer).ended; }
-  SpinLimit spin_limit(bool crowd) const override;
+  SpinLimit spin_limit(bool oversubscribed) const override;
   std::uint32_t announce_sleep() override { return 0; }
   bool sleep(std::uint32_t seen, Clock::duration limit,
              const std::vector<Interest>& interests) override;
@@ -32,9 +32,9 @@ class TcpPipes final : public Pipes {
  private:
   struct Connection {
     Descriptor socket;
-    std::atomic<bool> ended{false};  // sleep() looks at it with no lock held
+    std::atomic<bool> ended{false};  // sleep() reads it without the caller's lock
     std::size_t envelope_sent = 0;
-    Envelope envelope;  // of the message that comes in
+    Envelope envelope;  // of the incoming message
     std::size_t envelope_read = 0;
   };
   Connection& connection(int peer) const { return connections_[static_cast<std::size_t>(peer)]; }

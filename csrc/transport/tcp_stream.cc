@@ -12,7 +12,7 @@
 namespace pycollective::tcp {
 namespace {
 
-// A text without the spaces that fill it up.
+// Removes the padding of a text.
 std::string trimmed(const char* data, std::size_t bytes) {
   std::string text(data, bytes);
   while (!text.empty() && text.back() == ' ') text.pop_back();
@@ -33,7 +33,7 @@ void Staging::reserve(std::size_t bytes, std::size_t used) {
 
 void Stream::open(int given) {
   socket_ = duplicate_socket(given);
-  staging_.reserve(2 * kGulp, 0);
+  staging_.reserve(2 * kFirstReadBytes, 0);
 }
 
 void Stream::begin(const Header& header, const std::string& text, const std::byte* part) {
@@ -65,7 +65,7 @@ bool Stream::write(std::uint64_t& moved) {
     message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
     ssize_t sent = sendmsg(socket_.get(), &message, kSendFlags);
     if (sent < 0 && errno == EINTR) continue;
-    Io io = outcome(sent);
+    Io io = result_of(sent);
     broken_ = io == Io::ended;
     if (io != Io::moved) return false;
     written_ += static_cast<std::size_t>(sent);
@@ -85,10 +85,10 @@ Stream::Read Stream::read(std::uint64_t& moved) {
     if (broken_) return Read::waiting;
     std::byte* to = target_ ? target_ : staging_.data();
     std::size_t& have = target_ ? in_target_ : filled_;
-    std::size_t until = target_ ? header().bytes : frame_bytes_ ? frame_bytes_ : kGulp;
+    std::size_t until = target_ ? header().bytes : frame_bytes_ ? frame_bytes_ : kFirstReadBytes;
     ssize_t got = recv(socket_.get(), to + have, until - have, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    Io io = outcome(got);
+    Io io = result_of(got);
     broken_ = io == Io::ended;
     if (io != Io::moved) return Read::waiting;
     have += static_cast<std::size_t>(got);
@@ -114,10 +114,10 @@ bool Stream::peek(Header& header, std::string& text) const {
 
 void Stream::accept() {
   frame_bytes_ = sizeof(Header) + header().text + header().bytes;
-  staging_.reserve(frame_bytes_ + kGulp, filled_);
+  staging_.reserve(frame_bytes_ + kFirstReadBytes, filled_);
 }
 
-void Stream::aim(std::byte* target) {
+void Stream::read_directly_to(std::byte* target) {
   std::size_t before = sizeof(Header) + header().text;
   if (header().bytes < kTcpDirectBytes || filled_ < before) return;
   in_target_ = filled_ - before;

@@ -1,4 +1,4 @@
-// One connection that carries messages, in frames both ways.
+// One connection for the frames of messages, in both directions.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace pycollective::tcp {
 
-// The first read of a frame asks for this much: a small message comes with one system call.
-inline constexpr std::size_t kGulp = 4096;
-static_assert(kGulp < kTcpDirectBytes);
+// Size of a frame's first read, so that a small message needs one system call.
+inline constexpr std::size_t kFirstReadBytes = 4096;
+static_assert(kFirstReadBytes < kTcpDirectBytes);
 
-// Memory of a stream for what arrives: aligned, kept, growing to the largest frame.
+// Aligned memory for received frames, reused and as large as the largest frame.
 class Staging {
  public:
   std::byte* data() { return data_.get(); }
@@ -32,39 +32,39 @@ class Staging {
 
 class Stream {
  public:
-  // Takes a duplicate of a connected socket.
+  // Duplicates a connected socket.
   void open(int given);
   void close() noexcept { socket_.close(); }
   int descriptor() const { return socket_.get(); }
   bool broken() const { return broken_; }
 
-  // Going out: header and text, then a part, which stays the caller's memory.
+  // Sending: begin() starts a frame. The memory of `part` must stay unchanged until it is written.
   bool sending() const { return sending_; }
   void begin(const Header& header, const std::string& text, const std::byte* part);
   void stop_sending() { sending_ = false; }
-  // Writes what there is room for; `moved` counts the system calls that moved bytes. False where
-  // something is left, or the connection is found broken.
+  // Writes as much as the socket accepts. Returns false if bytes are left, or the connection is
+  // broken. `moved` counts the system calls that moved bytes.
   bool write(std::uint64_t& moved);
 
-  // Coming in: a frame at a time. read() goes on until one is whole, nothing has come, the
-  // connection is found broken, or a header is there that was not before.
+  // Receiving, one frame at a time: read() returns when the frame is complete, when its header has
+  // arrived (call accept() then), or when no data is available or the connection is broken.
   enum class Read { whole, header, waiting };
   Read read(std::uint64_t& moved);
   bool whole() const { return whole_; }
-  // Copies the header and the text of the next frame, which stays to be read. False where they have
-  // not come, or where the frame is being read.
+  // Copies the header and the text of the next frame without consuming them. Returns false if they
+  // have not arrived, or if the frame is being read.
   bool peek(Header& header, std::string& text) const;
-  // Valid from the header on, until accept() or release().
+  // Valid from Read::header until accept() or release().
   const Header& header() const { return *reinterpret_cast<const Header*>(staging_.data()); }
-  // After a header that has been checked: makes room for the frame.
+  // Accepts a header that the caller has checked, and allocates memory for its frame.
   void accept();
-  // Has the rest of the part read to where it belongs, if it is long enough to pay.
-  void aim(std::byte* target);
+  // Reads the rest of the part directly to `target` if the part has at least kTcpDirectBytes.
+  void read_directly_to(std::byte* target);
   std::string text() const;
   const std::byte* part() const {
     return target_ ? target_ : staging_.data() + sizeof(Header) + header().text;
   }
-  // Makes room for the next frame.
+  // Discards the frame.
   void release();
 
  private:
@@ -82,13 +82,13 @@ class Stream {
   std::size_t written_ = 0;
   bool sending_ = false;
 
-  // A frame begins where the staging memory does; the next one may follow it.
+  // The present frame is at the start of the staging memory. The next one may follow it.
   mutable Staging staging_;
   std::size_t filled_ = 0;
   std::size_t frame_bytes_ = 0;  // 0 until the header is accepted
   bool whole_ = false;
-  // Where a part is read to instead, and how much of it is there; the staging memory has the rest
-  // of the frame.
+  // The target of read_directly_to(), and the bytes of the part there. Header and text are in
+  // staging_.
   std::byte* target_ = nullptr;
   std::size_t in_target_ = 0;
 };

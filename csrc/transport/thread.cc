@@ -11,7 +11,7 @@
 #include "transport/ring_pipes.h"
 
 namespace pycollective {
-// From one rank to another: a queue of kChannelSlots messages with one writer and one reader.
+// A queue of kChannelSlots messages from one rank to another.
 struct alignas(kCacheLine) ThreadGroup::Channel {
   struct Message {
     const void* data;
@@ -20,7 +20,7 @@ struct alignas(kCacheLine) ThreadGroup::Channel {
   };
   std::atomic<std::uint64_t> posted{0};  // written by the sender, as are the slots
   Message slots[kChannelSlots];
-  alignas(kCacheLine) std::atomic<std::uint64_t> taken{0};  // written by the receiver
+  alignas(kCacheLine) std::atomic<std::uint64_t> consumed{0};  // written by the receiver
   std::atomic<bool> reading{false};
 };
 
@@ -28,23 +28,23 @@ struct alignas(kCacheLine) ThreadGroup::RankState {
   WaitQueue queue;
   alignas(kCacheLine) std::atomic<bool> busy{false};
   std::atomic<bool> left{false};
-  mutable std::mutex mutex;  // guards what follows; the rank itself reads it without
+  mutable std::mutex mutex;  // guards the members below; the rank itself reads them without it
   CallHistory calls;
-  std::string message;  // between two ranks, in which it waits
+  std::string message;  // the point-to-point message in which it waits
 };
 
 class ThreadBoard final : public Board {
  public:
   ThreadBoard(ThreadGroup& group, int rank)
       : Board(group.board_, rank, group.queues(), /*with_staging=*/false), group_(group) {}
-  // Threads reach everything.
-  std::uint64_t place_of(const void* data, std::size_t) const override {
+  // Threads can access all memory of their process: a handle is an address.
+  std::uint64_t handle_of(const void* data, std::size_t) const override {
     return reinterpret_cast<std::uintptr_t>(data);
   }
-  std::byte* reach(int, std::uint64_t place, std::size_t) override {
-    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(place));
+  std::byte* address_of(int, std::uint64_t handle, std::size_t) override {
+    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(handle));
   }
-  bool in_crowd() const override { return group_.in_crowd(); }
+  bool is_oversubscribed() const override { return group_.is_oversubscribed(); }
   [[noreturn]] void mismatch(int peer) override { group_.throw_mismatch(rank(), peer); }
 
  private:
@@ -71,10 +71,10 @@ class ThreadEndpoint final : public Endpoint {
 
   void leave() noexcept override {
     if (group_.failed_.load()) {
-      // A peer that has begun to read finishes; none begins any more, because it looks at failed_
-      // after it has said that it reads.
+      // Peers that have begun to read finish. No peer begins after the failure, because it checks
+      // failed_ after it has announced that it reads.
       for (int peer = 0; peer < group_.size_; ++peer) {
-        while (group_.channel(rank_, peer).reading.load() || board_.is_reached()) {
+        while (group_.channel(rank_, peer).reading.load() || board_.is_any_peer_accessing()) {
           std::this_thread::yield();
         }
       }
@@ -87,7 +87,7 @@ class ThreadEndpoint final : public Endpoint {
   bool try_send(int peer, const void* data, std::size_t bytes) override {
     auto& channel = group_.channel(rank_, peer);
     std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
-    if (posted - channel.taken.load(std::memory_order_acquire) == kChannelSlots) return false;
+    if (posted - channel.consumed.load(std::memory_order_acquire) == kChannelSlots) return false;
     channel.slots[posted % kChannelSlots] = {data, bytes, state().calls.fingerprint()};
     channel.posted.store(posted + 1, std::memory_order_release);
     wake(peer);
@@ -96,9 +96,9 @@ class ThreadEndpoint final : public Endpoint {
 
   Piece try_receive(int peer, std::size_t bytes) override {
     auto& channel = group_.channel(peer, rank_);
-    std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
-    if (channel.posted.load(std::memory_order_acquire) == taken) return {};
-    const auto& message = channel.slots[taken % kChannelSlots];
+    std::uint64_t consumed = channel.consumed.load(std::memory_order_relaxed);
+    if (channel.posted.load(std::memory_order_acquire) == consumed) return {};
+    const auto& message = channel.slots[consumed % kChannelSlots];
     if (message.fingerprint != state().calls.fingerprint() || message.bytes != bytes) {
       group_.throw_mismatch(rank_, peer);
     }
@@ -107,15 +107,15 @@ class ThreadEndpoint final : public Endpoint {
       channel.reading.store(false);
       group_.check();
     }
-    // An empty message still needs an address that is not nullptr.
+    // nullptr means that there is no message.
     return {message.data ? message.data : &channel, bytes};
   }
 
   void release(int peer) override {
     auto& channel = group_.channel(peer, rank_);
     channel.reading.store(false, std::memory_order_release);
-    channel.taken.store(channel.taken.load(std::memory_order_relaxed) + 1,
-                        std::memory_order_release);
+    channel.consumed.store(channel.consumed.load(std::memory_order_relaxed) + 1,
+                           std::memory_order_release);
     wake(peer);
   }
 
@@ -128,7 +128,7 @@ class ThreadEndpoint final : public Endpoint {
 
   bool flushed_to(int peer) override {
     auto& channel = group_.channel(rank_, peer);
-    return channel.taken.load(std::memory_order_acquire) ==
+    return channel.consumed.load(std::memory_order_acquire) ==
            channel.posted.load(std::memory_order_relaxed);
   }
 
@@ -136,7 +136,7 @@ class ThreadEndpoint final : public Endpoint {
   void fail(const Failure& failure) noexcept override { group_.fail(failure); }
   Board* board() override { return &board_; }
 
-  SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
+  SpinLimit spin_limit() override { return memory_spin_limit(group_.is_oversubscribed()); }
   void announce_sleep() override { seen_ = state().queue.announce_sleep(); }
   bool sleep(Clock::duration limit) override {
     return has_failed() || state().queue.sleep(seen_, limit);
@@ -144,8 +144,7 @@ class ThreadEndpoint final : public Endpoint {
   void end_sleep() override { state().queue.end_sleep(); }
   bool has_failed() override { return group_.failed_.load(); }
 
-  // Calls that do not belong together may wait for each other without a message between them, and
-  // a peer may have left.
+  // Compares calls too, because different calls may wait for each other without any message.
   void check_peers() override {
     if (group_.compare(rank_)) group_.check();
     std::uint64_t number = group_.calls(rank_);
@@ -154,7 +153,7 @@ class ThreadEndpoint final : public Endpoint {
       if (peer == rank_ || !other.left.load()) continue;
       std::uint64_t calls = group_.calls(peer);
       if (calls >= number && !other.busy.load()) continue;
-      group_.fail(absence_of(group_.titled(peer), calls, group_.titled(rank_), call()));
+      group_.fail(peer_left_failure(group_.titled(peer), calls, group_.titled(rank_), call()));
       group_.check();
     }
   }
@@ -174,13 +173,13 @@ ThreadGroup::ThreadGroup(int size)
     : size_(size),
       channels_(new Channel[static_cast<std::size_t>(size) * static_cast<std::size_t>(size)]),
       ranks_(new RankState[static_cast<std::size_t>(size)]) {
-  board_memory_.reset(static_cast<std::byte*>(  // pages that are never touched are never there
+  board_memory_.reset(static_cast<std::byte*>(  // calloc() does not touch the pages
       std::calloc(1, Board::bytes_for(size, /*with_staging=*/false) + kCacheLine)));
   if (!board_memory_) throw std::bad_alloc();
-  void* place = board_memory_.get();
-  std::size_t room = Board::bytes_for(size, false) + kCacheLine;
-  board_ =
-      static_cast<std::byte*>(std::align(kCacheLine, Board::bytes_for(size, false), place, room));
+  void* aligned = board_memory_.get();
+  std::size_t bytes = Board::bytes_for(size, false) + kCacheLine;
+  board_ = static_cast<std::byte*>(
+      std::align(kCacheLine, Board::bytes_for(size, false), aligned, bytes));
   for (int r = 0; r < size; ++r) ranks_[static_cast<std::size_t>(r)].queue.prepare();
   for (int r = 0; r < size; ++r) endpoints_.push_back(std::make_unique<ThreadEndpoint>(*this, r));
 }
@@ -213,7 +212,6 @@ void ThreadGroup::fail(const Failure& failure) noexcept {
 std::shared_ptr<Pipes> ThreadGroup::pipes(int rank) {
   std::lock_guard lock(pipes_mutex_);
   if (!pipes_memory_) {
-    // Pages that are never touched are never there.
     auto* memory =
         static_cast<std::byte*>(std::calloc(RingPipes::bytes_for(size_) + kCacheLine, 1));
     if (!memory) throw std::bad_alloc();
@@ -246,7 +244,7 @@ void ThreadGroup::fail_mismatch(int rank, int peer) noexcept {
     std::lock_guard lock(ranks_[static_cast<std::size_t>(r)].mutex);
     return known_calls(ranks_[static_cast<std::size_t>(r)].calls);
   };
-  fail(mismatch_of(titled(rank), calls_of(rank), titled(peer), calls_of(peer)));
+  fail(mismatch_failure(titled(rank), calls_of(rank), titled(peer), calls_of(peer)));
 }
 
 std::optional<Failure> ThreadGroup::compare(int rank) noexcept {

@@ -1,9 +1,8 @@
-// The in-process transport: ranks are threads, and a message is a pointer.
+// The in-process transport: ranks are threads, and a message is a pointer to the sender's memory.
 //
-// Nothing is copied on the way: the receiver reads from the sender's own memory. That is safe
-// because schedules are verified never to write a span that a peer may still read, and because
-// leave() waits until peers have read everything (or, after a failure, until none of them is in the
-// middle of it).
+// This is safe for two reasons. The verifier proves that a schedule never writes a span that a peer
+// may still read. And the executor waits until the peers have read all messages; after a failure,
+// leave() waits until no peer is reading.
 #pragma once
 
 #include <atomic>
@@ -34,7 +33,7 @@ class ThreadGroup final : public Group {
   bool finds_failure() const override { return failed_.load(); }
   std::shared_ptr<Pipes> pipes(int rank) override;
   std::string_view transport() const override { return "threads"; }
-  bool in_crowd() const override { return crowded(size_); }
+  bool is_oversubscribed() const override { return has_more_than_cores(size_); }
   std::uint64_t calls(int rank) const override;
   std::string describe(int rank) const override;
   void announce_message(int rank, const std::string& message) noexcept override;
@@ -51,7 +50,7 @@ class ThreadGroup final : public Group {
   void check() const;
   [[noreturn]] void throw_mismatch(int rank, int peer);
   void fail_mismatch(int rank, int peer) noexcept;
-  // Fails the group, and returns why, where a rank's calls and a peer's are found to differ.
+  // Fails the group if a rank's calls differ from a peer's. Returns that failure.
   std::optional<Failure> compare(int rank) noexcept;
   std::vector<WaitQueue*> queues() const;
 
@@ -62,13 +61,13 @@ class ThreadGroup final : public Group {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   std::unique_ptr<std::byte, Free> board_memory_;
-  std::byte* board_ = nullptr;  // in it, on a cache line
+  std::byte* board_ = nullptr;  // in board_memory_, aligned to a cache line
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;
   std::optional<Failure> failure_;
   std::mutex pipes_mutex_;
-  std::shared_ptr<std::byte[]> pipes_memory_;  // made by the first rank that needs it
+  std::shared_ptr<std::byte[]> pipes_memory_;  // allocated at the first use
 };
 
 }  // namespace pycollective

@@ -1,8 +1,9 @@
-// A transport moves bytes between ranks. The executor sees one rank's Endpoint and nothing else.
+// A transport moves bytes between ranks. The executor uses the Endpoint of one rank and nothing
+// else.
 //
-// All calls but wait() return at once, so that one thread can run several ranks in turn. A message
-// carries the fingerprint of the collective call it belongs to; a receiver that finds another one
-// than its own fails the group with a mismatch that names both calls.
+// All functions except wait() and leave() return at once, so one thread can run several ranks. A
+// message carries the fingerprint of its collective call. If the receiver is in another call, it
+// fails the group with a mismatch that names both calls.
 #pragma once
 
 #include <algorithm>
@@ -20,50 +21,50 @@
 
 namespace pycollective {
 
-// What a rank is doing, for messages about it, and for finding out calls that do not belong
-// together. Plain data, which processes share.
+// The description of a rank's collective call, for texts and for the detection of mismatches. Plain
+// data, shared between processes.
 struct CallRecord {
   static constexpr int kMaxDims = 8;
   static constexpr std::int64_t kNextArray = -2;
   char collective[24] = "";
   char algorithm[32] = "";
-  char op[8] = "";  // empty where there is none
+  char op[8] = "";  // empty: none
   char dtype[16] = "";
-  std::int32_t root = -1;             // -1 where there is none
+  std::int32_t root = -1;             // -1: none
   std::int32_t dims = 0;              // the first kMaxDims are kept
-  std::int64_t shape[kMaxDims] = {};  // -1: any; kNextArray: what follows is of another array
-  std::uint64_t detail = 0;           // a hash of what else must agree
-  std::uint64_t identity = 0;         // a hash of all the above: seal()
-  std::uint64_t number = 0;           // calls of this rank so far, this one included
-  // Equal on two ranks exactly when this call and all calls before it belong together (up to 64-bit
-  // collisions): calls that differ are found later, even where nobody received anything in them.
+  std::int64_t shape[kMaxDims] = {};  // -1: any length; kNextArray: between two arrays
+  std::uint64_t detail = 0;           // hash of further arguments that must be equal
+  std::uint64_t identity = 0;         // hash of the members above, set by seal()
+  std::uint64_t number = 0;           // 1 for the first call of a rank
+  // Hash of this call and all calls before it. It differs between ranks whose calls differed, so a
+  // later call detects a mismatch in a call without messages.
   std::uint64_t fingerprint = 0;
 
   void seal();
   std::string describe() const;
 };
 
-// The fingerprint of a call that comes after calls with the fingerprint `before`.
+// Returns the fingerprint of a call after a call with the fingerprint `before`.
 std::uint64_t fingerprint_after(std::uint64_t before, std::uint64_t identity);
 
-// A rank's last calls. Plain data; a call that repeats the last one is not copied.
+// A rank's last calls. A call that repeats the last one shares its record.
 class CallHistory {
  public:
   static constexpr std::uint64_t kLength = 16;
 
-  // Counts one more call, whose record is sealed.
+  // Adds a call. Its record must be sealed.
   void add(const CallRecord& call);
   std::uint64_t number() const { return number_; }
   std::uint64_t fingerprint() const { return fingerprint_; }
   bool has(std::uint64_t number) const {
     return number > 0 && number <= number_ && number_ - number < kLength;
   }
-  // The fingerprint of a call, and its record, of a number that it has.
+  // Both need has(number).
   std::uint64_t fingerprint_of(std::uint64_t number) const {
     return entries_[number % kLength].fingerprint;
   }
   CallRecord record_of(std::uint64_t number) const;
-  // The record of the last call; one without a name before the first.
+  // Returns the record of the last call; an empty one before the first call.
   CallRecord last() const { return number_ ? record_of(number_) : CallRecord(); }
 
  private:
@@ -75,7 +76,7 @@ class CallHistory {
   CallRecord records_[kLength];
 };
 
-// Copies a name, or as much of it as there is room for.
+// Copies a name, truncated to the field.
 template <std::size_t N>
 void set_name(char (&target)[N], std::string_view name) {
   std::size_t bytes = std::min(name.size(), N - 1);
@@ -83,7 +84,7 @@ void set_name(char (&target)[N], std::string_view name) {
   std::memset(target + bytes, 0, N - bytes);
 }
 
-// Part of a message, in memory that can be read until release().
+// Part of a message, readable until release().
 struct Piece {
   const void* data = nullptr;
   std::size_t bytes = 0;
@@ -96,31 +97,32 @@ class Endpoint : public Sleeper {
  public:
   virtual int rank() const = 0;
 
-  // Begins / ends a collective call of this rank, whose record is sealed. `leave` waits until no
-  // peer reads this rank's memory.
+  // enter() begins a collective call of this rank, with a sealed record. leave() ends it; after a
+  // failure it waits until no peer accesses this rank's memory.
   virtual void enter(const CallRecord& call) = 0;
   virtual void leave() noexcept = 0;
-  // The last call of this rank, for the thread that is in it.
+  // Returns the last call of this rank. For the thread that makes the call.
   virtual CallRecord call() const = 0;
-  // What the ranks share besides messages; nullptr where they are not all on one host.
+  // Returns the board (board.h); nullptr if the ranks are on several hosts.
   virtual Board* board() { return nullptr; }
 
-  // Offers a message to a peer, which may read it until flushed() is true. False: no room yet.
+  // Sends a message, whose memory must stay unchanged until flushed() is true. Returns false if the
+  // channel is full.
   virtual bool try_send(int peer, const void* data, std::size_t bytes) = 0;
-  // The next part of a peer's message of which `remaining` bytes are to come; data is nullptr when
-  // there is none yet. Parts are whole items. release() when it has been read.
+  // Returns the next part of a peer's message with `remaining` bytes left; data is nullptr if no
+  // part has arrived. A part has whole items. The caller must call release() after reading it.
   virtual Piece try_receive(int peer, std::size_t remaining) = 0;
-  // The same where the message is to go to `target`, which has room for the rest of it: the part
-  // may be there already.
+  // The same for a message that the caller will copy to `target`, which has space for the rest of
+  // the message. The returned part may be at `target` already.
   virtual Piece try_receive_into(int peer, std::size_t remaining, void* /*target*/) {
     return try_receive(peer, remaining);
   }
   virtual void release(int peer) = 0;
-  // Grows whenever a part of a message has come or gone.
+  // Counts the parts that were sent and received.
   virtual std::uint64_t moved() const { return 0; }
-  // Goes on with messages that did not fit at once.
+  // Continues messages that were sent in part.
   virtual void progress() {}
-  // Whether peers have read all that was sent; whether one of them has.
+  // Returns true if all peers, or one peer, have read all messages.
   virtual bool flushed() = 0;
   virtual bool flushed_to(int peer) = 0;
 
@@ -129,29 +131,31 @@ class Endpoint : public Sleeper {
   bool wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt);
 
-  // Fails the group because the call's time is over, and throws that.
+  // Fails the group with a timeout of the present call, and throws it.
   [[noreturn]] void time_out();
 
-  // The ranks that a waiting call was last found to wait for, which a deadline's error names.
-  void note_awaited(const std::vector<int>& ranks) { awaited_ = ranks; }
+  // The ranks for which the present call waits. time_out() names them.
+  void set_awaited(const std::vector<int>& ranks) { awaited_ = ranks; }
   const std::vector<int>& awaited() const { return awaited_; }
 
   // Throws the group's failure when it has one.
   void check() override = 0;
-  // Fails the whole group, unless it has failed already: every rank's present or next call throws.
+  // As Group::fail().
   virtual void fail(const Failure& failure) noexcept = 0;
 
-  // A call of this rank has thrown the group's failure. A close() of the rank need not throw a
+  // Records that a call of this rank has thrown the group's failure. Then close() does not throw a
   // mismatch again.
-  void note_thrown() noexcept { has_thrown_.store(true, std::memory_order_relaxed); }
-  bool has_thrown() const { return has_thrown_.load(std::memory_order_relaxed); }
-  // While a thread makes an asynchronous call: the program gets its error later.
-  class Silence {
+  void mark_reported() noexcept { is_reported_.store(true, std::memory_order_relaxed); }
+  bool is_reported() const { return is_reported_.load(std::memory_order_relaxed); }
+  // For a thread that makes an asynchronous call: undoes mark_reported(), because the program gets
+  // the error later, from the call's handle.
+  class ReportLater {
    public:
-    explicit Silence(Endpoint& endpoint) : endpoint_(endpoint), before_(endpoint.has_thrown()) {}
-    ~Silence() { endpoint_.has_thrown_.store(before_, std::memory_order_relaxed); }
-    Silence(const Silence&) = delete;
-    Silence& operator=(const Silence&) = delete;
+    explicit ReportLater(Endpoint& endpoint)
+        : endpoint_(endpoint), before_(endpoint.is_reported()) {}
+    ~ReportLater() { endpoint_.is_reported_.store(before_, std::memory_order_relaxed); }
+    ReportLater(const ReportLater&) = delete;
+    ReportLater& operator=(const ReportLater&) = delete;
 
    private:
     Endpoint& endpoint_;
@@ -162,7 +166,7 @@ class Endpoint : public Sleeper {
   virtual Group& group() = 0;
 
   std::vector<int> awaited_;
-  std::atomic<bool> has_thrown_{false};
+  std::atomic<bool> is_reported_{false};
 };
 
 }  // namespace pycollective

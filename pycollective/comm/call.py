@@ -180,7 +180,7 @@ class HostEngine(Engine, Protocol):
     def collect(self) -> None:
         """Release the objects of finished calls."""
 
-    def note_told(self) -> None:
+    def mark_reported(self) -> None:
         """Record that the program gets the error of a call, so that closing does not raise it again."""
 
 

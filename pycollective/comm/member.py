@@ -317,7 +317,7 @@ class Member(_core.CommunicatorBase):
 
         def finish() -> R:
             if answer.error is not None:
-                core.note_told()
+                core.mark_reported()
                 raise answer.error
             return answer.result
 

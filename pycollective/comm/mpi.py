@@ -106,7 +106,7 @@ class MPICore(HostEngine):
     def collect(self) -> None:
         """Do nothing: a finished call keeps no objects."""
 
-    def note_told(self) -> None:
+    def mark_reported(self) -> None:
         """Do nothing: closing raises no error of an earlier call."""
 
     def run_later(self, call: Callable[[], object]) -> _Task:

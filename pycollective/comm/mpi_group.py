@@ -203,7 +203,7 @@ class MPIGroup:
         """Return a rank's name for messages."""
         return self._titles[rank]
 
-    def call_ranks(self, titles: Sequence[str]) -> None:
+    def set_titles(self, titles: Sequence[str]) -> None:
         """Set the ranks' names for messages."""
         self._titles = list(titles)
 

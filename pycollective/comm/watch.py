@@ -37,7 +37,7 @@ class Watch:
         self._own = None if member.size == 1 else make_group()
         if self._own is not None:
             tracing.ignore(self._own)
-            self._own._group.call_ranks([self._title(r) for r in range(member.size)])
+            self._own._group.set_titles([self._title(r) for r in range(member.size)])
         self._rank = member.rank
         self._calls: Callable[[], int] = int
         self._counts = [0] * member.size

@@ -107,7 +107,7 @@ class Workers:
             known = len(addresses) == len(names)
             address = addresses[rank] if known else group.address(rank)
             titles.append(f"rank {rank} ({name} at {address or platform.node()})")
-        group.call_ranks(titles)
+        group.set_titles(titles)
 
     def wait_at_most(self, seconds: float) -> None:
         """Set the deadline in seconds of each call."""
@@ -292,7 +292,7 @@ class _Heartbeat:
         due = time.monotonic()
         while self._group.failure is None:
             if time.monotonic() >= due:
-                self._group.beat()
+                self._group.send_heartbeat()
                 due = time.monotonic() + pause
             if self._group.silent(self._timeout):
                 # Workers lost at the same time sent their last heartbeats at most one pause apart.

@@ -1,7 +1,4 @@
-"""Model check of the board: every interleaving of a few ranks, and planted faults.
-
-`board_model/model.cc` describes the model.
-"""
+"""Run the model checker of the board (`board_model/model.cc`), also on code with planted faults."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     made: dict[tuple[str, str, str], Path] = {}
 
     def run(*arguments: str | Path) -> None:
-        # The padding of an execution is part of a state: zeros written before its constructor stay.
+        # The padding of an execution is part of a state. -fno-lifetime-dse keeps its zeros.
         options = "-std=c++20 -O2 -fno-access-control -fno-builtin-memcpy -fno-lifetime-dse".split()
         subprocess.run(["g++", *options, f"-I{_HERE}", f"-I{_CORE}", *arguments], check=True)
 
@@ -58,7 +55,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
                 file = _CORE / name
                 if name == source:
                     text = file.read_text()
-                    assert text.count(line) == 1, f"{name} has changed: {line}"
+                    assert text.count(line) == 1, f"{name} must have this line once: {line}"
                     file = folder / Path(name).name
                     file.write_text(text.replace(line, replacement))
                 files.append(file)
@@ -75,9 +72,9 @@ def _explore(model: Path, ranks: int, faults: str) -> tuple[int, str]:
 
 
 def test_model_every_interleaving_of_two_ranks_is_right(build: Build) -> None:
-    status, said = _explore(build(), 2, "none")
-    assert status == 0, said
-    states = sum(int(line.partition(": ")[2].split()[0]) for line in said.splitlines())
+    status, output = _explore(build(), 2, "none")
+    assert status == 0, output
+    states = sum(int(line.partition(": ")[2].split()[0]) for line in output.splitlines())
     assert states > 10_000
 
 
@@ -87,44 +84,44 @@ def test_model_every_interleaving_of_two_ranks_is_right(build: Build) -> None:
 def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
     build: Build, ranks: int, faults: str
 ) -> None:
-    status, said = _explore(build(), ranks, faults)
-    assert status == 0, said
+    status, output = _explore(build(), ranks, faults)
+    assert status == 0, output
 
 
 @pytest.mark.parametrize(
     ("source", "line", "replacement", "ranks", "faults", "found"),
     [
-        ("executor/direct.cc", "if (!board_.is_free(turn_)) return false;", "",
-         2, "none", "meet in memory"),
-        ("transport/board.cc", "has_read(r, next)", "has_read(r, next - 1)",
-         2, "none", "meet in memory"),
-        ("executor/direct.cc", "bool DirectExecution::is_over() {",
-         "bool DirectExecution::is_over() {\n  return true;", 2, "none", "wrong byte"),
+        ("executor/direct.cc", "if (!board_.is_slot_free(sequence_)) return false;", "",
+         2, "none", "race in memory"),
+        ("transport/board.cc", "has_released(r, next)", "has_released(r, next - 1)",
+         2, "none", "race in memory"),
+        ("executor/direct.cc", "bool DirectExecution::is_released() {",
+         "bool DirectExecution::is_released() {\n  return true;", 2, "none", "wrong byte"),
         ("executor/direct.cc", "if (staging_.input_end > kInputStagingBytes &&",
-         "if (false && staging_.input_end > kInputStagingBytes &&", 2, "none", "meet in memory"),
+         "if (false && staging_.input_end > kInputStagingBytes &&", 2, "none", "race in memory"),
         ("executor/direct.cc",
          "if (board_.has_staging() && producing_.output_end > kOutputStagingBytes &&",
          "if (false && producing_.output_end > kOutputStagingBytes &&",
-         2, "none", "meet in memory"),
-        ("executor/direct.cc", "  ++staged_ahead_;\n  go_on(staging_);",
-         "  go_on(staging_);", 2, "none", "waits for ever"),
+         2, "none", "race in memory"),
+        ("executor/direct.cc", "  ++staged_ahead_;\n  move_to_next(staging_);",
+         "  move_to_next(staging_);", 2, "none", "waits forever"),
         ("executor/direct.cc",
          "board_.wake_others();\n  ++staged_ahead_;", "++staged_ahead_;",
-         2, "none", "nobody wakes it"),
-        ("executor/direct.cc", "if (slot.fingerprint != fingerprint_) board_.mismatch(come_);", "",
-         2, "none", "nobody finds the call that differs"),
-        ("executor/direct.cc", "copy(0, brought(call_.root) + own);", "copy(0, brought(call_.root));",
-         2, "none", "wrong byte"),
+         2, "none", "no rank wakes it"),
+        ("executor/direct.cc", "if (slot.fingerprint != fingerprint_) board_.mismatch(checked_);", "",
+         2, "none", "no rank reports the mismatch"),
+        ("executor/direct.cc", "copy(0, data_of(call_.root) + own);",
+         "copy(0, data_of(call_.root));", 2, "none", "wrong byte"),
         ("executor/direct.cc", "    flag_.store(1);\n", "", 2, "timeout",
          "writes arrays of rank"),
         ("executor/direct.cc", "    std::atomic_thread_fence(std::memory_order_acquire);\n"
-         "    endpoint_.check();", "", 2, "timeout", "goes on with what it read"),
-        # A root that does not wait for those that read its array through the system.
-        ("executor/direct.cc", "slot.places.input != 0 || slot.places.lent != 0;",
-         "slot.places.input != 0;", 2, "none", "reads arrays of rank"),
-        # Readers that do not look for a failure.
-        ("executor/direct.cc", "reaches || peer.input || peer.output || peer.lent",
-         "reaches || peer.input || peer.output", 2, "timeout", "goes on with what it read"),
+         "    endpoint_.check();", "", 2, "timeout", "uses data that it read"),
+        # The root of a scatter does not wait for remote reads of its array.
+        ("executor/direct.cc", "slot.operands.input != 0 || slot.operands.remote != 0;",
+         "slot.operands.input != 0;", 2, "none", "reads arrays of rank"),
+        # Remote reads do not check for a failure.
+        ("executor/direct.cc", "in_place || peer.input || peer.output || peer.remote",
+         "in_place || peer.input || peer.output", 2, "timeout", "uses data that it read"),
         ("executor/direct.cc", "  return inputs && board_.peers", "  return inputs || board_.peers",
          2, "none", "wrong byte"),
         ("executor/direct.cc", "  if (!found.empty() || mode_ != Mode::blocks) return found;",
@@ -134,6 +131,6 @@ def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
 def test_model_finds_a_planted_fault(
     build: Build, source: str, line: str, replacement: str, ranks: int, faults: str, found: str
 ) -> None:
-    status, said = _explore(build(source, line, replacement), ranks, faults)
-    assert status == 1, said
-    assert found in said, said
+    status, output = _explore(build(source, line, replacement), ranks, faults)
+    assert status == 1, output
+    assert found in output, output

@@ -88,7 +88,7 @@ import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from pycollective import _core, _nn
 group = _core.ThreadGroup(2)
-print(_core.usable_cores(), _nn.threads(), group.in_crowd)
+print(_core.usable_cores(), _nn.threads(), group.is_oversubscribed)
 """
 
 
@@ -117,16 +117,18 @@ mine.join(rank)
 if rank == 1:
     os._exit(0)
 os.wait()
-print(mine.in_crowd)
+print(mine.is_oversubscribed)
 """
 
 
 @pytest.mark.skipif(_core.usable_cores() < 2, reason="needs two cores")
-@pytest.mark.parametrize(("core", "crowd"), [(0, "True"), (1, "False")])
-def test_in_crowd_ranks_pinned_to_cores_counts_the_cores_of_all(tmp_path, core, crowd):
+@pytest.mark.parametrize(("core", "oversubscribed"), [(0, "True"), (1, "False")])
+def test_is_oversubscribed_ranks_pinned_to_cores_counts_the_cores_of_all(
+    tmp_path, core, oversubscribed
+):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", PINNED, str(core)], env=env, cwd=tmp_path, capture_output=True,
         text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert done.stdout.split() == [crowd], done
+    assert done.stdout.split() == [oversubscribed], done

@@ -62,7 +62,7 @@ def test_open_refuses_memory_that_is_not_sealed(seals):
 def test_open_refuses_memory_of_another_size():
     with copy_of(_core.ShmGroup.create(2)) as made:
         os.truncate(made, os.fstat(made).st_size + 4096)
-        with pytest.raises(ValueError, match="is not the memory of a group"):
+        with pytest.raises(ValueError, match="is not the shared memory of a group"):
             _core.ShmGroup.open(made)
 
 
@@ -116,7 +116,7 @@ def test_forked_child_cannot_act_for_a_rank(kind):
     def speak():
         group.abort("by the child")
         group.leave(0)
-        group.beat()
+        group.send_heartbeat()
 
     assert in_a_child(speak)
     for comm in comms:

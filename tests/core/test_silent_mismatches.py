@@ -321,4 +321,4 @@ def test_timeout_names_the_rank_that_did_not_join(on_ranks, kind):
         return None if comm.rank == 2 else str(error_of(lambda: comm.all_reduce(np.ones(3))))
 
     for error in on_ranks(make_group(kind, 3, 0.5), work)[:2]:
-        assert "waited until its deadline for rank 2, which has not come to this call. " in error
+        assert "waited until its deadline for rank 2, which has not entered this call. " in error

@@ -308,7 +308,7 @@ def test_simulate_deadlock_names_the_waiting_ranks():
 
 def test_simulate_unmatched_messages_raise():
     unread = [[Step(Verb.send, 1, span("input", 0))], []]
-    with pytest.raises(ValueError, match="rank 0 sends to rank 1 what is never received"):
+    with pytest.raises(ValueError, match="rank 0 sends to rank 1 a message that is never received"):
         simulate(Schedule(Collective.all_reduce, 1, unread), 2, 64)
     differ = [[Step(Verb.send, 1, span("input", 0, 2))],
               [Step(Verb.recv, 0, target=span("output", 0))]]  # fmt: skip
@@ -334,18 +334,28 @@ def test_simulate_invalid_arguments_raise():
         ("ring", 0, 64, "at least 1 rank"),
         ("ring", Cluster.flat(1 << 25, link), 64, "at most 16777216 ranks"),
         ("ring", replace(good, links=()), 64, "a link for each level"),
-        ("ring", replace(good, places=([0],), links=(link, link)), 64, "place of each rank"),
-        ("ring", replace(good, places=([0, 5],), links=(link, link)), 64, "numbered from 0"),
+        ("ring", replace(good, places=([0],), links=(link, link)), 64, "place of every rank"),
+        (
+            "ring",
+            replace(good, places=([0, 5],), links=(link, link)),
+            64,
+            "places are numbers from 0",
+        ),
         ("ring", replace(good, links=(Link(-1.0),)), 64, "latency and overhead"),
         ("ring", replace(good, links=(Link(math.nan),)), 64, "latency and overhead"),
-        ("ring", replace(good, links=(Link(0.0, 0.0),)), 64, "bandwidth is more than 0"),
-        ("ring", replace(good, reduce_rate=math.nan), 64, "rates are more than 0"),
+        ("ring", replace(good, links=(Link(0.0, 0.0),)), 64, "bandwidth must be more than 0"),
+        (
+            "ring",
+            replace(good, reduce_rate=math.nan),
+            64,
+            "reduce_rate and copy_rate must be more than 0",
+        ),
         ("ring", replace(good, call_overhead=math.inf), 64, "call_overhead"),
-        ("ring", replace(good, cores=-1), 64, "0 cores"),
+        ("ring", replace(good, cores=-1), 64, "cores must be 0"),
     ):
         with pytest.raises(ValueError, match=message):
             simulate(what, cluster, bytes)
-    with pytest.raises(ValueError, match="at least 64 bytes"):
+    with pytest.raises(ValueError, match="segment_bytes must be 64 or more"):
         simulate("ring", good, 64, segment_bytes=1)
     with pytest.raises(ValueError, match="no collective is called 'bus'"):
         simulate("ring", good, 64, "bus")

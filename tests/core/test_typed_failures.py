@@ -170,7 +170,7 @@ def test_fail_as_drops_the_ranks_outside_with_their_calls():
 def test_titles_are_in_texts_and_ranks_stay_numbers(kind):
     comms = make_group(kind, 3)
     for comm in comms:
-        comm._group.call_ranks([f"rank {r} (worker {r})" for r in range(3)])
+        comm._group.set_titles([f"rank {r} (worker {r})" for r in range(3)])
     assert comms[0]._group.title(2) == "rank 2 (worker 2)"
     assert "; rank 1 (worker 1) has " in comms[0].describe()
     comms[2].close()

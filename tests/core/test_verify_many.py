@@ -120,13 +120,15 @@ def test_verify_many_describes_faults():
     assert "rank 5 waits in step 0 (recv output[0] from 0)" in text
     good = algorithms.schedule("reduce_to_one", n).steps
     again = [*good[5], Step(Verb.send, 6, span("output", 0))]
-    assert found(one_wrong(n, {5: again})) == ("rank 5 sends to rank 6 what is never received")
+    assert found(one_wrong(n, {5: again})) == (
+        "rank 5 sends to rank 6 a message that is never received"
+    )
     twice = [*good[5], Step(Verb.reduce, -1, span("output", 0), span("output", 0))]
     assert found(one_wrong(n, {5: twice})) == (
         "rank 5 ends with a wrong output[0]: not the right contributions, each once"
     )
     forgets = [good[5][0], Step(Verb.copy, -1, span("output", 0), span("output", 0))]
-    assert "reads what was never written" in found(one_wrong(n, {5: forgets}))
+    assert "reads a chunk that was never written" in found(one_wrong(n, {5: forgets}))
     outside = [Step(Verb.send, 0, span("input", 3)), good[5][1]]
     assert found(one_wrong(n, {5: outside})) == (
         "rank 5, step 0 (send input[3] to 0): chunks outside 0:1"
@@ -160,7 +162,7 @@ def test_verify_many_overwritten_sent_data_are_found():
                 Step(Verb.send, 3, span("output", 0))]  # fmt: skip
     steps[3] = [*steps[3], Step(Verb.recv, 2, target=span("output", 0))]
     text = found(Schedule(made.collective, 1, steps))
-    assert "rank 1 has overwritten what it sent in its step 2 before it was read" in text
+    assert "rank 1 has overwritten the chunks that it sent in step 2 before it was read" in text
 
 
 def test_verify_many_two_messages_of_one_pair_are_checked():

@@ -210,11 +210,11 @@ def test_mixed_wait_for_memory_and_tcp_is_ended_by_a_rank_of_the_host(monkeypatc
     relay.close()
 
 
-@pytest.mark.parametrize("crowd", [False, True])
-def test_measure_handshake_waits_for_every_rank(crowd):
+@pytest.mark.parametrize("oversubscribed", [False, True])
+def test_measure_handshake_waits_for_every_rank(oversubscribed):
     lines = np.zeros((3, 64), np.uint8)
     threads = [
-        threading.Thread(target=_core.measure_handshake, args=(lines, r, 3, 7, crowd))
+        threading.Thread(target=_core.measure_handshake, args=(lines, r, 3, 7, oversubscribed))
         for r in range(3)
     ]
     for thread in threads[:2]:

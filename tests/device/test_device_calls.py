@@ -267,7 +267,7 @@ def test_dropped_communicator_fails_calls_of_other_ranks(devices, on_devices):
     kept = group[0].all_reduce(devices.asarray(np.zeros(4)), async_op=True)
     del group[0], kept
     gc.collect()
-    with pytest.raises(AbortedError, match="rank 0 let go of its communicator while calls"):
+    with pytest.raises(AbortedError, match="rank 0 deleted its communicator before its calls"):
         group[0].all_reduce(devices.asarray(np.zeros(4)))
 
 
@@ -418,7 +418,7 @@ def test_warning_on_devices_names_a_slow_rank(devices, on_devices):
     said = []
 
     def is_named():
-        return any("for rank 1 to come to this call" in text for text in said)
+        return any("for rank 1 to enter this call" in text for text in said)
 
     def work(c):
         c._core.warn_after(0.02, said.append)

@@ -281,7 +281,9 @@ def test_who_was_lost_is_named_in_time(outcomes, fault):
             lost = re.escape(f"rank 1 (worker 1 at {done.addresses[doing][1]})")
             begins = r"Checkpoint\.write\(.*\) needs every worker: " if doing == "save" else ""
             assert re.match(begins + lost, text), text
-            did = r" (is in|has finished|was last heard of (in|after)) (all_reduce|all_gather) #\d+ \("
+            did = (
+                r" (is in|ha[sd] finished|sent its last message in) (all_reduce|all_gather) #\d+ \("
+            )
             left = r" has left the group (after \d+ calls|in all_reduce #\d+ \()"
             assert re.search(f"{lost}({did}|{left})", text), text
         # The interpreter ends, with a strategy that is open.

@@ -432,7 +432,7 @@ for turn in range(3):
         array.fill(0)  # nobody reads it any more
     expected = np.arange(comm.rank * length, (comm.rank + 1) * length, dtype="f4") + turn
     assert (part == expected).all(), turn
-print(comm._group.all_read)
+print(comm._group.all_read_remotely)
 """
     done = run(tmp_path, "shm", 3, body, preamble)
     assert done.outputs == [f"{not is_refused}\n"] * 3, done

@@ -197,11 +197,11 @@ def test_who_is_silent():
         group.join(rank)
     assert a.silent(0) == []
     for group in (a, b, c):
-        group.beat()
+        group.send_heartbeat()
     assert (a.silent(5), b.silent(5)) == ([], [])
     time.sleep(0.03)
     assert (a.silent(0.02), b.silent(0.02)) == ([1, 2], [0, 2])
-    b.beat()
+    b.send_heartbeat()
     assert a.silent(0.02) == [2]
     c.leave(2)
     assert a.silent(0.02) == []
@@ -227,7 +227,10 @@ def test_groups_leave_nothing_behind(on_ranks):
 def test_bad_environments(tmp_path):
     memory, comms = members(2)
     for broken, text in (
-        (launched_environment(0, 2, memory.descriptor), "rank 0 of the group is taken"),
+        (
+            launched_environment(0, 2, memory.descriptor),
+            "rank 0 of the group belongs to another process",
+        ),
         (
             launched_environment(5, 2, memory.descriptor),
             "PYCOLLECTIVE_RANK=5 is not among the 2 tasks",

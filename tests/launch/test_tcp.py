@@ -603,14 +603,14 @@ TIMEOUT, MISMATCH, PEER_LOST, ABORTED = range(4)
 
 @pytest.mark.parametrize(
     ("data", "text"),
-    [(b"\xff" * 200, "sent no message of pycollective"),
+    [(b"\xff" * 200, "sent data that is no pycollective message"),
      (header(version=9), "another version"),
      (header(kind=2), "unknown kind"),
-     (header(size=1 << 31, remaining=1 << 40), "longer than it may be"),
-     (header(text=1 << 30), "longer than it may be"),
-     (header(size=9), "longer than it may be"),
-     (header(size=3, remaining=8), "not whole"),
-     (header(size=0, remaining=8), "not whole")],
+     (header(size=1 << 31, remaining=1 << 40), "a message with an invalid length"),
+     (header(text=1 << 30), "a message with an invalid length"),
+     (header(size=9), "a message with an invalid length"),
+     (header(size=3, remaining=8), "splits an item"),
+     (header(size=0, remaining=8), "splits an item")],
 )  # fmt: skip
 def test_bad_message_frames(data, text):
     group, comm, control, messages = pair_with_a_stranger()
@@ -645,7 +645,7 @@ def test_a_message_of_another_call_is_a_mismatch_and_its_text_is_cleaned():
 def test_bad_control_frames(data):
     _, comm, control, messages = pair_with_a_stranger()
     control.sendall(data)
-    with pytest.raises(pc.PeerLostError, match="control frame that is none"):
+    with pytest.raises(pc.PeerLostError, match="sent an invalid control frame"):
         comm.barrier(5.0)
     control.close()
     messages.close()
@@ -691,7 +691,7 @@ def test_recv_connection_for_messages_ended_names_the_peer_before_the_deadline()
 def test_who_is_silent():
     group, comm, control, messages = pair_with_a_stranger()
     assert group.silent(0) == []  # nobody has promised to say anything
-    group.beat()
+    group.send_heartbeat()
     assert control.recv(64)[6] == 5  # in no call
     time.sleep(0.03)
     assert group.silent(0.02) == [1]
@@ -699,7 +699,7 @@ def test_who_is_silent():
     control.sendall(header(kind=5, size=0, text=3, call=7) + b"ten")
     assert group.silent(0.02) == []
     assert group.calls(1) == 7
-    assert "rank 1 was last heard of after ten" in group.describe()
+    assert "rank 1 had finished ten" in group.describe()
     with pytest.raises(pc.CollectiveTimeoutError):
         comm.barrier(0.1)
     said = control.recv(10_000)
@@ -737,5 +737,5 @@ def test_descriptors_that_are_no_connections(tmp_path):
                 _core.TcpGroup(0, [[], [wrong, wrong]])
     with pytest.raises(ValueError, match="every peer needs a control connection"):
         _core.TcpGroup(0, [[], [1]])
-    with pytest.raises(ValueError, match="no such rank"):
+    with pytest.raises(ValueError, match="rank 3 is not in a group of 2 ranks"):
         _core.TcpGroup(3, [[], []])

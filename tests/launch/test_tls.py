@@ -187,7 +187,7 @@ def test_who_is_silent(on_ranks, certificates):
         until = time.monotonic() + 20
         while not all(one.is_set() for one in known) and time.monotonic() < until:
             if comm.rank != 1:
-                comm._group.beat()
+                comm._group.send_heartbeat()
                 if comm._group.silent(0.2) == [1]:
                     known[comm.rank].set()
             time.sleep(0.02)

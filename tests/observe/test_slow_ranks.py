@@ -58,7 +58,7 @@ def test_warning_in_direct_names_the_missing_rank(soon, on_ranks, items):
     assert len(texts) == 2
     for rank, text in enumerate(texts):
         assert text.startswith(f"rank {rank} is in all_reduce #1 (float32[{items}], sum, direct)")
-        assert " s for rank 2 to come to this call: rank 2 has made no collective call yet" in text
+        assert " s for rank 2 to enter this call: rank 2 has made no collective call yet" in text
         assert ". It gives up in " in text
         assert "Next" not in text
 
@@ -68,10 +68,10 @@ def test_warning_in_a_schedule_names_the_awaited_ranks(soon, on_ranks):
     texts = late(comms, on_ranks, lambda c: c.all_reduce(np.ones(64), algorithm="ring"), soon)
     assert len(texts) == 2
     # In a ring, rank 0 needs a message of rank 2, and rank 1 one of rank 0.
-    assert "for rank 2 to come" in texts[0]
-    assert "Next" not in texts[0]
-    assert "for rank 2 to come" in texts[1]
-    assert "Next it needs something of rank 0, in this call itself" in texts[1]
+    assert "for rank 2 to enter" in texts[0]
+    assert "In this call" not in texts[0]
+    assert "for rank 2 to enter" in texts[1]
+    assert "In this call it waits for data of rank 0" in texts[1]
 
 
 def test_warning_has_the_last_call_of_the_missing_rank(soon, on_ranks):
@@ -85,7 +85,7 @@ def test_warning_has_the_last_call_of_the_missing_rank(soon, on_ranks):
 def test_warning_in_an_async_call_names_the_missing_rank(soon, on_ranks):
     comms = pc.local_group(2)
     (text,) = late(comms, on_ranks, lambda c: c.barrier(async_op=True).wait(), soon, who=1, count=1)
-    assert "for rank 1 to come to this call" in text
+    assert "for rank 1 to enter this call" in text
 
 
 def test_warning_in_recv_names_the_sender(soon, on_ranks):
@@ -115,7 +115,7 @@ def test_warning_names_at_most_eight_ranks(soon, on_ranks):
 
     on_ranks(comms, work)
     text = next(t for t in warnings_of(soon) if t.startswith("rank 0 "))
-    assert "for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 4 more to come to this call" in text
+    assert "for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 4 more to enter this call" in text
 
 
 def test_warning_comes_after_half_of_a_short_timeout(monkeypatch, caplog, on_ranks):
@@ -124,7 +124,7 @@ def test_warning_comes_after_half_of_a_short_timeout(monkeypatch, caplog, on_ran
     error = on_ranks(comms, lambda c: None if c.rank else c.barrier())[0]
     assert isinstance(error, pc.CollectiveTimeoutError)
     (text,) = warnings_of(caplog)
-    assert "for rank 1 to come" in text
+    assert "for rank 1 to enter" in text
 
 
 def test_warning_is_absent_without_a_late_rank(monkeypatch, caplog, on_ranks):

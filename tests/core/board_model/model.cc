@@ -1,27 +1,31 @@
-// Explores every interleaving of two or three ranks on a board (transport/board.h), and every point
-// at which a rank may die or give up. The steps are those of executor/direct.cc itself.
+// A model checker for the board (transport/board.h): explores every interleaving of two or three
+// ranks, and every point at which a rank dies or gives up. It runs the steps of executor/direct.cc
+// itself.
 //
-//     model RANKS none|death|timeout     -> a line for each program; exit status 1 at the first
-//                                      that is wrong
+//     model RANKS none|death|timeout   prints one line for each program; exits with 1 at the first
+//                                      error
 //
-// A *program* is a list of calls that every rank makes. A *state* is the board, the ranks' arrays
-// and what each rank knows. An *action* is one step of one rank: it posts a slot, completes a short
-// call, stages, produces or takes a block, ends a call, dies, gives up, or leaves. The search goes
-// through all states that actions lead to, and looks for
+// * A *program* is a list of calls that every rank makes.
+// * A *state* is the contents of the board and of the arrays, and each rank's private variables.
+// * An *action* is one step of one rank: it posts a slot, completes a short call, stages, produces
+//   or copies out a block, ends a call, dies, gives up, or leaves.
 //
-//   * two ranks whose next steps meet in memory: one writes what the other reads or writes. Every
-//     step waits for counters that only grow. Two steps can overlap in time only if both are
-//     possible in one state. So the search explores each action as a whole.
-//   * a wrong result; a state without a way on (deadlock); a step that reaches the arrays of a rank
-//     that is not in the call;
-//   * a rank that could go on after another's step, and that this step did not wake;
-//   * after a death, a rank that waits for somebody who does not wait for the dead rank in turn.
+// The search visits all reachable states, and reports
 //
-// A rank that gives up can do so within a peer's step too, before and after the peer looks for a
-// failure. The model does not reorder memory accesses; ThreadSanitizer's tests look for that.
+//   * data races: two ranks whose next steps access the same memory, one of them to write. Steps
+//     wait only for counters that grow. So two steps can run concurrently exactly if both are
+//     possible in one state, and each action can be explored as a whole;
+//   * wrong results;
+//   * deadlocks;
+//   * lost wake-ups: a step enables a rank that sleeps, and does not wake it;
+//   * accesses to the arrays of a rank that is not in the call;
+//   * after a death, a waiting rank that names neither the dead rank nor a rank that waits for it.
 //
-// The test builds it with -fno-access-control, with -Wl,--wrap=memcpy, which records every copy,
-// and with the small sizes of support/tuning.h.
+// A rank can also give up in the middle of a peer's step, before and after the peer checks for a
+// failure. The model does not reorder memory accesses; the tests with ThreadSanitizer cover that.
+//
+// The build uses -fno-access-control, -Wl,--wrap=memcpy to record every copy, and the small sizes
+// of support/tuning.h in this folder.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -42,40 +46,41 @@ using namespace pycollective;
 
 namespace {
 
-constexpr int kMost = 3;
-constexpr int kPoison = 0xEE;  // arrays between calls
+constexpr int kMaxRanks = 3;
+constexpr int kPoison = 0xEE;  // fills the arrays between calls
 
 enum class Faults { none, death, timeout };
 
-struct CallOfAll {
+struct GroupCall {
   Collective collective;
   int root;
   std::size_t count;         // bytes of the array, or of a part
-  unsigned inputs, outputs;  // bit r: peers reach rank r's array
+  unsigned inputs, outputs;  // bit r: the peers can map rank r's array
   bool in_place = false;
-  bool differs = false;  // rank 1 makes another call
-  bool lent = false;     // ranks read the inputs through the system
+  bool differs = false;  // rank 1 makes a different call
+  bool remote = false;   // ranks read the inputs through the system
 };
 
 struct Program {
   std::string name;
-  std::vector<CallOfAll> calls;
-  bool crowd = false;
+  std::vector<GroupCall> calls;
+  bool oversubscribed = false;
 };
 
-enum class Phase : std::uint8_t { between, calling, leaving, out, dead, finished };
+enum class Phase : std::uint8_t { between, calling, leaving, left, dead, finished };
 
 struct Control {
-  Phase phase[kMost];
-  int call[kMost];
+  Phase phase[kMaxRanks];
+  int call[kMaxRanks];
   bool failed;
 };
 
-// A rank's private knowledge of the board.
+// A rank's private variables of the board.
 struct View {
-  std::uint64_t turn, input_position, output_position, posted, settled, seen_consumed, fingerprint;
+  std::uint64_t sequence, input_position, output_position, posted, all_posted, seen_consumed,
+      fingerprint;
   Board::Written written;
-  Board::Peer peers[kMost];
+  Board::Peer peers[kMaxRanks];
 };
 
 struct alignas(DirectExecution) Execution {
@@ -83,20 +88,20 @@ struct alignas(DirectExecution) Execution {
 };
 static_assert(std::is_trivially_destructible_v<DirectExecution>);
 
-enum class Kind { enter, advance, stage, produce, take, die, give_up, leave };
-constexpr const char* kKinds[] = {"enters", "advances", "stages",   "produces",
-                                  "takes",  "dies",     "gives up", "leaves"};
+enum class Kind { enter, advance, stage, produce, copy_out, die, give_up, leave };
+constexpr const char* kKinds[] = {"enters",     "advances", "stages",   "produces",
+                                  "copies out", "dies",     "gives up", "leaves"};
 
-// A rank gives up within another rank's step: before or after that rank's look for a failure.
-struct Within {
-  int peer = -1, look = 0;
+// A peer that gives up within a step: before or after the step's check-th check for a failure.
+struct Interruption {
+  int peer = -1, check = 0;
   bool before = false;
 };
 
 struct Action {
   int rank;
   Kind kind;
-  Within within;
+  Interruption interruption;
 };
 
 struct Access {
@@ -105,7 +110,7 @@ struct Access {
   bool writes;
 };
 
-struct Wrong {
+struct ModelError {
   std::string what;
 };
 
@@ -114,12 +119,12 @@ class Model* model;
 class ModelBoard : public Board {
  public:
   using Board::Board;
-  std::uint64_t place_of(const void* data, std::size_t bytes) const override;
-  std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) override;
-  std::uint64_t lend(const void* data, std::size_t bytes) override;
-  void read(int peer, std::uint64_t lent, std::byte* to, std::size_t bytes) override;
+  std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
+  std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
+  std::uint64_t remote_handle_of(const void* data, std::size_t bytes) override;
+  void read_remote(int peer, std::uint64_t handle, std::byte* to, std::size_t bytes) override;
   void mismatch(int peer) override;
-  bool in_crowd() const override;
+  bool is_oversubscribed() const override;
 };
 
 class ModelEndpoint : public Endpoint {
@@ -150,7 +155,7 @@ class Model {
   Model(int size, Faults faults, const Program& program)
       : size_(size), faults_(faults), program_(program), reduction_{add, nullptr, 1, nullptr} {
     model = this;
-    for (const CallOfAll& call : program.calls) {
+    for (const GroupCall& call : program.calls) {
       for (int r = 0; r < size; ++r) {
         area_ = std::max({area_, length(call, true, r) + 128, length(call, false, r) + 128});
       }
@@ -181,20 +186,20 @@ class Model {
     std::memset(executions_, 0, sizeof executions_);
   }
 
-  // Returns what is wrong, with the actions that lead there; empty if nothing is.
+  // Returns an error and the actions that lead to it; empty if there is none.
   std::string explore() {
     try {
       visit(hash());
       return {};
-    } catch (const Wrong& wrong) {
+    } catch (const ModelError& wrong) {
       std::string text = wrong.what + ", after";
       for (const Action& action : path_) {
         text += "\n    rank " + std::to_string(action.rank) + " " +
                 kKinds[static_cast<int>(action.kind)];
-        if (action.within.peer >= 0) {
-          text += ", within which rank " + std::to_string(action.within.peer) + " gives up " +
-                  (action.within.before ? "before" : "after") + " look " +
-                  std::to_string(action.within.look);
+        if (action.interruption.peer >= 0) {
+          text += ", within which rank " + std::to_string(action.interruption.peer) + " gives up " +
+                  (action.interruption.before ? "before" : "after") + " check " +
+                  std::to_string(action.interruption.check);
         }
       }
       return text;
@@ -206,21 +211,21 @@ class Model {
   // Called by the board and the endpoints -----------------------------------------------
 
   ModelBoard& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
-  bool crowd() const { return program_.crowd; }
+  bool oversubscribed() const { return program_.oversubscribed; }
 
-  std::uint64_t place_of(int rank, const void* data) const {
-    const CallOfAll& call = call_of(rank);
+  std::uint64_t handle_of(int rank, const void* data) const {
+    const GroupCall& call = call_of(rank);
     const auto* at = static_cast<const std::byte*>(data);
     const bool is_output = at >= array(rank, true, 0) && at < array(rank, true, 0) + area_;
     const unsigned mask = is_output || call.in_place ? call.outputs : call.inputs;
     return mask >> rank & 1 ? reinterpret_cast<std::uint64_t>(data) : 0;
   }
 
-  bool lends(int rank) const { return call_of(rank).lent; }
+  bool offers_remote_reads(int rank) const { return call_of(rank).remote; }
 
-  void look(int rank) {
-    const Within now = within_;
-    const bool here = now.peer >= 0 && looks_++ == now.look;
+  void check(int rank) {
+    const Interruption now = interruption_;
+    const bool here = now.peer >= 0 && checks_++ == now.check;
     if (here && now.before) give_up_and_leave(now.peer);
     const bool failed = control_.failed;
     if (here && !now.before) give_up_and_leave(now.peer);
@@ -231,7 +236,7 @@ class Model {
     if (!recording_ || bytes == 0) return;
     const auto* at = static_cast<const std::byte*>(data);
     if (at < base_ || at >= base_ + board_bytes_ + 2 * area_ * static_cast<std::size_t>(size_)) {
-      return;  // a rank's own stack
+      return;  // on the stack
     }
     accesses_.push_back({at, bytes, writes});
     const auto offset = static_cast<std::size_t>(at - base_);
@@ -239,22 +244,22 @@ class Model {
     const int owner = static_cast<int>((offset - board_bytes_) / (2 * area_));
     if (owner == acting_) return;
     if (is_in(owner, control_.call[acting_])) return;
-    // A step that finds the failure afterwards drops the data that it read.
-    if (writes || control_.phase[owner] != Phase::out) {
-      throw Wrong{"rank " + std::to_string(acting_) + (writes ? " writes" : " reads") +
-                  " arrays of rank " + std::to_string(owner) + ", which is not in the call"};
+    // A step may read the arrays of a rank that has left if it detects the failure afterwards.
+    if (writes || control_.phase[owner] != Phase::left) {
+      throw ModelError{"rank " + std::to_string(acting_) + (writes ? " writes" : " reads") +
+                       " arrays of rank " + std::to_string(owner) + ", which is not in the call"};
     }
-    stale_ = true;
+    read_stale_ = true;
   }
 
-  void woke(const std::atomic<std::uint32_t>& word) {
+  void record_wake_up(const std::atomic<std::uint32_t>& word) {
     for (int r = 0; r < size_; ++r) {
       if (&queues_[r].wake_ups == &word) woken_ |= 1U << r;
     }
   }
 
  private:
-  // Memory that steps change.
+  // Memory that belongs to the state.
   struct Part {
     std::byte* data;
     std::size_t bytes;
@@ -263,8 +268,8 @@ class Model {
   struct Snapshot {
     std::unique_ptr<std::byte[]> memory;  // of all parts
     Control control;
-    View views[kMost];
-    Execution executions[kMost];
+    View views[kMaxRanks];
+    Execution executions[kMaxRanks];
   };
 
   static void add(void* target, const void* a, const void* b, std::size_t count) {
@@ -277,7 +282,8 @@ class Model {
     }
   }
 
-  // A rank's array, which begins at another place of a cache line on each rank.
+  // A rank's array. `shift` differs between ranks, so their arrays begin at different offsets in a
+  // cache line.
   std::byte* array(int rank, bool output, int shift) const {
     return base_ + board_bytes_ + static_cast<std::size_t>(2 * rank + (output ? 1 : 0)) * area_ +
            shift;
@@ -286,14 +292,14 @@ class Model {
     return call_of(rank).in_place ? output_of(rank) : array(rank, false, 8 * (rank + 1));
   }
   std::byte* output_of(int rank) const { return array(rank, true, 8 * (3 - rank)); }
-  const CallOfAll& call_of(int rank) const {
+  const GroupCall& call_of(int rank) const {
     return program_.calls[static_cast<std::size_t>(control_.call[rank])];
   }
   DirectExecution& execution(int rank) {
     return *reinterpret_cast<DirectExecution*>(executions_[rank].bytes);
   }
-  // Returns true if a rank's arrays belong to a call. Ranks that give up still lend theirs until
-  // they have left, and the dead for ever.
+  // Returns true if peers may access a rank's arrays for a call. They may until a rank that gives
+  // up has left. The arrays of a dead rank stay mapped.
   bool is_in(int rank, int call) const {
     const Phase phase = control_.phase[rank];
     return control_.call[rank] == call &&
@@ -324,11 +330,11 @@ class Model {
     for (int r = 0; r < size_; ++r) {
       Board& b = *boards_[static_cast<std::size_t>(r)];
       const View& view = snapshot.views[r];
-      b.turn = view.turn;
+      b.sequence = view.sequence;
       b.input_position = view.input_position;
       b.output_position = view.output_position;
-      b.posted = view.posted;
-      b.settled = view.settled;
+      b.posted_fingerprint = view.posted;
+      b.all_posted = view.all_posted;
       b.seen_consumed = view.seen_consumed;
       b.fingerprint = view.fingerprint;
       b.written = view.written;
@@ -339,16 +345,17 @@ class Model {
 
   View view_of(int rank) const {
     const Board& b = *boards_[static_cast<std::size_t>(rank)];
-    View view{b.turn,          b.input_position, b.output_position, b.posted, b.settled,
-              b.seen_consumed, b.fingerprint,    b.written,         {}};
+    View view{b.sequence,           b.input_position, b.output_position,
+              b.posted_fingerprint, b.all_posted,     b.seen_consumed,
+              b.fingerprint,        b.written,        {}};
     for (int p = 0; p < size_; ++p) view.peers[p] = b.peers[static_cast<std::size_t>(p)];
     return view;
   }
 
-  // Returns a hash of the present state. Two states with one hash of 64 bits count as one.
+  // Returns a hash of the state. States with the same 64-bit hash count as one state.
   std::uint64_t hash() const {
     using Word [[gnu::may_alias]] = std::uint64_t;
-    constexpr std::size_t kLanes = 8;  // that do not wait for each other's products
+    constexpr std::size_t kLanes = 8;  // independent, so that the multiplications overlap
     std::uint64_t lanes[kLanes] = {1, 2, 3, 4, 5, 6, 7, 8};
     auto mix_word = [](std::uint64_t& lane, std::uint64_t word) {
       lane = (lane ^ word) * 0xFF51AFD7ED558CCDU;
@@ -377,17 +384,17 @@ class Model {
 
   // Actions --------------------------------------------------------------------------------
 
-  // Takes a step if it is possible; says whether it was. What it reads and writes is in accesses_.
-  bool take_step(const Action& action) {
+  // Takes a step and records its memory accesses in accesses_. Returns false if it is not possible.
+  bool try_step(const Action& action) {
     accesses_.clear();
     woken_ = 0;
-    stale_ = false;
-    looks_ = 0;
-    within_ = action.within;
+    read_stale_ = false;
+    checks_ = 0;
+    interruption_ = action.interruption;
     acting_ = action.rank;
     const int rank = action.rank;
     Board& b = board(rank);
-    const std::uint64_t turn = b.turn, settled = b.settled;
+    const std::uint64_t sequence = b.sequence, all_posted = b.all_posted;
     const int call = control_.call[rank];
     recording_ = true;
     bool moved = false;
@@ -402,16 +409,16 @@ class Model {
       recording_ = false;
       throw;
     }
-    if (moved && stale_) {
-      throw Wrong{"rank " + std::to_string(rank) +
-                  " goes on with what it read from a rank that has left"};
+    if (moved && read_stale_) {
+      throw ModelError{"rank " + std::to_string(rank) +
+                       " uses data that it read from a rank that has left"};
     }
-    // Slots are written and read without copies.
-    if (b.turn != turn) record(&b.slot(rank, b.turn), sizeof(Board::Slot), true);
+    // No memcpy() accesses the slots.
+    if (b.sequence != sequence) record(&b.slot(rank, b.sequence), sizeof(Board::Slot), true);
     for (int r = 0; r < size_; ++r) {
       if (r == rank) continue;
-      if (b.settled != settled) record(&b.slot(r, b.settled), sizeof(Board::Slot), false);
-      if (come_ >> r & 1) record(&b.slot(r, b.turn), sizeof(Board::Slot), false);
+      if (b.all_posted != all_posted) record(&b.slot(r, b.all_posted), sizeof(Board::Slot), false);
+      if (slots_read_ >> r & 1) record(&b.slot(r, b.sequence), sizeof(Board::Slot), false);
     }
     recording_ = false;
     if (moved && control_.call[rank] != call) poison(rank);
@@ -419,7 +426,7 @@ class Model {
   }
 
   bool run(int rank, Kind kind) {
-    come_ = 0;
+    slots_read_ = 0;
     switch (kind) {
       case Kind::enter:
         enter(rank);
@@ -429,9 +436,9 @@ class Model {
       case Kind::stage:
         return execution(rank).try_stage();
       case Kind::produce:
-        return tell_come(rank, [&] { return execution(rank).try_produce(); });
-      case Kind::take:
-        return tell_come(rank, [&] { return execution(rank).try_take(); });
+        return record_slots_read(rank, [&] { return execution(rank).try_produce(); });
+      case Kind::copy_out:
+        return record_slots_read(rank, [&] { return execution(rank).try_copy_out(); });
       case Kind::die:
         control_.phase[rank] = Phase::dead;
         return true;
@@ -446,25 +453,25 @@ class Model {
   }
 
   template <class Step>
-  bool tell_come(int rank, const Step& step) {
+  bool record_slots_read(int rank, const Step& step) {
     DirectExecution& mine = execution(rank);
-    const int before = mine.come_;
+    const int before = mine.checked_;
     const bool moved = step();
-    for (int r = before; r < mine.come_; ++r) {
-      if (mine.is_awaited(r)) come_ |= 1U << r;
+    for (int r = before; r < mine.checked_; ++r) {
+      if (mine.is_awaited(r)) slots_read_ |= 1U << r;
     }
     return moved;
   }
 
   void enter(int rank) {
     if (control_.failed) {
-      control_.phase[rank] = Phase::out;
+      control_.phase[rank] = Phase::left;
       return;
     }
     control_.phase[rank] = Phase::calling;
-    const CallOfAll& call = call_of(rank);
+    const GroupCall& call = call_of(rank);
     const std::uint64_t other = call.differs && rank == 1 ? 1000 : 0;
-    board(rank).fingerprint = board(rank).posted * 31 + 7 + other;
+    board(rank).fingerprint = board(rank).posted_fingerprint * 31 + 7 + other;
     recording_ = false;
     fill(rank);
     recording_ = true;
@@ -485,7 +492,7 @@ class Model {
   bool advance(int rank) {
     const Progress progress = [&] {
       Progress result = Progress::blocked;
-      tell_come(rank, [&] {
+      record_slots_read(rank, [&] {
         result = execution(rank).advance();
         return true;
       });
@@ -503,9 +510,9 @@ class Model {
 
   // As ShmEndpoint::leave() after a failure.
   bool leave(int rank) {
-    if (board(rank).written.bytes && board(rank).is_reached()) return false;
+    if (board(rank).written.bytes && board(rank).is_any_peer_accessing()) return false;
     board(rank).written = {};
-    control_.phase[rank] = Phase::out;
+    control_.phase[rank] = Phase::left;
     const bool was = std::exchange(recording_, false);
     poison(rank);
     recording_ = was;
@@ -532,14 +539,14 @@ class Model {
         if (mine.mode_ == DirectExecution::Mode::blocks) {
           offer(Kind::stage);
           offer(Kind::produce);
-          offer(Kind::take);
+          offer(Kind::copy_out);
         }
         offer(Kind::advance);
         if (faults_ == Faults::timeout) {
           offer(Kind::give_up);
           std::vector<Action> steps = found;
           for (const Action& step : steps) {
-            if (step.kind != Kind::produce && step.kind != Kind::take) continue;
+            if (step.kind != Kind::produce && step.kind != Kind::copy_out) continue;
             for (int peer = 0; peer < size_; ++peer) {
               if (peer == rank || control_.phase[peer] != Phase::calling) continue;
               for (int side = 0; side < 4; ++side) {
@@ -560,15 +567,16 @@ class Model {
   }
   // A step of the protocol, in contrast to a fault.
   static bool is_step(const Action& action) {
-    return action.kind != Kind::die && action.kind != Kind::give_up && action.within.peer < 0;
+    return action.kind != Kind::die && action.kind != Kind::give_up && action.interruption.peer < 0;
   }
 
   // The search -----------------------------------------------------------------------------
 
-  // Goes on from the present state, which is new; returns the ranks that can take a step in it.
+  // Explores all states that follow the present one, which is new. Returns a mask of the ranks that
+  // can take a step in the present state.
   unsigned visit(std::uint64_t key) {
     const Snapshot here = save();
-    // Finds the possible steps, then those that meet in memory.
+    // Finds the possible steps, then the races between them.
     struct Step {
       Action action;
       std::vector<Access> accesses;
@@ -577,19 +585,19 @@ class Model {
       std::uint64_t then;
     };
     std::vector<Step> steps;
-    unsigned able = 0;
+    unsigned enabled = 0;
     for (int rank = 0; rank < size_; ++rank) {
       bool blocks_moved = false;
       for (const Action& action : possible(rank)) {
-        // The end of a call is looked for when there is nothing else to do.
+        // A call can end only if no block can move.
         if (action.kind == Kind::advance && blocks_moved) continue;
         path_.push_back(action);
-        const bool moved = take_step(action);
+        const bool moved = try_step(action);
         path_.pop_back();
         if (moved) {
           steps.push_back({action, accesses_, woken_, control_.failed, hash()});
           if (is_step(action)) {
-            able |= 1U << rank;
+            enabled |= 1U << rank;
             blocks_moved = true;
           }
         }
@@ -601,8 +609,8 @@ class Model {
         if (a.action.rank < b.action.rank) compare(a.action, a.accesses, b.action, b.accesses);
       }
     }
-    seen_[key] = able;
-    if (able == 0) check_end();
+    seen_[key] = enabled;
+    if (enabled == 0) check_end();
     for (const Step& step : steps) {
       path_.push_back(step.action);
       ++actions_;
@@ -610,21 +618,21 @@ class Model {
       if (const auto known = seen_.find(step.then); known != seen_.end()) {
         then = known->second;
       } else {
-        take_step(step.action);
+        try_step(step.action);
         then = visit(step.then);
         restore(here);
       }
-      // A rank that waits sleeps until somebody wakes it.
+      // A rank that this step enables must have been woken by it.
       for (int r = 0; r < size_; ++r) {
         const unsigned bit = 1U << r;
         if (r == step.action.rank || !is_step(step.action) || step.failed) continue;
-        if (!(able & bit) && (then & bit) && !(step.woken & bit)) {
-          throw Wrong{"rank " + std::to_string(r) + " can go on, and nobody wakes it"};
+        if (!(enabled & bit) && (then & bit) && !(step.woken & bit)) {
+          throw ModelError{"rank " + std::to_string(r) + " can continue, and no rank wakes it"};
         }
       }
       path_.pop_back();
     }
-    return able;
+    return enabled;
   }
 
   static void compare(const Action& one, const std::vector<Access>& ones, const Action& other,
@@ -633,37 +641,37 @@ class Model {
       for (const Access& b : others) {
         if (!a.writes && !b.writes) continue;
         if (a.at < b.at + b.bytes && b.at < a.at + a.bytes) {
-          throw Wrong{"rank " + std::to_string(one.rank) + ", which " +
-                      kKinds[static_cast<int>(one.kind)] + ", and rank " +
-                      std::to_string(other.rank) + ", which " +
-                      kKinds[static_cast<int>(other.kind)] + ", meet in memory"};
+          throw ModelError{"rank " + std::to_string(one.rank) + ", which " +
+                           kKinds[static_cast<int>(one.kind)] + ", and rank " +
+                           std::to_string(other.rank) + ", which " +
+                           kKinds[static_cast<int>(other.kind)] + ", race in memory"};
         }
       }
     }
   }
 
-  // Nobody can take a step any more.
+  // Checks a state in which no rank can take a step.
   void check_end() {
     bool died = false, differs = false;
     for (int r = 0; r < size_; ++r) died = died || control_.phase[r] == Phase::dead;
-    for (const CallOfAll& call : program_.calls) differs = differs || call.differs;
-    if (differs && !died && !control_.failed) throw Wrong{"nobody finds the call that differs"};
+    for (const GroupCall& call : program_.calls) differs = differs || call.differs;
+    if (differs && !died && !control_.failed) throw ModelError{"no rank reports the mismatch"};
     if (control_.failed) return;
     for (int r = 0; r < size_; ++r) {
       if (control_.phase[r] == Phase::finished || control_.phase[r] == Phase::dead) continue;
-      if (!died) throw Wrong{"rank " + std::to_string(r) + " waits for ever"};
-      if (!leads_to_dead(r, 0)) {
-        throw Wrong{"rank " + std::to_string(r) + " does not name the dead rank"};
+      if (!died) throw ModelError{"rank " + std::to_string(r) + " waits forever"};
+      if (!waits_for_dead(r, 0)) {
+        throw ModelError{"rank " + std::to_string(r) + " does not name the dead rank"};
       }
     }
   }
-  // Returns true if a rank waits for the dead rank, or for one that waits for it in turn.
-  bool leads_to_dead(int rank, int depth) {
+  // Returns true if a rank waits for the dead rank, directly or through other ranks.
+  bool waits_for_dead(int rank, int depth) {
     if (control_.phase[rank] == Phase::dead) return true;
     if (control_.phase[rank] != Phase::calling || depth > size_) return false;
     const std::vector<int> awaited = execution(rank).awaited();
     return !awaited.empty() && std::any_of(awaited.begin(), awaited.end(), [&](int next) {
-      return leads_to_dead(next, depth + 1);
+      return waits_for_dead(next, depth + 1);
     });
   }
 
@@ -674,7 +682,7 @@ class Model {
   }
   void poison(int rank) { std::memset(array(rank, false, 0), kPoison, 2 * area_); }
 
-  std::size_t length(const CallOfAll& call, bool input, int rank) const {
+  std::size_t length(const GroupCall& call, bool input, int rank) const {
     const auto size = static_cast<std::size_t>(size_);
     const bool root = rank == call.root;
     switch (call.collective) {
@@ -700,14 +708,14 @@ class Model {
   }
 
   void fill(int rank) {
-    const CallOfAll& call = call_of(rank);
+    const GroupCall& call = call_of(rank);
     for (std::size_t i = 0; i < length(call, true, rank); ++i) {
       input_of(rank)[i] = std::byte{value(control_.call[rank], rank, i)};
     }
   }
 
   void check_result(int rank) {
-    const CallOfAll& call = call_of(rank);
+    const GroupCall& call = call_of(rank);
     const int k = control_.call[rank];
     auto sum = [&](std::size_t i) {
       int total = 0;
@@ -740,8 +748,8 @@ class Model {
           expected = value(k, part, within);
       }
       if (output_of(rank)[i] != std::byte{expected}) {
-        throw Wrong{"rank " + std::to_string(rank) + " has a wrong byte " + std::to_string(i) +
-                    " in call " + std::to_string(k)};
+        throw ModelError{"rank " + std::to_string(rank) + " has a wrong byte " + std::to_string(i) +
+                         " in call " + std::to_string(k)};
       }
     }
   }
@@ -755,47 +763,47 @@ class Model {
   std::byte* base_ = nullptr;
   std::vector<Part> parts_;
   std::size_t part_bytes_ = 0;
-  WaitQueue queues_[kMost];
+  WaitQueue queues_[kMaxRanks];
   std::vector<std::unique_ptr<ModelBoard>> boards_;
   std::vector<std::unique_ptr<ModelEndpoint>> endpoints_;
-  Execution executions_[kMost];
+  Execution executions_[kMaxRanks];
   Control control_;
 
   // The step under way.
-  bool recording_ = false, stale_ = false;
-  int acting_ = 0, looks_ = 0;
+  bool recording_ = false, read_stale_ = false;
+  int acting_ = 0, checks_ = 0;
   unsigned woken_ = 0;
-  unsigned come_ = 0;  // the ranks whose slots of this call it has read
-  Within within_;
+  unsigned slots_read_ = 0;  // the ranks whose slots of this call the step has read
+  Interruption interruption_;
   std::vector<Access> accesses_;
 
-  std::unordered_map<std::uint64_t, unsigned> seen_;  // and who can take a step there
+  std::unordered_map<std::uint64_t, unsigned> seen_;  // hash → the ranks that can take a step
   std::vector<Action> path_;
   std::size_t actions_ = 0;
 };
 
-std::uint64_t ModelBoard::place_of(const void* data, std::size_t) const {
-  return model->place_of(rank(), data);
+std::uint64_t ModelBoard::handle_of(const void* data, std::size_t) const {
+  return model->handle_of(rank(), data);
 }
-std::byte* ModelBoard::reach(int, std::uint64_t place, std::size_t) {
-  return reinterpret_cast<std::byte*>(place);
+std::byte* ModelBoard::address_of(int, std::uint64_t handle, std::size_t) {
+  return reinterpret_cast<std::byte*>(handle);
 }
-std::uint64_t ModelBoard::lend(const void* data, std::size_t) {
-  return model->lends(rank()) ? reinterpret_cast<std::uint64_t>(data) : 0;
+std::uint64_t ModelBoard::remote_handle_of(const void* data, std::size_t) {
+  return model->offers_remote_reads(rank()) ? reinterpret_cast<std::uint64_t>(data) : 0;
 }
-void ModelBoard::read(int, std::uint64_t lent, std::byte* to, std::size_t bytes) {
-  std::memcpy(to, reinterpret_cast<const void*>(lent), bytes);
+void ModelBoard::read_remote(int, std::uint64_t handle, std::byte* to, std::size_t bytes) {
+  std::memcpy(to, reinterpret_cast<const void*>(handle), bytes);
 }
 void ModelBoard::mismatch(int peer) {
   throw Failure(FailureKind::mismatch, "with rank " + std::to_string(peer));
 }
-bool ModelBoard::in_crowd() const { return model->crowd(); }
+bool ModelBoard::is_oversubscribed() const { return model->oversubscribed(); }
 Board* ModelEndpoint::board() { return &model->board(rank_); }
-void ModelEndpoint::check() { model->look(rank_); }
+void ModelEndpoint::check() { model->check(rank_); }
 
 }  // namespace
 
-// Stand-ins for what the core links
+// Stubs of functions in files that are not linked
 // -----------------------------------------------------------------------
 
 extern "C" void* __real_memcpy(void* target, const void* source, std::size_t bytes);
@@ -814,7 +822,7 @@ bool heavy_barrier() { return true; }
 bool futex_wait(std::atomic<std::uint32_t>&, std::uint32_t, std::chrono::nanoseconds) {
   return true;
 }
-void futex_wake_all(std::atomic<std::uint32_t>& word) { model->woke(word); }
+void futex_wake_all(std::atomic<std::uint32_t>& word) { model->record_wake_up(word); }
 
 void combine_many(DType, Op, void* const* targets, std::size_t num_targets,
                   const void* const* sources, std::size_t num_sources, std::size_t count, int) {
@@ -833,7 +841,7 @@ void combine_many(DType, Op, void* const* targets, std::size_t num_targets,
 
 namespace {
 
-// One byte more than `blocks` - 1 blocks have.
+// Returns a length that needs `blocks` blocks.
 std::size_t blocks_of(Collective collective, std::size_t blocks, int size) {
   const std::size_t chunk = kStagedChunkBytes;
   return chunk * blocks *
@@ -852,13 +860,13 @@ std::vector<Program> programs(int size, bool faults) {
       continue;
     }
     const std::size_t blocks = blocks_of(kind, 2, size);
-    // In the slot, beside the slots, in blocks, and back.
+    // Data in the slot, in the staging ring, in blocks, and in the slot again.
     list.push_back({name + ", short and long",
                     {{kind, 0, 5, 0, 0},
                      {kind, size - 1, 60 / static_cast<std::size_t>(size), 0, 0},
                      {kind, 0, blocks, 0, 0},
                      {kind, 1, 5, 0, 0}}});
-    // Ranks that wait for nobody go ahead.
+    // Ranks that wait for no peer run ahead.
     list.push_back({name + ", short, often",
                     {{kind, 0, 5, 0, 0},
                      {kind, 0, 5, 0, 0},
@@ -866,11 +874,11 @@ std::vector<Program> programs(int size, bool faults) {
                      {kind, 0, 5, 0, 0},
                      {kind, size - 1, 5, 0, 0},
                      {kind, 0, 5, 0, 0}}});
-    // Every choice of mapped arrays. Peers write to outputs of all_reduce and reduce.
+    // Every combination of mapped arrays. Only outputs of all_reduce and reduce are mapped.
     const bool written = kind == Collective::all_reduce || kind == Collective::reduce;
     for (unsigned inputs = 0; inputs <= all; ++inputs) {
       for (unsigned outputs = 0; outputs <= (written ? all : 0); ++outputs) {
-        // With three ranks: nobody's, everybody's, and those of one.
+        // With three ranks: the arrays of no rank, of one rank, and of all ranks.
         auto is_one = [](unsigned mask) { return (mask & (mask - 1)) == 0; };
         if (size > 2 && !(is_one(inputs) || inputs == all)) continue;
         if (size > 2 && !(is_one(outputs) || outputs == all)) continue;
@@ -879,21 +887,21 @@ std::vector<Program> programs(int size, bool faults) {
                         {{kind, 0, blocks, inputs, outputs}, {kind, 1, blocks, inputs, outputs}}});
       }
     }
-    // More than the staging holds.
+    // More blocks than fit into the staging rings.
     if (size == 2 || (!faults && kind != Collective::all_to_all)) {
       const std::size_t many = blocks_of(kind, size == 2 ? 20 : 6, size);
       list.push_back({name + ", long", {{kind, 0, many, 0, 0}}});
-      list.push_back({name + ", long, in a crowd", {{kind, 0, many, 0, 0}}, true});
+      list.push_back({name + ", long, oversubscribed", {{kind, 0, many, 0, 0}}, true});
     }
     Program differs{
-        name + ", one rank makes another call",
+        name + ", one rank makes a different call",
         {{kind, 0, 5, 0, 0}, {kind, 0, blocks, 0, 0}, {Collective::barrier, 0, 0, 0, 0}}};
     differs.calls[1].differs = true;
     if (!faults) list.push_back(differs);
   }
-  CallOfAll scatter{Collective::scatter, 0, blocks_of(Collective::scatter, 2, size), 0, 0};
-  scatter.lent = true;
-  list.push_back({"scatter, read through the system", {scatter, scatter}});
+  GroupCall scatter{Collective::scatter, 0, blocks_of(Collective::scatter, 2, size), 0, 0};
+  scatter.remote = true;
+  list.push_back({"scatter, remote read", {scatter, scatter}});
   scatter.root = 1;
   list.back().calls.push_back(scatter);
   const std::size_t blocks = blocks_of(Collective::all_reduce, 2, size);
@@ -902,9 +910,9 @@ std::vector<Program> programs(int size, bool faults) {
                     {{Collective::all_reduce, 0, blocks, mask, mask, true},
                      {Collective::all_reduce, 0, blocks, mask, mask, true}}});
   }
-  // All ranks work at a reduce of mapped arrays: two blocks, one, and that of the root alone again.
+  // A reduce of mapped arrays, in two blocks and in one; then one that only the root combines.
   for (const bool in_place : {false, true}) {
-    list.push_back({in_place ? "shared reduce in place" : "shared reduce",
+    list.push_back({in_place ? "distributed reduce in place" : "distributed reduce",
                     {{Collective::reduce, 0, blocks, all, all, in_place},
                      {Collective::reduce, 1, blocks / 2, all, all, in_place},
                      {Collective::reduce, 0, blocks / 2, all, 0}}});
@@ -918,7 +926,7 @@ int main(int argc, char** argv) {
   const std::string names[] = {"none", "death", "timeout"};
   const auto* name = argc == 3 ? std::find(names, names + 3, argv[2]) : names + 3;
   const int size = argc == 3 ? std::atoi(argv[1]) : 0;
-  if (size < 2 || size > kMost || name == names + 3) {
+  if (size < 2 || size > kMaxRanks || name == names + 3) {
     std::fprintf(stderr, "use: model 2|3 none|death|timeout\n");
     return 2;
   }

@@ -20,11 +20,11 @@ inline constexpr std::size_t kStagedChunkBytes = 64;
 inline constexpr std::size_t kMappedChunkBytes = 64;
 inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
 inline constexpr int kLookahead = 1;
-inline constexpr int kCrowdedLookahead = 3;
+inline constexpr int kOversubscribedLookahead = 3;
 
 // Nothing waits in the model.
 inline constexpr int kSpins = 0;
-inline constexpr int kCrowdedSpins = 0;
+inline constexpr int kOversubscribedSpins = 0;
 inline constexpr int kTcpSpins = 0;
 inline constexpr int kYields = 0;
 inline constexpr int kHostYields = 0;
