@@ -21,25 +21,17 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--replicas", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--examples", type=int, help="train on so many examples only")
-parser.add_argument("--data", help="folder of the MNIST files; 'digits': those of scikit-learn")
+parser.add_argument(
+    "--data", help="folder of MNIST's files, or 'digits'; else MNIST or scikit-learn's digits"
+)
 parser.add_argument("--seed", type=int, default=1, help="of the weights, the order, the dropout")
 parser.add_argument("--logs", help="write TensorBoard's files there; needs the extra 'tensorboard'")
 args = parser.parse_args()
 tf.keras.utils.set_random_seed(args.seed)
 
 # Data -----------------------------------------------------------------------------------------
-try:
-    if args.data == "digits":
-        raise tf.DataError("asked for")
-    (train_images, train_labels), (test_images, test_labels) = tf.keras.datasets.mnist.load_data(
-        args.data
-    )
-except tf.DataError as error:
-    if args.data not in (None, "digits"):
-        raise
-    print(f"The digits of scikit-learn instead of MNIST: {error}")
-    digits = tf.keras.datasets.digits.load_data()
-    (train_images, train_labels), (test_images, test_labels) = digits
+handwritten = tf.keras.datasets.handwritten
+(train_images, train_labels), (test_images, test_labels) = handwritten.load_data(args.data)
 train_images = train_images[: args.examples, ..., None]
 train_labels = train_labels[: args.examples].astype("int64")
 test_images, test_labels = test_images[..., None], test_labels.astype("int64")

@@ -31,7 +31,9 @@ def train(args):
     )
     batch_size = 64 * strategy.num_replicas_in_sync
 
-    (images, labels), (test_images, test_labels) = tf.keras.datasets.mnist.load_data(args.data)
+    (images, labels), (test_images, test_labels) = tf.keras.datasets.handwritten.load_data(
+        args.data
+    )
     images, labels = images[: args.examples], labels[: args.examples]
     images, test_images = (a[..., None].astype("float32") / 255 for a in (images, test_images))
 
@@ -69,7 +71,9 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--examples", type=int, help="train on so many examples only")
     parser.add_argument("--replicas", type=int, default=1, help="of each worker, on its CPU")
-    parser.add_argument("--data", help="folder of the MNIST files; else cache or download")
+    parser.add_argument(
+        "--data", help="folder of MNIST's files, or 'digits'; else MNIST or scikit-learn's digits"
+    )
     parser.add_argument("--ray", type=int, metavar="N", help="start so many workers on Ray")
     arguments = parser.parse_args()
     if arguments.ray:

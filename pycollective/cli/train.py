@@ -147,12 +147,8 @@ def load_digits(name: str) -> tuple[str, Arrays, Arrays]:
     """
     sets = keras.datasets
     if name == "auto":
-        try:
-            return load_digits("mnist")
-        except DataError as error:
-            print(f"no MNIST ({str(error).splitlines()[0]})", file=sys.stderr)
-            return load_digits("digits")
-    if name in ("mnist", "fashion_mnist", "digits"):
+        pairs = sets.handwritten.load_data()
+    elif name in ("mnist", "fashion_mnist", "digits"):
         pairs = getattr(sets, name).load_data()
     elif Path(name).exists():
         pairs = sets.mnist.load_data(name)
@@ -165,7 +161,12 @@ def load_digits(name: str) -> tuple[str, Arrays, Arrays]:
     def ready(images: Any, labels: Any) -> Arrays:
         return images[..., None].astype(np.float32) / np.float32(255), labels.astype(np.int32)
 
-    what = {"digits": "scikit-learn's digits", "fashion_mnist": "Fashion-MNIST"}.get(name, "MNIST")
+    titles = {
+        "auto": "handwritten digits",
+        "digits": "scikit-learn's digits",
+        "fashion_mnist": "Fashion-MNIST",
+    }
+    what = titles.get(name, "MNIST")
     return f"{what}, {len(x)} + {len(x_test)} images", ready(x, y), ready(x_test, y_test)
 
 

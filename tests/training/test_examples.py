@@ -1,5 +1,6 @@
-"""The training examples run to their ends, where they compare saved and loaded models."""
+"""Every example runs without a network; the training examples compare saved and loaded models."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,17 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+#: The command of each example, short.
+COMMANDS = {
+    "custom_training.py": "--epochs 1",
+    "guide.py": "",
+    "heat.py": "--side 60 --steps 50",
+    "heat_mpi4py.py": "--side 60 --steps 50",
+    "keras_fit.py": "--epochs 1",
+    "kmeans.py": "--points 4000",
+    "kmeans_mpi4py.py": "--points 4000",
+    "multi_worker.py": "--epochs 1",
+}
 pytestmark = pytest.mark.slow
 
 
@@ -19,6 +31,20 @@ def run(name, *options):
         timeout=300,
         check=True,
     ).stdout
+
+
+def test_examples_are_all_run():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_example_without_network_and_mnist_runs_to_its_end(name, tmp_path, monkeypatch):
+    pytest.importorskip("mpi4py" if "mpi4py" in name else "sklearn")
+    monkeypatch.delenv("PYCOLLECTIVE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    assert run(name, *COMMANDS[name].split())
 
 
 def test_keras_fit_runs_to_its_end(tmp_path):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import cifar10, digits, fashion_mnist, mnist
+from . import cifar10, digits, fashion_mnist, handwritten, mnist
 
-__all__ = ["cifar10", "digits", "fashion_mnist", "mnist"]
+__all__ = ["cifar10", "digits", "fashion_mnist", "handwritten", "mnist"]
