@@ -309,8 +309,8 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
     begin = time.monotonic()
     try:
         if not member.addresses:
-            return launch.again(join_timeout=seconds)
-        return launch.meet(
+            return launch.init_again(join_timeout=seconds)
+        return launch.rendezvous(
             member.rank,
             member.size,
             member.addresses,
@@ -353,7 +353,7 @@ def _rendezvous(member: Membership, least: int, patience: float, roster: Roster)
     first = losses = 0
     while True:
         try:
-            return launch.meet(
+            return launch.rendezvous(
                 member.rank - first,
                 member.size - first,
                 member.addresses[first:],
@@ -386,18 +386,18 @@ def _watching_for_workers(member: Membership, workers: Workers) -> Iterator[None
         yield
     elif member.rank == 0:
         try:
-            knocks = launch.listen_for_knocks(member.addresses)
+            requests = launch.listen_for_join_requests(member.addresses)
         except RendezvousError as error:
             _log.warning("lost workers cannot join again: %s", error)
             yield
             return
-        workers.worker_waits = knocks.heard
+        workers.worker_waits = requests.waiting
         try:
             yield
         finally:
-            knocks.close()
+            requests.close()
     else:
-        workers.worker_waits = partial(launch.is_there, member.addresses)
+        workers.worker_waits = partial(launch.is_listening, member.addresses)
         yield
 
 

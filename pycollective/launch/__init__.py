@@ -27,20 +27,20 @@ from pycollective.launch.ended import Ended
 
 if TYPE_CHECKING:
     from pycollective.launch.description import Description
-    from pycollective.launch.knocks import Knocks
+    from pycollective.launch.join_requests import JoinRequests
     from pycollective.launch.links import Findings
     from pycollective.launch.members import Roster
     from pycollective.launch.tls import Tls
 
 __all__ = [
     "RendezvousError",
-    "again",
+    "init_again",
     "host_and_port",
     "init",
-    "is_there",
+    "is_listening",
     "launched_environment",
-    "listen_for_knocks",
-    "meet",
+    "listen_for_join_requests",
+    "rendezvous",
     "probe",
     "protection",
 ]
@@ -147,7 +147,7 @@ def init(
     if wanted == "thread" or not (member.addresses or MEMORY in env):
         return _alone(timeout, member.source)
     if member.addresses:
-        return meet(
+        return rendezvous(
             member.rank,
             member.size,
             member.addresses,
@@ -192,7 +192,9 @@ def _launched_in_memory(
     return communicator
 
 
-def again(*, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOUT) -> Communicator:
+def init_again(
+    *, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOUT
+) -> Communicator:
     """Return a communicator of its own among all ranks, however often it is called.
 
     The memory that ``pycollective run`` hands down has one place for each rank: `init` takes it, once.
@@ -220,7 +222,7 @@ def again(*, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOU
     return part
 
 
-def meet(
+def rendezvous(
     rank: int,
     size: int,
     addresses: Sequence[str],
@@ -269,7 +271,7 @@ def meet(
     try:
         group, name, how, host = tcp.connect(about, join_timeout)
         if ended is not None:
-            ended.has_met(rank)
+            ended.has_connected(rank)
     finally:
         about.ended = None  # from now on connections tell who has ended
         if ended is not None:
@@ -295,7 +297,7 @@ def probe(
     Parameters
     ----------
     rank, size, addresses, environment
-        As of `meet`.
+        As of `rendezvous`.
     seconds : float
         How long at most; it takes less where all links work, or all workers are there.
 
@@ -314,32 +316,32 @@ def probe(
         raise RendezvousError(str(error)) from None
 
 
-def listen_for_knocks(
+def listen_for_join_requests(
     addresses: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Knocks:
+) -> JoinRequests:
     """Listen at the first of a group's addresses for those who come while it works without them.
 
     Raises
     ------
     RendezvousError
-        As `meet`.
+        As `rendezvous`.
     """
-    from pycollective.launch.knocks import Knocks
+    from pycollective.launch.join_requests import JoinRequests
 
-    return Knocks(_described(environment, 0, len(addresses), addresses))
+    return JoinRequests(_described(environment, 0, len(addresses), addresses))
 
 
-def is_there(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
+def is_listening(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
     """Return True if a process of the group listens at the first of the group's addresses.
 
     Raises
     ------
     RendezvousError
-        As `meet`.
+        As `rendezvous`.
     """
-    from pycollective.launch import knocks
+    from pycollective.launch import join_requests
 
-    return knocks.is_there(_described(environment, 1, len(addresses), addresses))
+    return join_requests.is_listening(_described(environment, 1, len(addresses), addresses))
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -66,7 +66,7 @@ class Ended:
         found.close()
         return None
 
-    def has_met(self, rank: int) -> None:
+    def has_connected(self, rank: int) -> None:
         """Write that a rank is connected with the others."""
         self._memory[self._place(rank)] = _MET
 

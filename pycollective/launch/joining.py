@@ -35,8 +35,8 @@ from pycollective.launch.description import (
     Description,
     FirstRankLostError,
 )
-from pycollective.launch.door import STRANGER_SECONDS, Door
 from pycollective.launch.handshake import Channel, HandshakeError
+from pycollective.launch.handshake_server import STRANGER_SECONDS, HandshakeServer
 from pycollective.launch.leader import Leader, told
 from pycollective.launch.members import int_of, milliseconds_until, time_of
 from pycollective.launch.peers import (
@@ -86,8 +86,8 @@ class Joining(Reaching):
         """Close all that the group has no use for."""
         if self._listener is not None:
             self._listener.close()
-        for door in self.doors:
-            door.close()
+        for server in self.servers:
+            server.close()
         self.peers.drop(for_ever=True)
         self._leave_store()
 
@@ -106,8 +106,8 @@ class Joining(Reaching):
                     hosts = self._agree("near", self.peers.nearest())
                     shared = self.peers.share(hosts)
                     hosts = self._agree("ready", shared is not None)
-                    for door in self.doors:
-                        door.close()
+                    for server in self.servers:
+                        server.close()
                     self._leave_store()  # what fails from now on is each rank's own matter
                     group, how = self.peers.group(hosts, shared)
                     return group, self.peers.name, how, self.places[0][0]
@@ -147,9 +147,9 @@ class Joining(Reaching):
         RendezvousError
             If there is no use in waiting.
         """
-        for door in self.doors:
-            if door.shortage is not None:
-                raise door.shortage
+        for server in self.servers:
+            if server.shortage is not None:
+                raise server.shortage
         ended = self.about.ended
         has_ended = ended is not None and bool(ended.text)
         changes = []
@@ -256,16 +256,16 @@ class Joining(Reaching):
         )
         return store
 
-    def _listen_for_peers(self, addresses: list[str], first: Door | None = None) -> None:
-        """Listen at this rank's addresses; for the first one there may be a door."""
+    def _listen_for_peers(self, addresses: list[str], first: HandshakeServer | None = None) -> None:
+        """Listen at this rank's addresses; for the first one there may be a server."""
         if first is None:
             sock = self.sockets.listen_for_peers(addresses[0])
             first = self.listen(sock, addresses[0], self.peers.enter)
-        doors = [first]
+        servers = [first]
         for address in addresses:
             if address != first.address[0]:
-                doors.append(self.listen(self.sockets.listen(address), address, self.peers.enter))
-        self.places = [door.address for door in doors]
+                servers.append(self.listen(self.sockets.listen(address), address, self.peers.enter))
+        self.places = [server.address for server in servers]
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """At rank 0's address: a rank that joins, or a peer."""
@@ -274,7 +274,7 @@ class Joining(Reaching):
             return
         store = self.store  # which the main thread leaves when the group is made
         if hello.get("purpose") != "join" or not isinstance(store, Store):
-            raise HandshakeError("this is not where ranks meet")
+            raise HandshakeError("this is not the address of the rendezvous")
         try:
             size = int_of(hello, "size", 1, MAX_RANKS)
             if size != self.whole[1]:

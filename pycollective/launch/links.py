@@ -19,8 +19,8 @@ from typing import Any
 
 from pycollective.errors import RendezvousError
 from pycollective.launch.description import Description
-from pycollective.launch.door import Door
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
+from pycollective.launch.handshake_server import HandshakeServer
 from pycollective.launch.sockets import Sockets
 
 __all__ = ["Findings", "Probe"]
@@ -96,7 +96,7 @@ class Probe:
         self._busy: set[int] = set()
         self._told: dict[int, float] = {}
         self.findings = Findings({about.rank}, {}, {}, dict(places), {})
-        self._door: Door | None = None
+        self._server: HandshakeServer | None = None
         self._threads: list[threading.Thread] = []
 
     def run(self, seconds: float) -> Findings:
@@ -128,8 +128,8 @@ class Probe:
         finally:
             for thread in self._threads:
                 thread.join()  # none takes longer than a connection may
-            if self._door is not None:
-                self._door.close()
+            if self._server is not None:
+                self._server.close()
             self._cleanup.close()
         with self._changed:
             return self.findings
@@ -144,7 +144,9 @@ class Probe:
         self._open(sock)
 
     def _open(self, sock: socket.socket) -> None:
-        self._door = Door(sock, self._sockets.key, self._about.size, self._enter, self._about.tls)
+        self._server = HandshakeServer(
+            sock, self._sockets.key, self._about.size, self._enter, self._about.tls
+        )
 
     def _local_address(self, place: tuple[str, int]) -> str:
         """Return the address from which a place is reached."""
@@ -160,7 +162,7 @@ class Probe:
         peer = hello.get("from")
         known = type(peer) is int and 0 <= peer < self._about.size
         if hello.get("purpose") != "probe" or not known:
-            raise HandshakeError("this is not where ranks meet")
+            raise HandshakeError("this is not the address of the rendezvous")
         with contextlib.closing(channel):
             self._take(channel.receive(soon))
             channel.send(self._news(), soon)
@@ -216,7 +218,7 @@ class Probe:
     def _reached(self, channel: Channel) -> None:
         """Listen where this worker was seen to be, if its description does not say where."""
         with self._changed:
-            if self._about.own is not None or self._door is not None:
+            if self._about.own is not None or self._server is not None:
                 return
             own = self._sockets.own_addresses(str(channel.socket.getsockname()[0]))[0]
             family = socket.AF_INET6 if ":" in own else socket.AF_INET

@@ -22,8 +22,8 @@ from typing import Any
 from pycollective import _core
 from pycollective.environment import arena_bytes
 from pycollective.launch import secret
-from pycollective.launch.door import Door
 from pycollective.launch.handshake import Channel, HandshakeError, introduce
+from pycollective.launch.handshake_server import HandshakeServer
 
 __all__ = ["PROOF_SECONDS", "Sharing", "boot_id", "take"]
 
@@ -45,7 +45,7 @@ def boot_id() -> str:
 class Sharing:
     """One rank's socket for others of its host, and what goes over it.
 
-    Its `name` is told to the others; the owner of this object closes its `door`. Memory is given to
+    Its `name` is told to the others; the owner of this object closes its `server`. Memory is given to
     processes of other users only where the group has a secret, which they know.
     """
 
@@ -58,7 +58,7 @@ class Sharing:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind("\0" + self.name)
         sock.listen(size)
-        self.door = Door(sock, key, size, self._enter)
+        self.server = HandshakeServer(sock, key, size, self._enter)
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         if hello.get("purpose") != "memory":

@@ -14,8 +14,8 @@ from pycollective import _core
 from pycollective.errors import RendezvousError
 from pycollective.launch import leader, memory
 from pycollective.launch.description import MAX_STREAMS, Description
-from pycollective.launch.door import SHORTAGES, STRANGER_SECONDS, Door
 from pycollective.launch.handshake import Channel, HandshakeError, Refused, digest
+from pycollective.launch.handshake_server import SHORTAGES, STRANGER_SECONDS, HandshakeServer
 from pycollective.launch.members import int_of, places_of
 from pycollective.launch.sockets import Sockets, is_unspecified
 
@@ -46,7 +46,7 @@ class NotNowError(HandshakeError):
 class Reaching:
     """The sockets of a rank on its way into a group, and how it reaches others.
 
-    Its time has begun at `begun`, and is over at `deadline`. It listens at `doors`. The numbers in
+    Its time has begun at `begun`, and is over at `deadline`. It listens at `servers`. The numbers in
     `about` change when the members are known.
     """
 
@@ -54,7 +54,7 @@ class Reaching:
         self.about, self.seconds = about, seconds
         self.begin()
         self.sockets = Sockets(about)
-        self.doors: list[Door] = []
+        self.servers: list[HandshakeServer] = []
         self.places: list[tuple[str, int]] = []  # where peers reach this rank, by interface
         self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
 
@@ -67,18 +67,18 @@ class Reaching:
         """Return the name in texts of a rank, by default of this one."""
         return self.about.title(self.about.rank if rank is None else rank)
 
-    def listen(self, sock: socket.socket, address: str, enter: Enter) -> Door:
+    def listen(self, sock: socket.socket, address: str, enter: Enter) -> HandshakeServer:
         """Listen at a socket; the address is for others where the socket has all of this host's."""
         connections = self.about.size * self.streams
         try:
-            door = Door(sock, self.sockets.key, connections, enter, self.about.tls)
+            server = HandshakeServer(sock, self.sockets.key, connections, enter, self.about.tls)
         except RuntimeError:  # no more threads
             sock.close()
             raise
-        self.doors.append(door)
-        if is_unspecified(door.address[0]):
-            door.address = address, door.address[1]
-        return door
+        self.servers.append(server)
+        if is_unspecified(server.address[0]):
+            server.address = address, server.address[1]
+        return server
 
     def introduce(
         self, family: Any, address: Any, hello: dict[str, Any], until: float, source: str = ""
@@ -147,7 +147,7 @@ class Peers:
         self.memory: memory.Sharing | None = None
         if host:
             self.memory = memory.Sharing(key, rank.about.size, bool(rank.about.secret))
-            rank.doors.append(self.memory.door)
+            rank.servers.append(self.memory.server)
         self._lender: socket.socket | None = None  # the connection to the rank that has the memory
         self._changed = threading.Condition()  # guards the next three
         self.name = ""  # of the group; empty until the members are known

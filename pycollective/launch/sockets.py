@@ -11,8 +11,8 @@ from typing import Any
 from pycollective.errors import RendezvousError
 from pycollective.launch import interfaces, secret
 from pycollective.launch.description import MAX_STREAMS, Description
-from pycollective.launch.door import MAX_STRANGERS
 from pycollective.launch.handshake import Channel, introduce, key_of
+from pycollective.launch.handshake_server import MAX_STRANGERS
 
 __all__ = ["Sockets", "inherited", "is_unspecified"]
 

@@ -47,7 +47,7 @@ def connect(
         raise RendezvousError(text, ranks=error.ranks) from None
     except (OSError, RuntimeError, MemoryError) as error:  # of the core, too
         raise RendezvousError(
-            f"{about.title(about.rank)} cannot meet the group at {about.host}:{about.port}: "
+            f"{about.title(about.rank)} cannot join the group at {about.host}:{about.port}: "
             f"{error or 'no memory is left'}"
         ) from None
 

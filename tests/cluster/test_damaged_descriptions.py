@@ -187,10 +187,10 @@ def test_launchers_variables_of_anything_raise_only_the_named_error(monkeypatch,
     assert source in [one.name for one in SOURCES]
     monkeypatch.setattr(socket, "getfqdn", lambda name: name)
 
-    def meet(*words, **how):
+    def rendezvous(*words, **how):
         raise RendezvousError("everything is right")
 
-    monkeypatch.setattr("pycollective.launch.meet", meet)
+    monkeypatch.setattr("pycollective.launch.rendezvous", rendezvous)
     good = {"PYCOLLECTIVE_CHECK_ADDRESSES": "0", **NUMBERS[source]}
     with pytest.raises(RendezvousError, match="everything is right"):
         pc.init(environment=good)

@@ -251,10 +251,10 @@ class Met(Exception):
 def places(monkeypatch, capsys):
     """Return the rank and the size that each of the three finds."""
 
-    def meet(rank, size, addresses, source, **how):
+    def rendezvous(rank, size, addresses, source, **how):
         raise Met(rank, size, tuple(addresses), source)
 
-    monkeypatch.setattr(launch, "meet", meet)
+    monkeypatch.setattr(launch, "rendezvous", rendezvous)
     with pytest.raises(Met) as by_init:
         pc.init()
     with pytest.raises(Met) as by_strategy:
@@ -358,10 +358,10 @@ def test_process_that_is_meant_to_be_alone_is_alone(environ, capsys, variables):
 def test_given_environment_is_read_instead_of_the_process(environ, monkeypatch):
     """`init(environment=…)` asks no resolver that looks into ``os.environ``."""
 
-    def meet(rank, size, addresses, source, **how):
+    def rendezvous(rank, size, addresses, source, **how):
         raise Met(source)
 
-    monkeypatch.setattr(launch, "meet", meet)
+    monkeypatch.setattr(launch, "rendezvous", rendezvous)
     environ({"WORLD_SIZE": "4"})
     with pytest.raises(RendezvousError, match="WORLD_SIZE=4"):
         pc.init()

@@ -272,14 +272,14 @@ def meetings(monkeypatch, outcomes):
     """Let meetings end in the given ways; return the list of the addresses where they were."""
     places = []
 
-    def meet(rank, size, addresses, source, **options):
+    def rendezvous(rank, size, addresses, source, **options):
         places.append(addresses[0])
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(multi_worker.launch, "meet", meet)
+    monkeypatch.setattr(multi_worker.launch, "rendezvous", rendezvous)
     return places
 
 

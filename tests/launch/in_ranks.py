@@ -22,7 +22,7 @@ import pycollective as pc
 __all__ = [
     "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words",
     "is_stopped",
-    "meet", "refuse", "np", "os",
+    "rendezvous", "refuse", "np", "os",
     "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
     "wait_for", "without_descriptors", "without_memory",
 ]  # fmt: skip
@@ -31,7 +31,7 @@ __all__ = [
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def meet(number, rank=None, size=None, **how):
+def rendezvous(number, rank=None, size=None, **how):
     """Make a group at the address of the given number: a meeting after the first one."""
     apart = ("PYCOLLECTIVE_MEMORY_FD", "PYCOLLECTIVE_LISTEN_FD", "PYCOLLECTIVE_TRANSPORT")
     env = {name: value for name, value in os.environ.items() if name not in apart}

@@ -10,7 +10,7 @@ import time
 import pytest
 from ports import free_ports
 from test_lost_members import KEY, at, place, reached, value_of
-from test_meet import ENVIRONMENT, Rank, call
+from test_rendezvous import ENVIRONMENT, Rank, call
 
 from pycollective.launch import RendezvousError, handshake, leader
 from pycollective.launch.ended import VARIABLE, Ended
@@ -197,7 +197,7 @@ def test_meet_reason_of_a_rank_that_has_ended_comes_before_its_end(on_ranks):
 def test_meet_rank_that_has_ended_is_in_the_ranks_of_the_error(on_ranks):
     ports = free_ports(3)
     ended = Ended.create(3, at(ports)[0])
-    ended.has_met(0)
+    ended.has_connected(0)
     ended.write(2, "rank 2 has ended with exit code 1", failed=True)
     environment = {**ENVIRONMENT, VARIABLE: str(ended.descriptor)}
     rank_0 = Rank(0, at(ports), join_timeout=20.0, environment=environment)

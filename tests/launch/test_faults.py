@@ -55,7 +55,7 @@ print(until_error(call), flush=True)
 comm.close()
 call = comm = None
 rank = int(os.environ["PYCOLLECTIVE_RANK"])
-again = meet(0, rank // 2, 2)
+again = rendezvous(0, rank // 2, 2)
 assert again.all_reduce(np.ones(70_000))[-1] == 2
 again.close()
 again = None
@@ -575,7 +575,7 @@ def test_no_descriptors_left_for_a_meeting(tmp_path, transport, left):
     body = """
 comm = None
 assert not grown(before), grown(before)
-again = meet(0)
+again = rendezvous(0)
 assert again.all_reduce(np.ones(70_000))[-1] == again.size
 print("again")
 """
@@ -709,7 +709,7 @@ if rank == 0 and "{fault}" == "stop":
     os.kill(int(Path("pid").read_text()), signal.SIGCONT)
 assert not grown(before), grown(before)
 number = rank // 2 if "{fault}" == "kill" else rank
-again = meet(0, number, 2 if "{fault}" == "kill" else 3)
+again = rendezvous(0, number, 2 if "{fault}" == "kill" else 3)
 assert again.all_reduce(np.ones(70_000))[-1] == again.size
 print("again")
 """

@@ -14,8 +14,8 @@ from ports import free_port
 from processes import SECRET
 
 from pycollective import tuning
-from pycollective.launch import RendezvousError, handshake, meet
-from pycollective.launch.door import Door
+from pycollective.launch import RendezvousError, handshake, rendezvous
+from pycollective.launch.handshake_server import HandshakeServer
 from pycollective.launch.store import Client
 
 KEY = handshake.key_of(SECRET.encode())
@@ -63,9 +63,9 @@ def uncaught(monkeypatch):
 
 
 @pytest.fixture
-def door():
+def server():
     entered = []
-    listening = Door(
+    listening = HandshakeServer(
         socket.create_server(("127.0.0.1", 0)), KEY, 2, lambda channel, _: entered.append(channel)
     )
     listening.entered = entered
@@ -82,22 +82,22 @@ def until(condition, seconds=20.0):
         time.sleep(0.005)
 
 
-def test_door_hostile_greetings_and_proofs_turns_all_away(door, uncaught):
+def test_handshake_server_hostile_greetings_and_proofs_turns_all_away(server, uncaught):
     greetings = list(hostile(["pycollective", "nonce", "purpose", "rank", "size"]))
     proofs = list(hostile(["proof"]))
     for sent, greeted in [*((g, False) for g in greetings), *((p, True) for p in proofs)]:
-        with socket.create_connection(door.address, timeout=20) as sock:
+        with socket.create_connection(server.address, timeout=20) as sock:
             if greeted:
                 sock.sendall(frame(json.dumps(HELLO).encode()))
             sock.sendall(frame(sent))
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(4096):  # until the listener has closed the connection
                 pass
-    until(lambda: door.turned_away == len(greetings) + len(proofs))
-    assert (uncaught, door.entered) == ([], [])
-    with socket.create_connection(door.address, timeout=20) as sock:
+    until(lambda: server.turned_away == len(greetings) + len(proofs))
+    assert (uncaught, server.entered) == ([], [])
+    with socket.create_connection(server.address, timeout=20) as sock:
         handshake.introduce(sock, KEY, {"purpose": "join"}, time.monotonic() + 20)
-        until(lambda: door.entered)
+        until(lambda: server.entered)
 
 
 ANSWERS = [
@@ -143,13 +143,13 @@ def test_join_refused_by_a_squatter_joins_once_rank_0_listens(on_ranks, caplog):
     squats.start()
 
     def joins():
-        return meet(1, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
+        return rendezvous(1, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
 
     def listens():
         until(lambda: "go away" in caplog.text)  # the refusal is said at once
         stop.set()
         squats.join(20)
-        return meet(0, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
+        return rendezvous(0, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
 
     comms = on_ranks([listens, joins], lambda rank: rank())
     assert [comm.rank for comm in comms] == [0, 1]
@@ -164,7 +164,7 @@ def test_join_refused_until_the_deadline_says_by_whom_and_why():
     squats.start()
     try:
         with pytest.raises(RendezvousError, match=f"refused at 127.0.0.1:{port}: go away"):
-            meet(1, 2, [f"127.0.0.1:{port}"], "a", environment=ENVIRONMENT, join_timeout=0.3)
+            rendezvous(1, 2, [f"127.0.0.1:{port}"], "a", environment=ENVIRONMENT, join_timeout=0.3)
     finally:
         stop.set()
         squats.join(20)
@@ -196,7 +196,7 @@ def test_rank_0_place_with_a_bad_port_names_the_field(on_ranks):
             return str(caught.value)
 
     def meets(rank):
-        return meet(rank, 2, [f"127.0.0.1:{listens}"], "a", environment=ENVIRONMENT)
+        return rendezvous(rank, 2, [f"127.0.0.1:{listens}"], "a", environment=ENVIRONMENT)
 
     def rank_1():
         said = [joins(port) for port in (0, 65536, "1", None, True, 1.0)]

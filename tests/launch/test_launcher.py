@@ -344,7 +344,7 @@ def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
     made = Ended.create(3, "127.0.0.1:1")
     seen = Ended(made.descriptor)
     assert seen.text == ""
-    seen.has_met(1)
+    seen.has_connected(1)
     made.write(1, "rank 1 exited with status 0", failed=False)
     assert seen.text == ""
     made.write(2, "rank 2 exited with status 0", failed=False)

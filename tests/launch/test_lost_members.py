@@ -9,15 +9,15 @@ import time
 import pytest
 from ports import free_ports
 from processes import SECRET
-from test_meet import ENVIRONMENT, Rank, call
+from test_rendezvous import ENVIRONMENT, Rank, call
 
 from pycollective.launch import (
     RendezvousError,
     handshake,
     leader,
-    listen_for_knocks,
-    meet,
+    listen_for_join_requests,
     peers,
+    rendezvous,
     tcp,
 )
 from pycollective.launch.description import FirstRankLostError
@@ -203,7 +203,7 @@ def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
 
     def work(rank):
         some = {"least": 1, "patience": 0.3, "environment": ENVIRONMENT}
-        comm = meet(rank, 2, addresses, "a test", join_timeout=20.0, **some)
+        comm = rendezvous(rank, 2, addresses, "a test", join_timeout=20.0, **some)
         part = comm.split(0)
         size = part.size
         part.close()
@@ -276,7 +276,7 @@ def test_meet_elastic_join_request_under_way_at_the_choice_comes_later(on_ranks)
 def test_meet_elastic_first_address_has_a_group_waits_for_it(on_ranks):
     """A rank that was left out does not go on alone while the others answer."""
     addresses = at(free_ports(2))
-    knocks = listen_for_knocks(addresses, ENVIRONMENT)
+    requests = listen_for_join_requests(addresses, ENVIRONMENT)
     some = {"least": 1, "patience": 0.3, "join_timeout": 0.6}
     out = []
     waits = threading.Thread(
@@ -287,8 +287,8 @@ def test_meet_elastic_first_address_has_a_group_waits_for_it(on_ranks):
     while time.monotonic() < until:
         assert waits.is_alive()
         time.sleep(0.05)
-    assert knocks.heard()
-    knocks.close()
+    assert requests.waiting()
+    requests.close()
     (first,) = on_ranks([Rank(0, addresses, join_timeout=20.0)], call)
     waits.join(20)
     assert (first, out) == ((0, 2, 3.0), [(1, 2, 3.0)])

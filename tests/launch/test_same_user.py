@@ -15,7 +15,7 @@ from processes import SECRET, surroundings
 
 from pycollective.errors import RendezvousError
 from pycollective.launch import handshake, init, secret
-from pycollective.launch.door import Door
+from pycollective.launch.handshake_server import HandshakeServer
 
 KEY_FILE = "pycollective.key"
 
@@ -180,7 +180,7 @@ def test_init_without_a_secret_process_with_another_key_is_refused(runtime, tmp_
     entered = []
     server = socket.create_server(("127.0.0.1", 0))
     key = handshake.key_of(secret.of_user())
-    rank_0 = Door(server, key, 2, lambda channel, hello: entered.append(hello))
+    rank_0 = HandshakeServer(server, key, 2, lambda channel, hello: entered.append(hello))
     port = rank_0.address[1]
     try:
         out, err = said(other(port, 1.5, XDG_RUNTIME_DIR=str(theirs)))

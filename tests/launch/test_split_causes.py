@@ -26,7 +26,7 @@ def test_split_of_a_rank_without_descriptors_names_that_rank_to_all(tmp_path, tr
     alone, first, second = done.outputs
     assert alone == "made\n", done
     for output in (first, second):
-        assert "could not be made: rank 1: rank 1 cannot meet the group at" in output, done
+        assert "could not be made: rank 1: rank 1 cannot join the group at" in output, done
         assert "Too many open files" in output, done
         assert output.startswith("(1,) "), done
         assert "rank 0" not in output, done

@@ -24,7 +24,7 @@ from ports import free_port
 import pycollective as pc
 from pycollective import _core
 from pycollective.launch import RendezvousError, handshake, init, interfaces
-from pycollective.launch.door import Door
+from pycollective.launch.handshake_server import HandshakeServer
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -472,7 +472,7 @@ def test_strangers_do_not_disturb(on_ranks):
     results.extend(join([environment(1, 2, port)]))
     zero.join(20)
     comms = sorted(results, key=lambda c: c.rank)
-    # While they knock on, the group works; nobody listens any more.
+    # While the strangers keep connecting, the group works; nobody listens any more.
     for _ in range(50):
         assert works(comms, on_ranks)
     stop.set()
@@ -490,7 +490,7 @@ def test_strangers_do_not_disturb(on_ranks):
 def test_what_was_recorded_cannot_be_played_again():
     """A stranger who heard a whole conversation repeats it."""
     entered = []
-    door = Door(
+    server = HandshakeServer(
         socket.create_server(("127.0.0.1", 0)),
         handshake.key_of(SECRET.encode()),
         2,
@@ -505,23 +505,23 @@ def test_what_was_recorded_cannot_be_played_again():
             return super().sendall(data, *flags)
 
     with Tape() as sock:
-        sock.connect(door.address)
+        sock.connect(server.address)
         handshake.introduce(sock, handshake.key_of(SECRET.encode()), {"purpose": "join"}, soon)
         while not entered:
             time.sleep(0.01)
     assert len(said) == 2
-    with socket.create_connection(door.address) as sock:
+    with socket.create_connection(server.address) as sock:
         channel = handshake.Channel(sock)
         sock.sendall(said[0])
         assert "nonce" in channel.receive(soon)
         sock.sendall(said[1])
         assert channel.receive(soon) == {"refused": "the secrets differ", "secret": False}
     # A member's own proof sent back to it is none, nor is a changed message.
-    with socket.create_connection(door.address) as sock, pytest.raises(handshake.Refused):
+    with socket.create_connection(server.address) as sock, pytest.raises(handshake.Refused):
         handshake.introduce(sock, handshake.key_of(b"other"), {}, soon)
     assert len(entered) == 1
     entered[0].close()
-    door.close()
+    server.close()
 
 
 def test_changed_and_repeated_messages_are_noticed():

@@ -20,8 +20,8 @@ from processes import SECRET, run_on_hosts
 from test_strangers import Recorder
 
 import pycollective as pc
-from pycollective.launch import RendezvousError, handshake, meet, probe, protection, tls
-from pycollective.launch.door import Door
+from pycollective.launch import RendezvousError, handshake, probe, protection, rendezvous, tls
+from pycollective.launch.handshake_server import HandshakeServer
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Linux"),
@@ -63,7 +63,7 @@ def met(environments, work, addresses=None, seconds=20.0):
 
     def rank(i):
         more = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
-        comm = meet(
+        comm = rendezvous(
             i,
             len(environments),
             [addresses[i]],
@@ -131,7 +131,7 @@ def test_strangers_do_not_disturb(on_ranks, certificates):
     rng = random.Random(3)
     kept = []
 
-    def knock(data, end):
+    def connect(data, end):
         for _ in range(2000):
             with contextlib.suppress(ConnectionRefusedError):
                 sock = socket.create_connection(("127.0.0.1", port))
@@ -155,7 +155,7 @@ def test_strangers_do_not_disturb(on_ranks, certificates):
                 hello[:40] + rng.randbytes(len(hello)),
                 rng.randbytes(100),
             ):
-                knock(data, end)
+                connect(data, end)
         return join()
 
     first, join = met([certificates()] * 2, total, [f"127.0.0.1:{port}"] * 2)
@@ -286,27 +286,27 @@ def test_tls_at_a_rank_without(on_ranks, certificates):
 
 @pytest.fixture
 def refusing(certificates):
-    """A door that refuses certificates of others, and the port of it."""
+    """A handshake server that refuses certificates of others, and the port of it."""
     own = certificates()
-    door = Door(
+    server = HandshakeServer(
         socket.create_server(("127.0.0.1", 0)),
         handshake.key_of(SECRET.encode()),
         1,
         lambda channel, hello: None,
         tls.of_environment(own),
     )
-    yield door
-    door.close()
+    yield server
+    server.close()
 
 
-def refused(door, certificates):
+def refused(server, certificates):
     """Return a connection whose own part of the TLS handshake is done, with a foreign certificate."""
     theirs = certificates("theirs", "ours")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(theirs["PYCOLLECTIVE_TLS_CA"])
     context.load_cert_chain(theirs["PYCOLLECTIVE_TLS_CERT"], theirs["PYCOLLECTIVE_TLS_KEY"])
-    sock = socket.create_connection(door.address, timeout=20)
+    sock = socket.create_connection(server.address, timeout=20)
     return context.wrap_socket(sock)
 
 

@@ -15,7 +15,7 @@ from pycollective.launch.handshake import Channel, HandshakeError, answer, refus
 if TYPE_CHECKING:
     from pycollective.launch.tls import Tls
 
-__all__ = ["SHORTAGES", "STRANGER_SECONDS", "Door"]
+__all__ = ["SHORTAGES", "STRANGER_SECONDS", "HandshakeServer"]
 
 STRANGER_SECONDS = 10.0
 """How long a connection may take to prove that it is one of ours."""
@@ -26,7 +26,7 @@ SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """What this process or machine lacks: waiting for the others does not help."""
 
 
-class Door:
+class HandshakeServer:
     """A listening socket; who comes in has proved to know the key. Strangers cost little and go soon."""
 
     def __init__(

@@ -13,7 +13,7 @@ from ports import free_port
 from processes import SECRET
 
 from pycollective import launch
-from pycollective.launch import RendezvousError, handshake, host_and_port, leader, meet
+from pycollective.launch import RendezvousError, handshake, host_and_port, leader, rendezvous
 from pycollective.launch.store import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
@@ -30,7 +30,7 @@ class Rank:
     def __call__(self):
         time.sleep(self.pause)
         options = {"environment": ENVIRONMENT, "join_timeout": 10.0, **self.options}
-        comm = meet(self.rank, len(self.addresses), self.addresses, "a test", **options)
+        comm = rendezvous(self.rank, len(self.addresses), self.addresses, "a test", **options)
         total = float(comm.all_reduce(np.float64(self.rank + 1)))
         found = comm.rank, comm.size, total
         comm.close()
@@ -123,29 +123,29 @@ def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
     assert words[after] in str(error)
 
 
-def test_knocks_are_heard_each_time_that_a_group_goes_on_with_fewer(on_ranks):
+def test_join_requests_each_smaller_group_notices_them(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     for _ in range(2):
-        knocks = launch.listen_for_knocks(addresses, ENVIRONMENT)
+        requests = launch.listen_for_join_requests(addresses, ENVIRONMENT)
         try:
-            assert not knocks.heard()
+            assert not requests.waiting()
             (error,) = on_ranks([Rank(1, addresses, join_timeout=0.1)], call)
             assert isinstance(error, RendezvousError)
-            assert knocks.heard()
+            assert requests.waiting()
         finally:
-            knocks.close()
+            requests.close()
 
 
 def test_is_there_sees_rank_0_of_the_group_and_no_stranger(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    assert not launch.is_there(addresses, ENVIRONMENT)
+    assert not launch.is_listening(addresses, ENVIRONMENT)
     with socket.create_server(host_and_port(addresses[0])) as stranger:
         threading.Thread(target=lambda: stranger.accept()[0].close()).start()
-        assert not launch.is_there(addresses, ENVIRONMENT)
+        assert not launch.is_listening(addresses, ENVIRONMENT)
 
     def looks():
         until = time.monotonic() + 20
-        while not launch.is_there(addresses, ENVIRONMENT):
+        while not launch.is_listening(addresses, ENVIRONMENT):
             assert time.monotonic() < until
             time.sleep(0.01)
         return Rank(1, addresses)()
@@ -159,4 +159,4 @@ def test_addresses_that_are_none():
         with pytest.raises(ValueError, match="is not host:port"):
             host_and_port(wrong)
     with pytest.raises(RendezvousError, match="'nowhere' is not host:port"):
-        meet(0, 2, ["nowhere"], "a test")
+        rendezvous(0, 2, ["nowhere"], "a test")
