@@ -390,7 +390,7 @@ def test_worker_started_again_after_the_job_has_ended_ends_with_an_error(environ
     with pytest.raises(
         RendezvousError,
         match=r"timeout is 0.5 seconds: rank . (did not reach rank 0|waited 0.5 s for rank 1).*\. Start "
-        "the missing workers, or all workers again if the job has ended",
+        "the missing workers, or all workers if the job has ended",
     ):
         multi_worker.MultiWorkerMirroredStrategy(devices=["cpu:0"], rendezvous_timeout=0.5)
 
