@@ -1,4 +1,4 @@
-"""What a process knows of its group before it meets it."""
+"""The description of a group that a process has before the rendezvous."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FirstRankLostError(RendezvousError):
 
 @dataclass
 class Description:
-    """What the environment says of the group, and of this process in it."""
+    """The group, and this process in it, as the environment describes them."""
 
     rank: int
     size: int

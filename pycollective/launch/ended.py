@@ -1,4 +1,4 @@
-"""Tell ranks that meet over TCP which rank of theirs has ended before they met.
+"""Report ranks that end before a rendezvous over TCP is complete.
 
 Until the ranks are connected, only the launcher knows that a rank has ended. `pycollective run` makes a
 file without a name, hands its descriptor to all ranks, and writes there which rank has ended. A rank
@@ -80,7 +80,7 @@ class Ended:
 
     @property
     def text(self) -> str:
-        """Which rank has ended, and how; empty if none has."""
+        """The rank that has ended, and how it ended; empty if none has."""
         text = self._memory[_START : _START + _TEXT]
         return text.rstrip(b"\0").decode(errors="replace") if text[0] else ""
 

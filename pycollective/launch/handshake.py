@@ -136,13 +136,13 @@ class Channel:
         return bytes(data)
 
     def readable(self, seconds: float = 0.0) -> bool:
-        """Whether a message, or the end, has come; waits so long for it."""
+        """Return True if a message or the end of the connection arrives within some seconds."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(1000 * seconds))
 
     def ended(self) -> bool:
-        """Whether the other side has closed the connection, and all it said has been read."""
+        """Return True if the other side has closed the connection and nothing is left to read."""
         try:
             self.socket.setblocking(False)
             return socket.socket.recv(self.socket, 1, socket.MSG_PEEK) == b""  # below TLS, if any

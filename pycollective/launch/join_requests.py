@@ -1,4 +1,4 @@
-"""How a group that works notices lost workers that are back, at the address where they look for it."""
+"""Join requests of lost workers, which a working group receives at the address of its rank 0."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JoinRequests:
             channel.send(_NO_MEMBERS, time.monotonic() + STRANGER_SECONDS)
 
     def waiting(self) -> bool:
-        """Whether somebody who knows the secret is waiting."""
+        """Return True if a process that knows the secret asked to join within the last seconds."""
         return time.monotonic() - self._last < _FRESH_SECONDS
 
     def close(self) -> None:

@@ -316,13 +316,13 @@ class Ranks:
         return found
 
     def left_behind(self) -> bool:
-        """Whether children of ranks that have ended still run; they are ended after a while."""
+        """Return True if children of ended ranks still run; end them after a while."""
         for pid, since in list(self._left.items()):
             age = time.monotonic() - since
             number = 0 if age < _LEFT_BEHIND else signal.SIGTERM
             if age > 3 * _LEFT_BEHIND:
                 number = signal.SIGKILL
-            # What nobody reaps (a container without init) stays in its group for ever.
+            # Without an init process (in a container) nobody reaps zombies: their group never vanishes.
             if not _signal_group(pid, number) or number == signal.SIGKILL:
                 del self._left[pid]
                 self._guardian.ended(pid)

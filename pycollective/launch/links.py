@@ -58,7 +58,7 @@ class Findings:
     others: dict[int, list[str]]  # the addresses in a worker's description, where they differ
 
     def missing(self, size: int) -> list[int]:
-        """Return the workers that nobody has heard of."""
+        """Return the workers that no other worker has reached."""
         return [r for r in range(size) if r not in self.heard]
 
     def broken(self) -> list[tuple[int, int]]:
@@ -70,7 +70,7 @@ class Findings:
         )
 
     def all_work(self, size: int) -> bool:
-        """Whether every link has been tried, and works."""
+        """Return True if every link has been tried and works."""
         pairs = [(a, b) for a in range(size) for b in range(a)]
         return all(self.links.get(pair, ("", ""))[0] == WORKS for pair in pairs)
 

@@ -1,4 +1,4 @@
-"""What ranks print, line by line: lines of different ranks never mix.
+"""Print the output of ranks line by line: lines of different ranks never mix.
 
 In a pipe lines come through as they are. On a terminal a line may also end with a carriage return, as
 progress bars write it, and what has no end yet, such as a question, is shown after a moment.

@@ -1,4 +1,4 @@
-"""What a rank proves to know: a secret from a file, or the key of this user, which is in a file too.
+"""The secret of a group, from a file, or the key of this user, from a file too.
 
 The files' modes are checked, because everyone who can read a secret can join the group.
 """
