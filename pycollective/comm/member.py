@@ -179,7 +179,7 @@ class Member(_core.CommunicatorBase):
 
     @property
     def transport(self) -> str:
-        """What moves data between the ranks, such as ``"shared memory"``."""
+        """The transport between the ranks, such as ``"shared memory"``."""
         return self._group.transport
 
     @property
