@@ -270,7 +270,9 @@ def test_spawn_in_an_interactive_session_forks_or_says_what_to_do(tmp_path):
 
 def test_readme_first_example_prints_what_it_says(tmp_path):
     text = (Path(__file__).parents[2] / "README.md").read_text()
-    (tmp_path / "example.py").write_text(text.split("```python\n")[1].split("```")[0])
+    (tmp_path / "example.py").write_text(
+        text.split('```python title="sums.py"\n')[1].split("```")[0]
+    )
     command = [sys.executable, "example.py"]
     out = subprocess.check_output(command, cwd=tmp_path, env=ENVIRONMENT, text=True, timeout=60)
     assert out.splitlines() == [f"{rank} 60.0 30.0 30.0" for rank in range(4)]
