@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,17 +265,6 @@ def test_spawn_in_an_interactive_session_forks_or_says_what_to_do(tmp_path):
     assert first == "[0, 1]"
     assert "functions and classes of a notebook or an interactive session" in second
     assert "context='fork'" in second
-
-
-def test_readme_first_example_prints_what_it_says(tmp_path):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    (tmp_path / "example.py").write_text(
-        text.split('```python title="sums.py"\n')[1].split("```")[0]
-    )
-    command = [sys.executable, "example.py"]
-    out = subprocess.check_output(command, cwd=tmp_path, env=ENVIRONMENT, text=True, timeout=60)
-    assert out.splitlines() == [f"{rank} 60.0 30.0 30.0" for rank in range(4)]
-    assert f"It prints `{out.splitlines()[0]}`" in text
 
 
 def test_rank_error_is_pickled_whole():
