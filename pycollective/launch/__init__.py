@@ -1,9 +1,9 @@
-"""Who is in the group: from what the environment says to a communicator.
+"""Join the group that the environment describes, and return its communicator.
 
-``pycollective run`` makes the shared memory of a group on this host and hands its descriptor down;
-whoever has it is on this host and was meant to come, so there is nothing to find and nobody to keep
-out. Processes of several hosts, or with ``--transport tcp``, meet over TCP at the address of rank 0
-and prove to each other that they know the group's secret (`tcp`, `handshake`).
+``pycollective run`` creates the shared memory of a group on this host, and its processes inherit the
+descriptor. No other process has it, so these ranks need no rendezvous and no secret. Processes of
+several hosts, or with ``--transport tcp``, make a rendezvous over TCP at rank 0's address (`tcp`). They
+prove to each other that they know the group's secret (`handshake`).
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ JOIN_TIMEOUT = 300.0
 SHORTEST_SECRET = 16
 
 _launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
-"""This process's rank of the launcher's memory, as long as somebody has it."""
+"""This process's communicator in the launcher's shared memory, while the program holds it."""
 _kept: list[Communicator] = []
-"""The same, where nobody else does."""
+"""The same communicator, which `init_again` keeps for later calls."""
 
 
 def forced(environment: Mapping[str, str]) -> str:
@@ -79,7 +79,7 @@ def forced(environment: Mapping[str, str]) -> str:
     Raises
     ------
     ValueError
-        If it names something else.
+        If the variable has another value.
     """
     wanted = environment.get(TRANSPORT, "")
     if wanted not in ("", "shm", "thread", "tcp"):
@@ -100,35 +100,35 @@ def init(
     join_timeout: float = JOIN_TIMEOUT,
     environment: Mapping[str, str] | None = None,
 ) -> Communicator:
-    """Return this process's communicator, in the group of whatever started the process.
+    """Return this process's communicator in the group of its launcher.
 
-    The launcher is found by its environment variables: ``pycollective run``, ``TF_CONFIG``, torchrun,
+    Environment variables identify the launcher: ``pycollective run``, ``TF_CONFIG``, torchrun,
     Kubeflow, ``mpirun`` of Open MPI, MPICH and Intel MPI, ``srun``, SageMaker, an indexed job of
     Kubernetes, or ``PYCOLLECTIVE_RANK``, ``PYCOLLECTIVE_SIZE`` and ``PYCOLLECTIVE_ADDRESS``. The table
-    in ``docs/reference/launchers.md`` has their order. ``pycollective doctor`` and
-    `pycollective.distribute.MultiWorkerMirroredStrategy` use the same one. Without any of them the
-    group has one rank, so that the same script runs alone.
+    in ``docs/reference/launchers.md`` has their order of precedence. ``pycollective doctor`` and
+    `pycollective.distribute.MultiWorkerMirroredStrategy` use the same table. Without a launcher the
+    group has one rank, so the same script also runs alone.
 
-    The ranks may start in any order. Ranks that prove to be on one host talk through shared memory,
-    the others over TCP. ``PYCOLLECTIVE_TRANSPORT=tcp`` and ``shm`` leave one of the two.
+    The ranks may start in any order. Ranks that prove to be on one host use shared memory, all others
+    TCP. ``PYCOLLECTIVE_TRANSPORT=tcp`` or ``shm`` allows that transport only.
 
     Parameters
     ----------
     timeout : float
         Seconds that a call waits for the other ranks.
     join_timeout : float
-        Seconds that this call waits for the other ranks.
+        Seconds that `init` waits for the other ranks.
     environment : mapping, optional
-        Instead of ``os.environ``.
+        The environment, instead of ``os.environ``.
 
     Raises
     ------
     RendezvousError
-        If the environment contradicts itself; a variable of it is misspelt, or speaks of several
-        processes where this one would be alone; the rank is taken, the transport is not there, the
-        secrets differ, or a rank does not come in time.
+        The environment contradicts itself, has a misspelt variable, or means several processes
+        although this one would be alone. The rank is taken, the transport is not available, the
+        secrets differ, or a rank does not join in time.
     """
-    observe.settings()  # what it asks for in vain is said before anyone is waited for
+    observe.settings()  # reports invalid settings before the wait for other ranks
     env = os.environ if environment is None else environment
     try:
         wanted = forced(env)
@@ -172,7 +172,7 @@ def _alone(timeout: float, source: str) -> Communicator:
 def _launched_in_memory(
     env: Mapping[str, str], rank: int, size: int, timeout: float
 ) -> Communicator:
-    """Take this rank's place in the memory that `pycollective run` has made."""
+    """Join the shared memory that `pycollective run` has created."""
     try:
         group = _core.ShmGroup.open(number(env, MEMORY, 0, 1 << 30))
         if group.size != size:
@@ -195,10 +195,11 @@ def _launched_in_memory(
 def init_again(
     *, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOUT
 ) -> Communicator:
-    """Return a communicator of its own among all ranks, however often it is called.
+    """Return a new communicator of all ranks at each call.
 
-    The memory that ``pycollective run`` hands down has one place for each rank: `init` takes it, once.
-    What is made of it here is split off. All ranks make the same calls in the same order.
+    A rank can join the shared memory of ``pycollective run`` only once. This function joins it if the
+    program has not, keeps that communicator, and returns a new split of it at each call. Other
+    groups make a new rendezvous. All ranks make the same calls in the same order.
 
     Parameters
     ----------
@@ -235,31 +236,31 @@ def rendezvous(
     patience: float = 0.0,
     roster: Roster | None = None,
 ) -> Communicator:
-    """Return this process's communicator in a group whose addresses are given, not looked for.
+    """Return this process's communicator in a group with the given addresses.
 
     Parameters
     ----------
     rank, size : int
-        This process, and how many there are.
+        This process's rank, and the number of ranks.
     addresses : sequence of str
-        ``host:port`` of every rank, each of which then listens at exactly its own; or of rank 0 alone.
+        ``host:port`` of every rank, at which that rank then listens; or of rank 0 alone.
     source : str
-        Where this was found, for the log.
+        The origin of these values, for the log.
     timeout, join_timeout, environment
-        As of `init`; the environment has the secret and the like.
+        As of `init`. The environment has the secret and other settings.
     least, patience : int, float
-        After so many seconds so many ranks are enough, if rank 0 is among them. They are numbered
-        anew, in their order. All must come where ``least`` is 0. Where it is not, a group that
-        loses members before it is made is made again by the rest.
+        After ``patience`` seconds ``least`` ranks are enough, if rank 0 is one of them. They are
+        renumbered in their order. If members are lost during the rendezvous, the other ranks repeat it.
+        A ``least`` of 0 requires all ranks, and the loss of one is an error.
     roster : Roster, optional
-        Limits the new processes that rank 0 lets in.
+        Limits the new processes that rank 0 admits.
 
     Raises
     ------
     RendezvousError
         As `init`; `FirstRankLostError` if rank 0 is lost, or leaves this rank out.
     """
-    from pycollective.launch import tcp  # only now: a group in one process needs no sockets
+    from pycollective.launch import tcp  # imported here: a group in one process needs no sockets
 
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
@@ -273,7 +274,7 @@ def rendezvous(
         if ended is not None:
             ended.has_connected(rank)
     finally:
-        about.ended = None  # from now on connections tell who has ended
+        about.ended = None  # from now on the connections show which ranks have ended
         if ended is not None:
             ended.close()
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
@@ -292,19 +293,20 @@ def probe(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> Findings:
-    """Find out, together with the others, which links between them work.
+    """Test the links between all workers, together with the other workers.
 
     Parameters
     ----------
     rank, size, addresses, environment
         As of `rendezvous`.
     seconds : float
-        How long at most; it takes less where all links work, or all workers are there.
+        The longest time that the test takes. The test ends earlier if all links work, or if all
+        workers take part and nothing changes.
 
     Raises
     ------
     RendezvousError
-        If this process cannot take part: it cannot listen at its address, say.
+        If this process cannot take part, for example because it cannot listen at its address.
     """
     from pycollective.launch.links import Probe
 
@@ -319,7 +321,7 @@ def probe(
 def listen_for_join_requests(
     addresses: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> JoinRequests:
-    """Listen at the first of a group's addresses for those who come while it works without them.
+    """Listen at rank 0's address for workers that want to join while the group already works.
 
     Raises
     ------
@@ -345,7 +347,7 @@ def is_listening(addresses: Sequence[str], environment: Mapping[str, str] | None
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of ``host:port``; raises ValueError if it is none."""
+    """Return the host and the port of ``host:port``; raise ValueError for any other text."""
     host, colon, digits = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not is_number(digits) or not 0 < int(digits) < 65536:
@@ -356,7 +358,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 def _described(
     environment: Mapping[str, str] | None, rank: int, size: int, addresses: Sequence[str]
 ) -> Description:
-    """Return a group with given addresses, and what the environment says besides.
+    """Return the description of a group from its addresses and the settings of the environment.
 
     Raises
     ------
@@ -421,7 +423,7 @@ def _secret(env: Mapping[str, str]) -> bytes:
 
 
 def protection(environment: Mapping[str, str] | None = None) -> str:
-    """Return in words what keeps others away: the secret and where it is from, TLS.
+    """Return a text about the group's protection: the secret, its source, and TLS.
 
     Raises
     ------

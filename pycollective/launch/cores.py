@@ -1,8 +1,7 @@
 """The cores of this host, divided among ranks.
 
-The system may put two ranks on one core and leave another one idle: on a machine with two cores a call
-then takes 3 to 30 times as long (`benchmarks/placement.py`). So launchers give each rank cores of its
-own, as those of MPI do.
+The system may put two ranks on one core and leave another core idle, which makes calls several times
+slower (`benchmarks/placement.py`). Launchers therefore give each rank its own cores, as those of MPI do.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 def shares(ranks: int, cores: set[int] | None = None, topology: str = _TOPOLOGY) -> list[set[int]]:
     """Divide the cores of this process, or given ones, among ranks.
 
-    A share is of neighbours: of one package, and of both hardware threads of a core, as far as the
-    numbers in the files of ``topology`` allow. There is none where there are fewer cores than ranks, or
-    where the system binds no process to cores.
+    The cores of a share are neighbours: if possible, they are of one package, and a share has both
+    hardware threads of a core. The files of ``topology`` have the numbers of packages and cores. The
+    result is empty if there are fewer cores than ranks, or if the system cannot bind processes to cores.
     """
     if cores is None:
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -44,9 +43,10 @@ def shares(ranks: int, cores: set[int] | None = None, topology: str = _TOPOLOGY)
 
 @contextlib.contextmanager
 def only_on(cores: set[int] | None) -> Iterator[None]:
-    """Start processes on these cores: they inherit the affinity of the thread that starts them.
+    """Run processes that the context starts on these cores.
 
-    Without cores, or where the system refuses, they have this thread's.
+    A process inherits the affinity of the thread that starts it. That affinity stays as it is if
+    ``cores`` is None or the system refuses.
     """
     before: set[int] | None = None
     if cores is not None:
@@ -65,4 +65,4 @@ def _number(path: str) -> int:
     try:
         return int(Path(path).read_text())
     except (OSError, ValueError):
-        return 0  # unknown, the same for all
+        return 0  # unknown: equal for all cores

@@ -1,8 +1,8 @@
 """Report ranks that end before a rendezvous over TCP is complete.
 
-Until the ranks are connected, only the launcher knows that a rank has ended. `pycollective run` makes a
-file without a name, hands its descriptor to all ranks, and writes there which rank has ended. A rank
-that has met the others writes so: its end is then told by its connections.
+Until the ranks are connected, only the launcher notices that a rank has ended. `pycollective run`
+creates a file without a name, which all ranks inherit, and writes there which rank has ended. A rank
+that has connected to all others marks this in the file. From then on the connections show its end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MET, _ENDED = 1, 2
 
 
 class Ended:
-    """The file, as the launcher and each rank have it in memory.
+    """The file, mapped into the memory of the launcher and of each rank.
 
-    Raises OSError or ValueError if the descriptor is not one of such a file.
+    Raises OSError or ValueError if the descriptor is not that of such a file.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -36,11 +36,11 @@ class Ended:
         if self.size < 1 or self._memory[: len(_MARK)] != _MARK:
             raise ValueError(f"descriptor {descriptor} is not the list of ended ranks")
         self.address = self._memory[len(_MARK) : _START].rstrip(b"\0").decode(errors="replace")
-        """The address at which the ranks of the launched group meet."""
+        """The address of the launched group's rank 0."""
 
     @classmethod
     def create(cls, size: int, address: str) -> Ended:
-        """Make the file for a number of ranks that meet at an address."""
+        """Create the file for a group with this size and this address of rank 0."""
         import tempfile
 
         with tempfile.TemporaryFile() as file:
@@ -52,10 +52,10 @@ class Ended:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str], size: int, address: str) -> Ended | None:
-        """Return the launcher's file for a group of some size that meets at an address.
+        """Return the launcher's file if it belongs to the group with this size and address.
 
-        Return None where there is none, as in a child of a rank, or if the group is another one: those
-        who are left may meet elsewhere.
+        Return None if there is no such file, as in a child of a rank, or if the file belongs to another
+        group: the remaining ranks may make a group of another size or address.
         """
         try:
             found = cls(int(environ[VARIABLE]))
@@ -67,30 +67,30 @@ class Ended:
         return None
 
     def has_connected(self, rank: int) -> None:
-        """Write that a rank is connected with the others."""
+        """Mark a rank as connected to all others."""
         self._memory[self._place(rank)] = _MET
 
     def write(self, rank: int, how: str, *, failed: bool) -> None:
-        """Write how the first rank has ended that has failed, or has not met the others."""
+        """Write how a rank ended, if it is the first that failed or ended without being connected."""
         if not self.text and (failed or not self._memory[self._place(rank)]):
             self._memory[self._place(rank)] = _ENDED
             text = f"{how} before all ranks had met".encode()[: _TEXT - 1]
             self._memory[_START + 1 : _START + len(text)] = text[1:]
-            self._memory[_START] = text[0]  # the last, so that nobody reads half of the text
+            self._memory[_START] = text[0]  # last, so that no rank reads an incomplete text
 
     @property
     def text(self) -> str:
-        """The rank that has ended, and how it ended; empty if none has."""
+        """The name of the rank that has ended, and how it ended; empty if none has."""
         text = self._memory[_START : _START + _TEXT]
         return text.rstrip(b"\0").decode(errors="replace") if text[0] else ""
 
     @property
     def ranks(self) -> list[int]:
-        """The rank that `text` is about, alone; empty if there is none."""
+        """The rank that `text` describes, in a list; empty if there is none."""
         return [r for r in range(self.size) if self._memory[self._place(r)] == _ENDED]
 
     def close(self) -> None:
-        """Give back the memory, and the descriptor where `create` has made it."""
+        """Unmap the file, and close the descriptor if `create` opened it."""
         self._memory.close()
         if self._is_ours:
             os.close(self.descriptor)

@@ -1,8 +1,9 @@
-"""A process that ends the ranks when their launcher is gone, however that ended.
+"""A process that kills the ranks if their launcher ends without doing so.
 
-It reads from a pipe whose other end the launcher alone holds: ``+12345`` when the process group 12345
-has been started, ``-12345`` when nothing is left of it. At the end of the pipe it ends those that are
-left. It runs as a script of its own, with the standard library only.
+The guardian reads from a pipe, of which only the launcher has the other end. The launcher writes
+``+12345`` when it has started process group 12345, and ``-12345`` when no process of the group is left.
+When the launcher ends, so does the pipe, and the guardian kills the groups that are left. The guardian
+runs this file as a script, with the standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _GRACE = 2.0
 
 
 class Guardian:
-    """The launcher's end. Every process group must be named as soon as it is there."""
+    """The launcher's side of the guardian. It must report each process group at its start."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -39,15 +40,15 @@ class Guardian:
         assert self._process.stdin is not None
         with contextlib.suppress(
             BrokenPipeError
-        ):  # somebody has killed it: the ranks run unguarded
+        ):  # the guardian was killed: the ranks run without it
             self._process.stdin.write(text.encode())
 
     def started(self, group: int) -> None:
-        """Take a process group under guard."""
+        """Report a new process group."""
         self._say(f"+{group}\n")
 
     def ended(self, group: int) -> None:
-        """Forget one that is gone."""
+        """Report that no process of a group is left."""
         self._say(f"-{group}\n")
 
     def close(self) -> None:
@@ -55,7 +56,7 @@ class Guardian:
         self._process.communicate()
 
     def _disown(self) -> None:
-        """After a fork, in the child: the end of the pipe is the launcher's alone."""
+        """Close the pipe in a forked child, because only the launcher may keep it open."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -74,9 +75,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _alive(groups: set[int], number: int) -> set[int]:
-    """Send a signal to process groups; return those that are there.
+    """Send a signal to process groups; return those that exist.
 
-    A process that has just been started may lead no group yet: the signal is for the process then.
+    A process that has just started may not lead its group yet. Then the process gets the signal.
     """
     found = set()
     for group in groups:
@@ -91,7 +92,7 @@ def _alive(groups: set[int], number: int) -> set[int]:
 
 
 def main() -> None:
-    """Guard until the pipe ends."""
+    """Read reports until the pipe ends; then kill the groups that are left."""
     groups: set[int] = set()
     for line in sys.stdin:
         number = int(line[1:])
@@ -100,7 +101,7 @@ def main() -> None:
         else:
             groups.discard(number)
     groups = _alive(groups, signal.SIGTERM)
-    _alive(groups, signal.SIGCONT)  # also those that are stopped
+    _alive(groups, signal.SIGCONT)  # stopped processes handle SIGTERM only when they continue
     deadline = time.monotonic() + _GRACE
     while groups and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,9 +1,10 @@
-"""How two processes prove to each other that they know the secret, and talk afterwards.
+"""Handshake of two processes, which proves that both know the secret, and their channel afterwards.
 
-Four messages; each side gives a nonce, and proves that it knows the key by an HMAC-SHA256 over both
-nonces and everything that was said. The one that connects proves first. Each later message carries
-an HMAC under a key of this conversation, over its direction and number, so that none can be changed,
-repeated, or sent back. Messages are JSON of bounded length; nothing is unpickled.
+The handshake has four messages. Each side sends a nonce, and proves that it knows the key by an
+HMAC-SHA256 of both first messages, which hold the nonces. The connecting side proves first. Each later
+message carries an HMAC with a key of this connection, which covers the message, its direction and its
+number. Nobody can therefore change a message, repeat it, or send it back. Messages are JSON of bounded
+length; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ __all__ = [
 
 VERSION = 2
 STRANGER_LIMIT = 1024
-"""Bytes of a message from somebody who has not proved to be a member."""
+"""Most bytes of a message before the sender has proved that it knows the key."""
 MEMBER_LIMIT = 1 << 20
 DEPTH_LIMIT = 8
-"""Levels of lists and objects in a message; those of this package have four."""
+"""Most levels of lists and objects in a message; this package sends four."""
 _MAC = hashlib.sha256().digest_size
 
 
@@ -46,7 +47,7 @@ class HandshakeError(Exception):
     Attributes
     ----------
     ranks : tuple of int
-        The ranks on the other side, where they are known.
+        The ranks on the other side, if they are known.
     """
 
     def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
@@ -55,11 +56,11 @@ class HandshakeError(Exception):
 
 
 class SecretsDifferError(HandshakeError):
-    """The two sides have not the same secret."""
+    """The two sides have different secrets."""
 
 
 class Refused(HandshakeError):
-    """The other side says why it does not want us."""
+    """The other side refuses this connection, and gives the reason."""
 
 
 class _SecretRefused(Refused, SecretsDifferError):
@@ -72,7 +73,7 @@ def key_of(secret: bytes) -> bytes:
 
 
 def digest(key: bytes, what: str, value: str) -> str:
-    """Return what only those who know the key can make of a value, and compare."""
+    """Return the digest of a value; only processes that know the key can compute it."""
     return _mac(key, what.encode(), value.encode()).hex()
 
 
@@ -85,7 +86,7 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class Channel:
-    """Messages over a socket, each way in order; every wait ends at a deadline (time.monotonic)."""
+    """Messages over a socket, in order in each direction; deadlines are of time.monotonic."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -94,7 +95,7 @@ class Channel:
         self._sent = self._received = 0
 
     def seal(self, key: bytes, connected: bool) -> None:
-        """From now on, every message carries its HMAC."""
+        """Add an HMAC to every message from now on."""
         self._key = key
         self._us, self._them = (b"c", b"l") if connected else (b"l", b"c")
 
@@ -108,7 +109,7 @@ class Channel:
         self.socket.sendall(struct.pack("!I", len(data)) + data)
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """Return the next message; raise HandshakeError if it is none, OSError if none comes."""
+        """Return the next message; raise HandshakeError if it is invalid, OSError if none arrives."""
         limit = MEMBER_LIMIT if self._key else STRANGER_LIMIT
         (length,) = struct.unpack("!I", self._exactly(4, deadline))
         if length > limit:
@@ -157,7 +158,7 @@ class Channel:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in a message, whose every value can be compared, encoded and shown."""
+    """Return the JSON object in a message; its values can be compared, encoded and printed."""
     try:
         message = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -185,7 +186,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _refuse_surrogates(text: str) -> None:
-    """Raise where a string has half of a character, which no encoding can write."""
+    """Raise HandshakeError for a lone surrogate, which no encoding can write."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -193,7 +194,7 @@ def _refuse_surrogates(text: str) -> None:
 
 
 def introduce(sock: socket.socket, key: bytes, about: dict[str, Any], deadline: float) -> Channel:
-    """As the one that connects: say what this connection is about, and prove both sides' membership."""
+    """Do the handshake on the connecting side; ``about`` describes the connection to the other side."""
     channel = Channel(sock)
     hello = {"pycollective": VERSION, "nonce": secrets.token_hex(16), **about}
     channel.send(hello, deadline)
@@ -209,13 +210,13 @@ def introduce(sock: socket.socket, key: bytes, about: dict[str, Any], deadline: 
 
 
 def refuse(sock: socket.socket, why: str) -> None:
-    """As the one that listens, say in plain text why the other side is not wanted."""
-    sock.recv(1 << 16)  # what is unread when a socket is closed resets it
+    """Refuse a connection on the listening side, with the reason in plain text."""
+    sock.recv(1 << 16)  # closing a socket with unread data would reset the connection
     Channel(sock).send({"refused": why}, time.monotonic() + 1.0)
 
 
 def answer(sock: socket.socket, key: bytes, deadline: float) -> tuple[Channel, dict[str, Any]]:
-    """As the one that listens: return the channel and what the other side says it is about."""
+    """Do the handshake on the listening side; return the channel and the other side's first message."""
     channel = Channel(sock)
     hello = channel.receive(deadline)
     if hello.get("pycollective") != VERSION:

@@ -1,4 +1,4 @@
-"""A listening socket through which only those come who know the key."""
+"""A listening socket that accepts only connections whose other side knows the key."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["SHORTAGES", "STRANGER_SECONDS", "HandshakeServer"]
 
 STRANGER_SECONDS = 10.0
-"""How long a connection may take to prove that it is one of ours."""
+"""Seconds that a connection has for its handshake."""
 MAX_STRANGERS = 64
-"""Connections beyond the group's size that may be proving at the same time; the oldest makes room."""
+"""Most simultaneous handshakes beyond the group's size; one more ends the oldest."""
 _TLS_BEGINS = b"\x16"
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""What this process or machine lacks: waiting for the others does not help."""
+"""Error numbers for resources that this process or machine lacks; waiting does not help."""
 
 
 class HandshakeServer:
-    """A listening socket; who comes in has proved to know the key. Strangers cost little and go soon."""
+    """A listening socket that does the handshake with every connection.
+
+    ``enter`` is called for a connection whose other side has proved that it knows the key, in a thread
+    of that connection. Time and number of unfinished handshakes are limited.
+    """
 
     def __init__(
         self,
@@ -43,11 +47,11 @@ class HandshakeServer:
         self._enter = enter
         self._tls = tls
         self._lock = threading.Lock()
-        self._strangers: dict[int, socket.socket] = {}  # in the order of their coming
+        self._strangers: dict[int, socket.socket] = {}  # in the order of arrival
         self._closed = threading.Event()
         self.turned_away = 0
-        self.shortage: OSError | None = None  # nobody can come in any more
-        self.address: tuple[str, int] = sock.getsockname()[:2]  # of no use of a Unix socket
+        self.shortage: OSError | None = None  # set if no connection can be accepted any more
+        self.address: tuple[str, int] = sock.getsockname()[:2]  # meaningless for a Unix socket
         sock.settimeout(0.2)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -78,7 +82,7 @@ class HandshakeServer:
                 guest.close()
 
     def _hang_up_oldest(self) -> bool:
-        """Make room, with the lock held; return whether there was anybody."""
+        """End the oldest unfinished handshake, with the lock held; return True if there was one."""
         oldest = next(iter(self._strangers), None)
         if oldest is not None:
             _hang_up(self._strangers.pop(oldest))
@@ -89,7 +93,7 @@ class HandshakeServer:
             return self._strangers.pop(id(guest), None) is not None
 
     def _greet(self, guest: socket.socket) -> None:
-        sock = guest  # or what TLS makes of it
+        sock = guest  # or the TLS socket around it
         try:
             deadline = time.monotonic() + STRANGER_SECONDS
             if guest.family != socket.AF_UNIX:
@@ -111,7 +115,7 @@ class HandshakeServer:
             sock.close()
 
     def _secured(self, guest: socket.socket, deadline: float) -> socket.socket:
-        """Turn away who speaks TLS where it is not asked for, or does not where it is."""
+        """Return the socket, in TLS if this rank uses it; refuse a side that differs in this."""
         guest.settimeout(STRANGER_SECONDS)
         speaks = guest.recv(1, socket.MSG_PEEK) == _TLS_BEGINS
         if not speaks and self._tls is None:
@@ -129,10 +133,10 @@ class HandshakeServer:
             self._strangers[id(guest)] = sock
 
     def close(self) -> None:
-        """Let nobody in any more; who is proving is turned away."""
+        """Accept no more connections, and end the unfinished handshakes."""
         with self._lock:
             self._closed.set()
-        if self._socket.family == socket.AF_UNIX:  # of which the end does not wake accept
+        if self._socket.family == socket.AF_UNIX:  # its shutdown does not wake accept
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as guest:
                 guest.setblocking(False)
                 guest.connect(self._socket.getsockname())
@@ -145,6 +149,6 @@ class HandshakeServer:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """Wake whoever reads from a socket, who then closes it."""
+    """Wake the thread that reads from a socket; that thread closes the socket."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, if any

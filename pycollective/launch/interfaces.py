@@ -1,4 +1,4 @@
-"""Network interfaces of this host, and the grammar that chooses among them."""
+"""Network interfaces of this host, and their selection by NCCL's grammar."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SIOCGIFADDR = 0x8915 if sys.platform == "linux" else 0xC0206921  # macOS
 def interface_addresses(first: int = socket.AF_INET) -> list[tuple[str, str]]:
     """Return (name, address) of every interface, those of one address family first.
 
-    IPv6 addresses are found on Linux; those of a link alone, which mean nothing on other hosts without
-    a zone, are left out.
+    IPv6 addresses are found on Linux only. Link-local ones are left out, because other hosts cannot use
+    them without a zone.
     """
     both = [_ipv4_addresses(), _ipv6_addresses()]
     if first == socket.AF_INET6:
@@ -47,7 +47,7 @@ def _ipv4_addresses() -> list[tuple[str, str]]:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("16s240x", name.encode()))
-            except OSError:  # it has none
+            except OSError:  # no IPv4 address
                 continue
             found.append((name, socket.inet_ntoa(answer[20:24])))
     return found
@@ -56,14 +56,14 @@ def _ipv4_addresses() -> list[tuple[str, str]]:
 def choose(pattern: str, interfaces: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the interfaces that NCCL_SOCKET_IFNAME's grammar allows, each with its first address.
 
-    ``eth,ib``: names with these beginnings; ``=eth0,eth1``: exactly these; ``^docker`` and ``^=eth0``:
-    all others. An exclusion takes the loopback interface only where there is no other. All addresses
-    are of the first one's family.
+    ``eth,ib`` allows names with these prefixes, ``=eth0,eth1`` exactly these names, and ``^docker`` or
+    ``^=eth0`` all others. An exclusion allows the loopback interface only if no other one is left. All
+    addresses are of the first one's family.
 
     Raises
     ------
     ValueError
-        None is left, or one of those that ``=`` names is missing; the message lists what there is.
+        No interface is left, or one that ``=`` names is missing. The message lists all interfaces.
     """
     rest = pattern
     exclude = rest.startswith("^")

@@ -1,4 +1,4 @@
-"""Join requests of lost workers, which a working group receives at the address of its rank 0."""
+"""Join requests that a working group receives at its rank 0's address, such as those of lost workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pycollective.launch.sockets import Sockets
 __all__ = ["JoinRequests", "is_listening"]
 
 _FRESH_SECONDS = 3.0
-"""Who still waits tries again in less."""
+"""Age of a join request up to which its sender counts as waiting; senders repeat it more often."""
 _LOOK_SECONDS = 2.0
 _NO_MEMBERS: dict[str, Any] = {"values": {"all/table": {"ranks": []}}}
-"""The values of a store where the members are chosen: a rank that is not in the table comes later."""
+"""Store contents after the choice of members: a rank that is not in the table tries again later."""
 
 
 def is_listening(about: Description) -> bool:
@@ -34,7 +34,7 @@ def is_listening(about: Description) -> bool:
 
 
 class JoinRequests:
-    """Listen at rank 0's address, and ask everybody who comes to come later.
+    """A server at rank 0's address that asks all joining ranks to try again later.
 
     Raises RendezvousError if this process cannot listen there.
     """
@@ -60,5 +60,5 @@ class JoinRequests:
         return time.monotonic() - self._last < _FRESH_SECONDS
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.close()

@@ -1,20 +1,21 @@
-"""The rendezvous of processes over TCP: they agree by rank 0's store, then every two ranks connect.
+"""The rendezvous of processes over TCP, through a key-value store at rank 0 (`store`).
 
-1. Each rank sets ``join/<rank>``: where it listens for its peers, and how long it waits.
-2. Rank 0 chooses the members (`leader`) and sets ``all/table``. A rank without a place in the table
-   comes later.
+1. Each rank sets ``join/<rank>``: the addresses at which it listens for its peers, and its deadline.
+2. Rank 0 chooses the members (`leader`) and sets ``all/table``. A rank that is not in the table tries
+   again later.
 3. Every two members connect.
 4. Each member sets ``near/<rank>``: the lowest rank that it reaches on its own host. Rank 0 sets
-   ``all/near``: which ranks stand for a host. They hand its memory to the others (`memory`).
-5. Each member sets ``ready/<rank>``: whether it shares memory. Rank 0 sets ``all/ready``: the members'
-   hosts. From then on nobody listens.
+   ``all/near``: for each member, the rank that creates the shared memory of its host. These ranks send
+   the memory's descriptor to the others (`memory`).
+5. Each member sets ``ready/<rank>``: True if it shares memory. Rank 0 sets ``all/ready``: the number of
+   each member's host. From then on no rank listens.
 
-A member whose keys vanish before step 5 is lost. Then the rendezvous fails; that of an elastic group is
-repeated: rank 0 sets ``all/roll``, and the ranks that answer by ``here/<rank>`` in time are the members
-of the next table. A rank that fails sets ``failed/<rank>``; rank 0 ends all by ``all/failed``.
+A member whose keys vanish before step 5 is lost, and the rendezvous fails. An elastic group repeats it:
+rank 0 sets ``all/roll``, and the ranks that answer with ``here/<rank>`` in time are the members of the
+next table. A rank that fails sets ``failed/<rank>``. Rank 0 ends the rendezvous with ``all/failed``.
 
-Every connection is authenticated (`handshake`) before anything else is read from it. The core gets the
-connected descriptors.
+Every connection is authenticated (`handshake`) before any other data are read from it. The core gets
+the connected descriptors.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ _token = secrets.token_hex(8)
 
 
 class _RepeatError(Exception):
-    """Rank 0 makes the group again, and this rank has answered its roll call."""
+    """Rank 0 repeats the rendezvous, and this rank has answered the roll call."""
 
 
 class Joining(Reaching):
-    """One process on its way into a group; if the group ``old`` fails, it waits no longer."""
+    """One process in a rendezvous, which fails if the group ``old`` fails."""
 
     def __init__(self, about: Description, seconds: float, old: _core.Group | None) -> None:
-        self._listener = inherited(about)  # first: this rank has to close it from now on
+        self._listener = inherited(about)  # first, because from now on this rank must close it
         try:
             super().__init__(about, seconds)
             self.peers = Peers(self, self.attend, self._say)
@@ -76,14 +77,14 @@ class Joining(Reaching):
             raise
         self.old = old
         self.whole = about.rank, about.size  # before ranks are renumbered
-        self.elastic = about.least > 0  # rank 0's word counts
+        self.elastic = about.least > 0  # set again from rank 0's table
         self.store: Store | Client | None = None
-        self.leader: Leader | None = None  # rank 0's
+        self.leader: Leader | None = None  # at rank 0
         self.roll = 0  # the number of the last roll call that this rank has answered
-        self.last_name = ""  # of the last table's group
+        self.last_name = ""  # the group in the last table
 
     def close(self) -> None:
-        """Close all that the group has no use for."""
+        """Close the sockets that the group does not use."""
         if self._listener is not None:
             self._listener.close()
         for server in self.servers:
@@ -97,7 +98,7 @@ class Joining(Reaching):
             self.store = None
 
     def group(self) -> tuple[_core.Group, str, str, str]:
-        """Meet the others; return the core's group, its name, how its ranks talk, and this address."""
+        """Do the rendezvous; return the core's group, its name, its transport in words, an address."""
         try:
             while True:
                 try:
@@ -108,7 +109,7 @@ class Joining(Reaching):
                     hosts = self._agree("ready", shared is not None)
                     for server in self.servers:
                         server.close()
-                    self._leave_store()  # what fails from now on is each rank's own matter
+                    self._leave_store()  # a later failure is local to its rank
                     group, how = self.peers.group(hosts, shared)
                     return group, self.peers.name, how, self.places[0][0]
                 except BrokenError as error:
@@ -132,7 +133,7 @@ class Joining(Reaching):
             raise
 
     def _tell_why(self, error: RendezvousError, key: str) -> None:
-        """Tell the reason for giving up; rank 0 passes on the others' reasons."""
+        """Set a key to this rank's error; rank 0 publishes the errors of the others."""
         if self.store is not None:
             with contextlib.suppress(OSError):
                 self.store.set(key, {"error": str(error), "ranks": list(error.ranks)})
@@ -140,12 +141,12 @@ class Joining(Reaching):
     # The store -----------------------------------------------------------------------------
 
     def attend(self, seconds: float = 0.0) -> bool:
-        """Wait for changes in the store; return whether there are any.
+        """Wait for changes in the store; return True if there are any.
 
         Raises
         ------
         RendezvousError
-            If there is no use in waiting.
+            If the rendezvous has failed.
         """
         for server in self.servers:
             if server.shortage is not None:
@@ -153,7 +154,7 @@ class Joining(Reaching):
         ended = self.about.ended
         has_ended = ended is not None and bool(ended.text)
         changes = []
-        if self.store is not None:  # also where a rank has ended, which may have said why
+        if self.store is not None:  # also after a rank ended, because it may have set its error
             try:
                 changes = self.store.attend(0.0 if has_ended else seconds)
             except OSError as error:
@@ -177,7 +178,7 @@ class Joining(Reaching):
         return bool(changes)
 
     def _check_word(self) -> None:
-        """Raise if rank 0 has given up, or makes the group again."""
+        """Raise an error if rank 0 has given up, repeats the rendezvous, or left out this rank."""
         assert self.store is not None
         why, roll = self.store.get("all/failed"), self.store.get("all/roll")
         if why is not None:
@@ -185,7 +186,7 @@ class Joining(Reaching):
             raise RendezvousError(text, ranks=ranks)
         if roll is not None and roll != self.roll:
             self.roll = roll
-            self.last_name = self._table().get("group", "")  # also where it was not read yet
+            self.last_name = self._table().get("group", "")  # also if this rank has not used it yet
             try:
                 self.store.set(f"here/{self.whole[0]}", roll)
             except OSError as error:
@@ -202,8 +203,8 @@ class Joining(Reaching):
         return table if isinstance(table, dict) else {}
 
     def _hear(self, ready: Callable[[], T | None], what: str, until: float) -> T:
-        """Return an answer of rank 0, which knows at `until` who is missing."""
-        late = 1.0  # rank 0, which knows whom it waits for, is to say so first
+        """Return the result of ``ready`` as soon as there is one; ``until`` is rank 0's deadline."""
+        late = 1.0  # rank 0 logs first, because it knows the missing ranks
         say = time.monotonic() + leader.LOG_EVERY + late
         while (found := ready()) is None:
             has_heard = self.attend(0.05)
@@ -225,7 +226,7 @@ class Joining(Reaching):
             _log.warning("%s", waits)
 
     def _first_rank_lost(self, error: OSError) -> RendezvousError:
-        """Return the reason that rank 0 gave before its connection ended, or that it is lost."""
+        """Return rank 0's error if it set one before its connection ended, else that rank 0 is lost."""
         assert self.store is not None
         with contextlib.suppress(OSError, HandshakeError):
             self.store.attend()
@@ -239,12 +240,12 @@ class Joining(Reaching):
     # Joining --------------------------------------------------------------------------------
 
     def _listen(self) -> Store:
-        """At rank 0, listen for ranks and peers: at one address, unless others are asked for."""
+        """At rank 0, listen for join requests and peers: at one address, unless settings name others."""
         sock, self._listener = self._listener or self.sockets.listen_at_own_address(), None
         address = str(sock.getsockname()[0])
         try:
             own = self.sockets.own_addresses(address)
-            store = self.store = Store()  # which needs descriptors
+            store = self.store = Store()  # needs descriptors, so it can fail
         except (RendezvousError, OSError):
             sock.close()
             raise
@@ -257,7 +258,7 @@ class Joining(Reaching):
         return store
 
     def _listen_for_peers(self, addresses: list[str], first: HandshakeServer | None = None) -> None:
-        """Listen at this rank's addresses; for the first one there may be a server."""
+        """Listen at this rank's addresses; ``first`` is a server that already has the first one."""
         if first is None:
             sock = self.sockets.listen_for_peers(addresses[0])
             first = self.listen(sock, addresses[0], self.peers.enter)
@@ -268,11 +269,11 @@ class Joining(Reaching):
         self.places = [server.address for server in servers]
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
-        """At rank 0's address: a rank that joins, or a peer."""
+        """Accept a join request, or the connection of a peer, at rank 0's address."""
         if hello.get("purpose") == "peer":
             self.peers.enter(channel, hello)
             return
-        store = self.store  # which the main thread leaves when the group is made
+        store = self.store  # read once: the main thread sets it to None when the group is made
         if hello.get("purpose") != "join" or not isinstance(store, Store):
             raise HandshakeError("this is not the address of the rendezvous")
         try:
@@ -287,13 +288,13 @@ class Joining(Reaching):
         store.admit(channel, str(rank))
 
     def _reach(self) -> Client:
-        """At another rank, connect to rank 0's store, and listen for peers."""
+        """At a rank other than 0, connect to rank 0's store, and listen for peers."""
         rank, size = self.whole
         hello = {"purpose": "join", "rank": rank, "size": size}
 
         def reach() -> Client:
             channel = self.introduce(*self.sockets.resolve(), hello, self.deadline)
-            # At the same address there may still be an earlier rendezvous, about to end.
+            # An earlier rendezvous at the same address may not have ended yet.
             try:
                 store = Client(channel)
                 if store.get("all/table") is not None:
@@ -308,7 +309,7 @@ class Joining(Reaching):
         seconds = self.about.patience if self.about.least else left
         store = self.until_reached(reach, 0, where, seconds, self.attend)
         self.store, self.roll = store, store.get("all/roll") or 0
-        if self.about.least:  # rank 0 may begin to be patient only now
+        if self.about.least:  # rank 0 may have started only now
             self.begin()
         if not self.places:
             reached = str(store.socket.getsockname()[0])
@@ -316,7 +317,7 @@ class Joining(Reaching):
         return store
 
     def _enter_store(self) -> None:
-        """Set this rank's join request: its addresses for peers, and how long it waits."""
+        """Connect to the store and set this rank's join request: its addresses and its deadline."""
         rank, begun = self.whole[0], time.monotonic()
         store = self._reach() if rank else self._listen()
         waited = int(1000 * (time.monotonic() - begun))
@@ -337,11 +338,11 @@ class Joining(Reaching):
             raise self._first_rank_lost(error) from None
         if not joined:
             raise RendezvousError(f"rank {rank} is taken: every process needs its own")
-        if store.get("all/table") is not None:  # the members were chosen before
+        if store.get("all/table") is not None:  # the members were chosen before the request
             raise NotNowError
 
     def _join(self) -> None:
-        """Hear from rank 0 who the members are."""
+        """Wait for rank 0's table of members, and use it."""
         self.about.rank, self.about.size = self.whole
         if self.store is None:
             self._enter_store()
@@ -357,7 +358,7 @@ class Joining(Reaching):
             raise HandshakeError("no table of the group")
         if self.about.rank not in ranks:
             raise NotNowError
-        # A rank that was started again does not know how many ranks are enough now.
+        # A restarted rank does not know the present value of `least`.
         least = int_of(table, "least", 0, self.about.size)
         self.elastic = least > 0
         if len(ranks) < (self.about.least or least or self.about.size):
@@ -377,7 +378,7 @@ class Joining(Reaching):
         return str(self.store.socket.getpeername()[0]) if isinstance(self.store, Client) else ""
 
     def _agree(self, key: str, value: Any) -> list[int]:
-        """Set this rank's key, and return the ranks' hosts, which rank 0 says when all have done so."""
+        """Set this rank's key; return the hosts that rank 0 publishes once all ranks have set theirs."""
         store, said = self.store, {"group": self.peers.name, "value": value}
         assert store is not None
         try:

@@ -1,4 +1,4 @@
-"""Start the processes of a group on this host, and watch over them."""
+"""Start the processes of a group on this host, and end them if one fails."""
 
 from __future__ import annotations
 
@@ -45,15 +45,14 @@ __all__ = [
 ]
 
 GRACE = 5.0
-"""Seconds that the other ranks have to end by themselves when one has failed, before SIGTERM and again
-before SIGKILL."""
+"""Seconds after a rank's failure until the other ranks get SIGTERM, and again until they get SIGKILL."""
 
 _LEFT_BEHIND = 1.0
-"""Seconds that processes which a rank has left behind have to end by themselves."""
+"""Seconds after a rank's end until the children that it left behind get SIGTERM."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OF_ANOTHER_GROUP = (MEMORY, ADDRESS, LISTENER, ended.VARIABLE, tuning.CHOICES, "TF_CONFIG")
-"""The variables of a group that the launcher itself is in. The ranks are another group."""
+"""Variables of a group that the launcher itself belongs to. Its ranks are another group."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
@@ -62,21 +61,21 @@ class LaunchedGroup:
     """The launcher's side of a group of processes on this host."""
 
     def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
-        """Return a rank's variables, and the descriptors that it inherits, by their variables."""
+        """Return a rank's variables, and the inherited descriptors by the variables that name them."""
         raise NotImplementedError
 
     def started(self) -> None:
-        """Let go of what only rank 0 needs, which has been started."""
+        """Close the descriptors that only rank 0 needs, after its start."""
 
     def ended(self, rank: int, how: str, *, failed: bool) -> None:
-        """Tell the group that the process of a rank has ended."""
+        """Report the end of a rank's process to the group."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 class _SharedMemory(LaunchedGroup):
-    """A group through shared memory: the launcher tells the others of a rank that dies."""
+    """A group through shared memory, in which the launcher reports failed ranks to the others."""
 
     def __init__(self, size: int) -> None:
         self._group = _core.ShmGroup.create(size, arena_bytes(os.environ))
@@ -92,11 +91,11 @@ class _SharedMemory(LaunchedGroup):
         if failed:
             self._group.abort(f"{how}; {self._group.describe(rank)}", peer_lost=True, ranks=[rank])
         else:
-            self._group.leave(rank)  # it may have ended without leaving (os._exit), or joining
+            self._group.leave(rank)  # it may have ended without joining or leaving (os._exit)
 
 
 class _Tcp(LaunchedGroup):
-    """A group over TCP, on the loopback address; once the ranks have met, connections say who dies."""
+    """A group over TCP, on the loopback address; connected ranks detect failures by themselves."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -129,17 +128,17 @@ class _Tcp(LaunchedGroup):
 
 
 def new_group(transport: str, size: int) -> LaunchedGroup:
-    """Make a group of processes that are to be started, through "shm" or "tcp"."""
+    """Return the launcher's side of a new group through "shm" or "tcp"."""
     return _Tcp(size) if transport == "tcp" else _SharedMemory(size)
 
 
 def transport_of_processes(given: str | None) -> str:
-    """Return the transport of processes on this host: a given one, the environment's, or "shm".
+    """Return the transport for processes on this host: ``given``, the environment's, or "shm".
 
     Raises
     ------
     ValueError
-        If the environment, or the caller, names a transport that is not one of processes.
+        If the environment or the caller names a transport that processes cannot use.
     """
     wanted = given or forced(os.environ) or "shm"
     if wanted not in ("shm", "tcp"):
@@ -154,7 +153,7 @@ def transport_of_processes(given: str | None) -> str:
 def prepare_environment(
     environ: MutableMapping[str, str], size: int, variables: Mapping[str, str]
 ) -> None:
-    """Turn the launcher's environment into the one of a rank."""
+    """Change a copy of the launcher's environment into a rank's."""
     for name in _OF_ANOTHER_GROUP:
         environ.pop(name, None)
     for name in _THREAD_VARIABLES:  # the user's own setting wins
@@ -163,7 +162,7 @@ def prepare_environment(
 
 
 def threads_of_rank(size: int) -> int:
-    """Return a rank's share of the cores, which is the number of its threads."""
+    """Return the number of a rank's threads: its share of the cores, at least 1."""
     return max(1, _core.usable_cores() // size)
 
 
@@ -176,23 +175,23 @@ def run(
 ) -> int:
     """Run ``size`` processes of a command as the ranks of one group; return the exit status.
 
-    Each rank is the leader of a session of its own. Signals come to the launcher, which passes them on;
-    stopped (Ctrl-Z) and continued are the ranks with it. When a rank fails, the group is told (the
-    others' calls raise `PeerLostError`), and what does not end is ended, as is what ranks have left
-    behind. A guardian does that when the launcher itself is killed.
+    Each rank leads a session of its own. The launcher passes signals on to the ranks, and stops
+    (Ctrl-Z) and continues them with itself. When a rank fails, calls of the other ranks raise
+    `PeerLostError`. The launcher kills ranks that do not end then, and children that ranks have left
+    behind. If the launcher itself is killed, a guardian process does this.
 
     Parameters
     ----------
     command : sequence of str
-        What each rank runs.
+        The program of each rank, with its arguments.
     size : int
         Number of ranks.
     prefix : {"auto", "always", "never"}
-        Whether each line of output begins with its rank; auto: on a terminal.
+        Begin each line of output with its rank; auto: on a terminal only.
     transport : {"shm", "tcp"}
-        What the ranks talk through.
+        The transport between the ranks.
     bind : {"cores", "none"}
-        Whether each rank has an equal share of the cores to itself, if there is one for each rank.
+        cores: Give each rank an equal share of the cores, if there is at least one for each rank.
 
     Returns
     -------
@@ -230,7 +229,7 @@ def run(
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     bufsize=0,
-                    start_new_session=True,  # Ctrl-C reaches the ranks once: from us
+                    start_new_session=True,  # else Ctrl-C would reach the ranks twice
                 )
             ranks.add(process)
             assert process.stdout is not None and process.stderr is not None
@@ -249,17 +248,17 @@ def run(
 
 
 class Process(Protocol):
-    """A process of this one's, as `subprocess.Popen` has it."""
+    """A child process, with the interface of `subprocess.Popen`."""
 
     @property
     def pid(self) -> int:
-        """Its number, which is also the number of the process group that it leads, or will lead."""
+        """Its process id, which is also the id of the process group that it leads, or will lead."""
 
     def poll(self) -> int | None:
-        """Return the exit code, -n after signal n; None while it runs."""
+        """Return the exit code, -n after signal n; None while the process runs."""
 
     def wait(self) -> int:
-        """Wait for its end."""
+        """Wait for the end of the process, and return the exit code."""
 
 
 class Ranks:
@@ -269,8 +268,8 @@ class Ranks:
         self._guardian = guardian
         self.processes: list[Process] = []
         self.running: set[int] = set()
-        self._left: dict[int, float] = {}  # groups without their leader, and since when
-        self._next_blow = 0.0  # when what still runs is next asked to end, 0: never
+        self._left: dict[int, float] = {}  # when a rank ended, by the process group that it led
+        self._next_blow = 0.0  # time of the next signal to running ranks; 0: none
         self._blows = [signal.SIGTERM, signal.SIGKILL]
 
     def add(self, process: Process) -> None:
@@ -280,21 +279,22 @@ class Ranks:
         self.processes.append(process)
 
     def signal(self, number: int) -> None:
-        """Send a signal to what every rank and its children run."""
+        """Send a signal to every running rank, and to its children except for SIGUSR1 and SIGUSR2."""
         for rank in self.running:
             pid = self.processes[rank].pid
-            # Children may not expect the first two. A process that has just started leads no group.
+            # Children may not handle these two signals, which would kill them. A process that has
+            # just started may not lead its group yet.
             alone = number in (signal.SIGUSR1, signal.SIGUSR2)
             if alone or not _signal_group(pid, number):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
 
     def end_soon(self) -> None:
-        """Let the running ranks end by themselves for a while, after which `end_if_due` ends them."""
+        """Start the time after which `end_if_due` ends the running ranks."""
         self._next_blow = self._next_blow or time.monotonic() + GRACE
 
     def end_if_due(self) -> Signals | None:
-        """Return the signal that was sent to the ranks that should have ended by now, if any."""
+        """Signal the running ranks if their time is over; return the signal that was sent, if any."""
         if not self._next_blow or time.monotonic() <= self._next_blow:
             return None
         if not (self.running and self._blows):
@@ -305,7 +305,7 @@ class Ranks:
         return blow
 
     def ended(self) -> list[tuple[int, int]]:
-        """Return the ranks that have ended since the last look, with their exit codes."""
+        """Return the ranks that have ended since the last call, with their exit codes."""
         found = []
         for rank in sorted(self.running):
             code = self.processes[rank].poll()
@@ -316,20 +316,20 @@ class Ranks:
         return found
 
     def left_behind(self) -> bool:
-        """Return True if children of ended ranks still run; end them after a while."""
+        """Return True if children of ended ranks still run; signal those whose time is over."""
         for pid, since in list(self._left.items()):
             age = time.monotonic() - since
             number = 0 if age < _LEFT_BEHIND else signal.SIGTERM
             if age > 3 * _LEFT_BEHIND:
                 number = signal.SIGKILL
-            # Without an init process (in a container) nobody reaps zombies: their group never vanishes.
+            # A container without an init process does not reap zombies, whose group never vanishes.
             if not _signal_group(pid, number) or number == signal.SIGKILL:
                 del self._left[pid]
                 self._guardian.ended(pid)
         return bool(self._left)
 
     def kill(self) -> None:
-        """End all that runs."""
+        """Kill all running ranks, and the children of ended ranks."""
         self.signal(signal.SIGKILL)
         for rank in self.running:
             self.processes[rank].wait()
@@ -338,18 +338,18 @@ class Ranks:
 
 
 def _signal_group(pid: int, number: int) -> bool:
-    """Send a signal to a process group; return whether there is one."""
+    """Send a signal to a process group; return True if the group exists."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # a program that runs as somebody else
+    except PermissionError:  # a program that runs as another user
         pass
     return True
 
 
 def _watch(group: LaunchedGroup, ranks: Ranks, received: list[int]) -> int:
-    """Wait for all processes; tell the group of the first that fails, and end the others."""
+    """Wait for all processes; report the first failure to the group, and end the other ranks."""
     status = 0
     after: list[str] = []
     interrupts = 0
@@ -397,7 +397,7 @@ def _say(text: str) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """Return words for an exit code, such as "was killed by SIGKILL"."""
+    """Return a description of an exit code, such as "was killed by SIGKILL"."""
     if code >= 0:
         return f"exited with status {code}"
     try:

@@ -1,4 +1,4 @@
-"""Rank 0's decisions in a rendezvous: the members, the start of their group, or why there is none."""
+"""Rank 0's decisions in a rendezvous: the members, their hosts, and the error if it fails."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["ATTEMPT_SECONDS", "Leader", "told"]
 _log = logging.getLogger("pycollective")
 
 LOG_EVERY = 10.0
-"""Seconds between two messages about who is missing."""
+"""Seconds between two log lines about missing ranks."""
 ATTEMPT_SECONDS = 5.0
-"""Seconds that an elastic group may take to connect before rank 0 calls the roll; then twice as many."""
+"""Seconds that an elastic group has to connect before a roll call; doubled after each roll call."""
 ROLL_SECONDS = 12.0
-"""Seconds that a rank has to answer: more than the longest wait in which it does not hear rank 0."""
+"""Seconds that a rank has to answer a roll call: more than its longest wait for anything else."""
 _CONNECT_SECONDS = 1.0
-"""Seconds that the others have to come, and to connect, at least, however late the last one comes."""
+"""Least time, in seconds, to join and then to connect, even if rank 0 or the last rank is late."""
 
 
 def told(why: Any, teller: int, size: int) -> tuple[str, list[int]]:
-    """Return the text and the ranks of a rank's reason, which is about itself if it names no other."""
+    """Return the text and the ranks of an error that rank ``teller`` set, by default that rank."""
     why = why if isinstance(why, dict) else {}
     ranks = why.get("ranks")
     if not isinstance(ranks, list):
@@ -39,10 +39,10 @@ def told(why: Any, teller: int, size: int) -> tuple[str, list[int]]:
 
 
 class Leader:
-    """The decisions of rank 0 by the keys of all ranks; each of them is one change of the store.
+    """Rank 0's decisions, from the keys of all ranks; each decision sets one key of the store.
 
-    ``turned_away`` returns the number of connections that could not prove that they belong here.
-    `reasons` has the texts and the ranks of those that have given up.
+    ``turned_away`` returns the number of connections that failed the handshake. `reasons` has the
+    errors of ranks that have given up: their texts, and the ranks that they name.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Leader:
         self._where = f"to come to {about.host}:{about.port}"
         self._store, self._seconds, self._streams = store, seconds, streams
         self._turned_away = turned_away
-        self._came: dict[int, Candidate] = {}  # in the order of their coming
-        self._chosen: dict[int, Candidate] = {}  # the members of this attempt
-        self._asked: list[int] = []  # the members, in a roll call
+        self._came: dict[int, Candidate] = {}  # in the order of arrival
+        self._chosen: dict[int, Candidate] = {}  # the members in this attempt
+        self._asked: list[int] = []  # the members during a roll call
         self._rolls = 0
         self._until = 0.0  # the end of the attempt, or of the roll call
-        self._note = ""  # on the last rank, if it came very late
+        self._note = ""  # text about the last rank if it joined very late
         self._name = ""
         self._said = self._attempt_begun = self._stepped = time.monotonic()
-        self._pause = 0.0  # the longest time between two steps: rank 0 may have been stopped
+        self._pause = 0.0  # longest time between two steps: long if rank 0 was stopped
         self.reasons: dict[int, tuple[str, list[int]]] = {}
         self._begin()
 
@@ -75,7 +75,7 @@ class Leader:
         self._deadline = self._begun + self._seconds
 
     def step(self, changes: list[Change]) -> None:
-        """Decide what can be decided after changes, or after some time without any."""
+        """Make the decisions that are possible after changes, or after some time without changes."""
         now = time.monotonic()
         self._pause, self._stepped = max(self._pause, now - self._stepped), now
         for key, value in changes:
@@ -114,7 +114,7 @@ class Leader:
     def _waits(
         self, what: str, ranks: list[int], begun: float, until: float, note: str, late: float = 0.0
     ) -> tuple[str, list[int]] | None:
-        """Return the text and ranks of a wait that is over; say now and then that it goes on."""
+        """Return the error of a wait past its deadline, as text and ranks; log other waits."""
         now = time.monotonic()
         if now >= until + late:
             text = f"rank 0 waited {round(until - begun, 1):g} s for {what}{note}"
@@ -127,7 +127,7 @@ class Leader:
         return None
 
     def say(self, waits: str) -> None:
-        """Log whom rank 0 waits for, and let all ranks know."""
+        """Log the ranks that rank 0 waits for, and publish the text to all ranks."""
         _log.warning("%s", waits)
         self._store.set("all/waits", waits)
 
@@ -141,9 +141,9 @@ class Leader:
             return
         absent = [rank for rank in range(self._size) if rank not in self._came]
         until, note = self._deadline, ""
-        if not self._least:  # when the first rank gives up, all do
+        if not self._least:  # the first rank that gives up ends the wait of all
             first, rank = self._first_to_give_up()
-            # A rank that tries again meanwhile is not blamed where rank 0 itself comes late.
+            # If rank 0 itself is late, a rank may just be trying again: give it time to join.
             first = max(first, self._begun + _CONNECT_SECONDS)
             if first < until:
                 until, note = first, f", as {self._about.title(rank)} waits no longer"
@@ -155,17 +155,17 @@ class Leader:
             waited = max((candidate.waited for candidate in self._came.values()), default=0.0)
             if (
                 waited > until - self._begun and 0 not in ranks
-            ):  # the others may be missing because rank 0 was late
+            ):  # the missing ranks may have given up because rank 0 was late
                 text, ranks = f"{text}; rank 0 came only after {waited:.1f} s", [0, *ranks]
             self._fail(text, ranks)
 
     def _first_to_give_up(self) -> tuple[float, int]:
-        """Return the earliest deadline of the other ranks, and whose it is."""
+        """Return the earliest deadline of the other ranks, and its rank."""
         others = [(c.deadline, rank) for rank, c in self._came.items() if rank]
         return min(others, default=(math.inf, 0))
 
     def _begin_attempt(self, members: list[int]) -> None:
-        """Set the table of the members, and the time when they must be connected."""
+        """Publish the table of the members, with the deadline for their connections."""
         if len(members) < self._size:
             absent = [rank for rank in range(self._size) if rank not in members]
             _log.warning("rank 0 goes on without %s of %d", self._about.titles(absent), self._size)
@@ -178,7 +178,7 @@ class Leader:
         before = self._store.get("all/table")
         table = {
             "group": self._name,
-            # The members of an elastic group are to hear a roll call after the attempt.
+            # An elastic group's members must still wait for a roll call after the attempt.
             "milliseconds": milliseconds_until(self._deadline if self._least else self._until),
             "streams": self._streams,
             "places": [[*c.place, c.claim, c.memory, c.more] for c in self._chosen.values()],
@@ -192,11 +192,11 @@ class Leader:
     def _limit_attempt(self) -> None:
         now = time.monotonic()
         self._note, self._said, self._attempt_begun = "", now, now
-        if self._least:  # a member that is stopped must be found out
+        if self._least:  # short, to detect a stopped member
             self._until = min(self._deadline, now + ATTEMPT_SECONDS * 2**self._rolls)
             return
-        # One deadline for all members: else the rank that started first gives up first and is
-        # blamed, though another rank has kept all of them waiting.
+        # One deadline for all members. Otherwise the rank that started first gives up first, and the
+        # error names that rank instead of the slow one.
         first, _ = self._first_to_give_up()
         self._until = max(min(first, self._deadline), now + _CONNECT_SECONDS)
         spent = now - self._begun
@@ -216,8 +216,8 @@ class Leader:
             )
             if not waiting:
                 return
-            # A rank that is not ready may wait for a third one, and is to name it first. Of rank 0
-            # itself it is known that it does.
+            # A rank that is not ready may wait for a third one, and reports that one if it gives up
+            # first. Rank 0 itself always waits for another rank.
             late = 0.0 if self._least else math.inf if 0 in waiting else 1.0
             whole = not self._least or self._until == self._deadline
             begun = self._begun if whole else self._attempt_begun
@@ -235,7 +235,7 @@ class Leader:
         return said is not None and said["group"] == self._name
 
     def _agree(self, key: str, decide: Callable[[list[Any]], list[int]]) -> list[int]:
-        """Tell all what comes of the members' values of a key; return who has not set it yet."""
+        """Publish the decision on a key once all members have set it; return those that have not."""
         if self._said_to_all(key):
             return []
         values = []
@@ -249,7 +249,7 @@ class Leader:
         return waiting
 
     def _hosts_reached(self, reached: list[Any]) -> list[int]:
-        """Return the rank that stands for each rank's host; a rank alone stands for itself."""
+        """Return for each rank the lowest rank on its host; itself if it is alone there."""
         first = {rank for rank, other in enumerate(reached) if other == rank}
         return [
             other if type(other) is int and other in first else rank
@@ -257,7 +257,7 @@ class Leader:
         ]
 
     def _hosts_proved(self, shared: list[Any]) -> list[int]:
-        """Return the number of each rank's host, where all of its ranks share their memory."""
+        """Return the number of each rank's host; without shared memory, a rank is a host of its own."""
         hosts = self._store.get("all/near")["hosts"]
         broken = {host for host, has in zip(hosts, shared, strict=True) if has is not True}
         first = [rank if host in broken else host for rank, host in enumerate(hosts)]
@@ -265,7 +265,7 @@ class Leader:
         return [numbers[rank] for rank in first]
 
     def _loss(self) -> tuple[str, list[int]] | None:
-        """Return the text and ranks of a member's failure; None if all are well."""
+        """Return the text and ranks of a member's failure; None if no member has failed."""
         for number, (rank, candidate) in enumerate(self._chosen.items()):
             if rank in self.reasons:
                 return self.reasons[rank]
@@ -276,7 +276,7 @@ class Leader:
     # Members are lost -----------------------------------------------------------------------
 
     def _call_roll(self, why: str) -> None:
-        """Ask the members of an elastic group who is still there."""
+        """Ask the members of an elastic group to answer, which shows the ranks that still run."""
         _log.warning("rank 0 calls the roll, as the group could not be made: %s", why)
         self._rolls += 1
         self._asked, self._chosen = list(self._chosen), {}
@@ -284,7 +284,7 @@ class Leader:
         self._store.set("all/roll", self._rolls)
 
     def _end_roll_call(self) -> None:
-        """Choose those that have answered, if they are enough; others may come again otherwise."""
+        """Begin an attempt with the ranks that answered, if they are enough; else wait for others."""
         there = [rank for rank in self._asked if rank in self._came]
         here = [rank for rank in there if self._store.get(f"here/{rank}") == self._rolls]
         silent = [rank for rank in there if rank not in here]
@@ -294,7 +294,7 @@ class Leader:
             self._end(rank)
         lost = [rank for rank in self._asked if rank not in here]
         self._asked = []
-        if lost:  # a new group, with the time of a new one: every rank can be lost only once
+        if lost:  # restart the deadline; repeats end, as every rank can be lost only once
             _log.warning("%s did not answer the roll call", self._about.titles(lost))
             self._begin()
         if len(here) >= self._least:

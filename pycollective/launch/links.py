@@ -1,8 +1,8 @@
-"""Which of the connections that a group needs can be made: each worker tries its own, and they talk.
+"""A test of the connections that a group needs, by all of its workers.
 
-When workers meet, each connects to all those of lower rank, so these are the links that are tried. Who
-gets through tells the other what it knows, and hears the same; so all that can reach each other, even
-by way of a third, know in the end of every link, whether it works, and what the one that tried it saw.
+In a rendezvous each worker connects to all workers of lower rank. The test tries these links. Over each
+link that works the two workers exchange their findings. In the end, all workers that can reach each
+other, even through a third one, have the result of every link.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pycollective.launch.sockets import Sockets
 __all__ = ["Findings", "Probe"]
 
 CONNECT_SECONDS = 2.0
-"""How long a connection may take; who answers does so in far less."""
+"""Seconds that a connection may take; an answer takes far less."""
 _SETTLED_SECONDS = CONNECT_SECONDS + 1.0
-"""When everybody has been heard of, and nothing has changed for so long, nothing will."""
+"""Seconds without a change after which the findings about all workers are final."""
 _GRACE_SECONDS = 1.5
-"""For the others to hear that all is well."""
+"""Seconds to pass on that all links work."""
 _ROUND_SECONDS = 0.25
 _NEWS_FROM = 3
 _TEXT = 200
@@ -47,22 +47,25 @@ _KINDS = (WORKS, REFUSED, SILENT, HERE, UNREACHABLE, TURNED_AWAY, OTHER)
 
 @dataclass
 class Findings:
-    """The links between the workers of a group, as all of them found out together."""
+    """The links between the workers of a group: the findings of all workers."""
 
-    heard: set[int]  # the workers that are there, this one included
-    links: dict[
-        tuple[int, int], tuple[str, str]
-    ]  # tried by (worker, one of lower rank): kind, words
-    routes: dict[tuple[int, int], str]  # (worker, another): why its own host sends nothing there
-    places: dict[int, tuple[str, int]]  # the host and port where a worker listens
-    others: dict[int, list[str]]  # the addresses in a worker's description, where they differ
+    heard: set[int]
+    """The workers that take part, this one included."""
+    links: dict[tuple[int, int], tuple[str, str]]
+    """Kind and text of the result, by the worker that tries and the worker of lower rank."""
+    routes: dict[tuple[int, int], str]
+    """Reasons why the first worker's host has no route to the second worker."""
+    places: dict[int, tuple[str, int]]
+    """The host and port where a worker listens."""
+    others: dict[int, list[str]]
+    """The addresses in the descriptions of workers whose description differs from this one's."""
 
     def missing(self, size: int) -> list[int]:
         """Return the workers that no other worker has reached."""
         return [r for r in range(size) if r not in self.heard]
 
     def broken(self) -> list[tuple[int, int]]:
-        """Return the links between workers that are there, and which do not work."""
+        """Return the links that do not work, between workers that take part."""
         return sorted(
             pair
             for pair, (kind, _) in self.links.items()
@@ -76,10 +79,10 @@ class Findings:
 
 
 class Probe:
-    """Listens where a worker does, tries its links, and talks with the others.
+    """One worker's part of the test: it listens, tries its links, and exchanges findings.
 
-    ``addresses`` and ``places`` are those of the description: of all workers, or of rank 0 alone. An
-    address beyond loopback is a RendezvousError where there is no secret.
+    ``addresses`` and ``places`` come from the description: those of all workers, or of rank 0 alone.
+    Raises RendezvousError for an address beyond loopback if there is no secret.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Probe:
         self._changed = threading.Condition()
         self._last_change = time.monotonic()
         self._versions: dict[tuple[int, int], int] = {}
-        self._well: set[int] = set()  # who knows that all links work
+        self._well: set[int] = set()  # the workers that know that all links work
         self._busy: set[int] = set()
         self._told: dict[int, float] = {}
         self.findings = Findings({about.rank}, {}, {}, dict(places), {})
@@ -100,7 +103,7 @@ class Probe:
         self._threads: list[threading.Thread] = []
 
     def run(self, seconds: float) -> Findings:
-        """Try everything until it works, nothing changes any more, or the time is over."""
+        """Try the links until all work, nothing changes any more, or the time is over."""
         deadline = time.monotonic() + seconds
         size, rank = self._about.size, self._about.rank
         well_since = 0.0
@@ -127,7 +130,7 @@ class Probe:
                     self._changed.wait(min(_ROUND_SECONDS, max(0.0, deadline - now)))
         finally:
             for thread in self._threads:
-                thread.join()  # none takes longer than a connection may
+                thread.join()  # each ends within the time limit of a connection
             if self._server is not None:
                 self._server.close()
             self._cleanup.close()
@@ -149,7 +152,7 @@ class Probe:
         )
 
     def _local_address(self, place: tuple[str, int]) -> str:
-        """Return the address from which a place is reached."""
+        """Return the address of this host from which a place is reached."""
         with contextlib.suppress(OSError):
             family, _, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -170,7 +173,7 @@ class Probe:
     # Trying ---------------------------------------------------------------------------------
 
     def _begin_round(self, deadline: float) -> None:
-        """Begin to try what did not work, and to hear news where it did."""
+        """Try the links that do not work yet, and exchange findings over some that do."""
         rank, now = self._about.rank, time.monotonic()
         with self._changed:
             lower = [b for b in range(rank) if b in self.findings.places and b not in self._busy]
@@ -190,7 +193,7 @@ class Probe:
         soon = min(deadline, time.monotonic() + CONNECT_SECONDS)
         kind, text = WORKS, ""
         try:
-            # Its address may be looked up anew: names come to resolve.
+            # Look up the address in each round: a name may resolve only later.
             family, _, _, _, address = socket.getaddrinfo(
                 *self.findings.places[peer], type=socket.SOCK_STREAM
             )[0]
@@ -199,7 +202,7 @@ class Probe:
             hello = {"purpose": "probe", "from": self._about.rank}
             with contextlib.closing(_introduced(self._sockets, sock, hello, soon)) as channel:
                 self._reached(channel)
-                # A failure is that it has gone to the meeting already.
+                # This exchange fails if the peer has already ended its test.
                 with contextlib.suppress(OSError, HandshakeError):
                     channel.send(self._news(), soon)
                     self._take(channel.receive(soon))
@@ -209,14 +212,15 @@ class Probe:
             self._busy.discard(peer)
             pair = self._about.rank, peer
             before = self.findings.links.get(pair, ("",))[0]
-            # What has been found out is not void when the other one is through with this.
+            # A link that works keeps its result when the peer ends its test. A refusal keeps its
+            # result until the link works.
             gone = before == TURNED_AWAY and kind != WORKS
             if before not in (WORKS, kind) and not gone:
                 self._put(pair, (kind, text), self._versions.get(pair, 0) + 1)
             self._changed.notify_all()
 
     def _reached(self, channel: Channel) -> None:
-        """Listen where this worker was seen to be, if its description does not say where."""
+        """Listen at a connection's local address if the description has none for this worker."""
         with self._changed:
             if self._about.own is not None or self._server is not None:
                 return
@@ -227,7 +231,7 @@ class Probe:
             self.findings.places[self._about.rank] = own, int(sock.getsockname()[1])
 
     def _look_at_routes(self) -> None:
-        """Find out what this host's own table says: it is asked for a way, and nothing is sent."""
+        """Ask this host's routing table for a route to each worker; nothing is sent."""
         rank = self._about.rank
         for peer, place in list(self.findings.places.items()):
             if peer == rank:
@@ -246,10 +250,10 @@ class Probe:
                 else:
                     self.findings.routes.pop((rank, peer), None)
 
-    # News -----------------------------------------------------------------------------------
+    # The exchange of findings ---------------------------------------------------------------
 
     def _put(self, pair: tuple[int, int], outcome: tuple[str, str], version: int) -> None:
-        """Take the newest word of the one whose link it is."""
+        """Store the newest result of a link, from the worker that tries it."""
         self._versions[pair] = version
         if self.findings.links.get(pair) != outcome:
             self.findings.links[pair] = outcome
@@ -270,7 +274,7 @@ class Probe:
             }
 
     def _take(self, news: dict[str, Any]) -> None:
-        """Add what another worker knows; of itself it knows best."""
+        """Add another worker's findings, except those about this worker's own links."""
         size, rank = self._about.size, self._about.rank
         try:
             peer = _rank(news["from"], size)
@@ -310,7 +314,7 @@ class Probe:
             for pair, text in routes.items():
                 if pair[0] != rank:
                     self.findings.routes[pair] = text
-            if len(self._addresses) < size:  # else the description says where all are
+            if len(self._addresses) < size:  # else the description has all addresses
                 for r, place in places.items():
                     if r not in (0, rank):
                         self.findings.places[r] = place
@@ -349,7 +353,7 @@ def _words(error: OSError) -> str:
 
 
 def _outcome(error: Exception) -> tuple[str, str]:
-    """Return what a failed attempt means, and its words."""
+    """Return the kind and the text of a failed attempt."""
     if isinstance(error, Refused):
         return TURNED_AWAY, _clean(str(error))
     if isinstance(error, (HandshakeError, RendezvousError, socket.gaierror)):

@@ -1,4 +1,4 @@
-"""The choice of a group's members among the ranks that have come to rank 0."""
+"""The choice of a group's members among the ranks that have sent a join request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def int_of(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
     Raises
     ------
     HandshakeError
-        If it is not there, or out of bounds.
+        If the number is missing or out of bounds.
     """
     value = message.get(name)
     if type(value) is not int or not low <= value <= high:
@@ -39,7 +39,7 @@ def int_of(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 
 def milliseconds_until(deadline: float) -> int:
-    """Return the time that is left, for a message that the other side reads with `time_of`."""
+    """Return the time until a deadline, for a message that the other side reads with `time_of`."""
     return int(min(max(0.0, 1000 * (deadline - time.monotonic())), _MOST_MILLISECONDS))
 
 
@@ -49,13 +49,13 @@ def time_of(message: Mapping[str, Any]) -> float:
     Raises
     ------
     HandshakeError
-        If the message has none.
+        If the message has no deadline.
     """
     return time.monotonic() + int_of(message, "milliseconds", 0, _MOST_MILLISECONDS) / 1000
 
 
 def places_of(message: Mapping[str, Any], name: str) -> list[tuple[str, int]]:
-    """Return the addresses and ports of a message; raises HandshakeError or ValueError."""
+    """Return the addresses and ports of a message; raise HandshakeError or ValueError for others."""
     pairs = message.get(name, [])
     if not isinstance(pairs, list) or len(pairs) > MAX_STREAMS:
         raise HandshakeError(f"{name} is not a list of at most {MAX_STREAMS} addresses")
@@ -69,19 +69,37 @@ def places_of(message: Mapping[str, Any], name: str) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A rank that has come."""
+    """A rank that has sent a join request.
 
-    place: tuple[str, int]  # where it listens for its peers
-    claim: str  # the digest of its host's name, which is equal on ranks that may share memory
-    memory: str  # the name of the socket at which it shares memory
-    process: str  # a random name: a rank that was started again has another one
-    deadline: float  # when it gives up, on rank 0's clock
-    waited: float = 0.0  # seconds in which it has tried to reach rank 0
-    more: Sequence[tuple[str, int]] = ()  # where it listens at its other interfaces
+    Attributes
+    ----------
+    place : tuple of str and int
+        The address and port where it listens for its peers.
+    claim : str
+        The digest of its host's id, equal on ranks that may share memory.
+    memory : str
+        The name of the Unix socket over which it shares memory.
+    process : str
+        A random name of its process; a restarted rank has another one.
+    deadline : float
+        The time when it gives up, on rank 0's clock.
+    waited : float
+        Seconds for which it has tried to reach rank 0.
+    more : sequence of tuple
+        The addresses and ports where it listens at its other interfaces.
+    """
+
+    place: tuple[str, int]
+    claim: str
+    memory: str
+    process: str
+    deadline: float
+    waited: float = 0.0
+    more: Sequence[tuple[str, int]] = ()
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Candidate:
-        """Return the rank of a join request; raises HandshakeError or ValueError."""
+        """Return the rank of a join request; raise HandshakeError or ValueError if that is invalid."""
         host = str(ipaddress.ip_address(str(value.get("host"))))
         port = int_of(value, "port", 1, 65535)
         names = "claim", "memory", "process"
@@ -93,14 +111,15 @@ class Candidate:
 
 @dataclass
 class Roster:
-    """The processes that an elastic group has let in.
+    """The processes that an elastic group has admitted.
 
-    New processes that are lost again and again would keep the others from their work for ever. So
-    only a limited number of them is let in between two checkpoints, if the others are enough.
+    Processes that join and fail repeatedly could keep the others from ever saving a checkpoint. The
+    group therefore admits only a limited number of new processes between two checkpoints, if the known
+    ones are enough.
     """
 
     limit: int
-    """New processes between two checkpoints."""
+    """Most new processes between two checkpoints."""
     left: int = field(init=False)
     known: set[str] = field(default_factory=set)
 
@@ -108,23 +127,23 @@ class Roster:
         self.left = self.limit
 
     def let_in(self, processes: Iterable[str]) -> None:
-        """Take note of the members of a group."""
+        """Record the members of a group."""
         new = set(processes) - self.known
         self.left -= len(new)
         self.known |= new
 
     def has_saved(self) -> None:
-        """Take note of a checkpoint, which no new process can undo."""
+        """Record a checkpoint, after which ``limit`` new processes may join again."""
         self.left = self.limit
 
 
 def choose(
     came: Mapping[int, Candidate], size: int, least: int, roster: Roster | None, is_late: bool
 ) -> list[int]:
-    """Return the members of a group in their order; none while others are waited for.
+    """Return the sorted members of a group; an empty list while more ranks are needed.
 
-    ``came`` has the ranks that are there, rank 0 among them. When it is late, ``least`` ranks are
-    enough; all are needed where that is 0. The roster limits the new processes that nobody needs.
+    ``came`` has the ranks that have sent a join request, and rank 0. If ``is_late``, ``least`` ranks
+    are enough; a ``least`` of 0 requires all. The roster limits new processes beyond ``least``.
     """
     enough = is_late and 0 < least <= len(came)
     if len(came) < size and not enough:

@@ -1,9 +1,9 @@
-"""The memory that ranks of one host share: claimed by an equal boot id, proved by passing memory along.
+"""The memory that ranks of one host share. An equal boot id suggests one host; shared memory proves it.
 
-Each rank listens on a Unix socket that no other host can reach. Of the ranks that claim one host, the
-lowest one that a rank reaches there stands for its host. That one makes the memory, and hands its
-descriptor to the others, which take their places in it. Who cannot get there (another container, say)
-talks over TCP, or shares memory with others in the same place.
+Each rank listens on a Unix socket, which other hosts cannot reach. Each rank connects to the lowest rank
+with the same boot id that it can reach there. That rank creates the memory and sends its descriptor to
+the others, which join the memory. Ranks that cannot reach each other, for example in different
+containers, use TCP. Ranks within one container can still share memory.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pycollective.launch.handshake_server import HandshakeServer
 __all__ = ["PROOF_SECONDS", "Sharing", "boot_id", "take"]
 
 PROOF_SECONDS = 10.0
-"""How long a rank may take to get to another one's socket."""
+"""Seconds that a rank has to connect to another rank's socket."""
 _ENTER_SECONDS = 3.0
-"""How long a rank may take from there into the memory."""
+"""Seconds that a connected rank has to join the memory."""
 
 
 def boot_id() -> str:
-    """Return what only processes of this host have, until it starts again; empty if unknown."""
+    """Return the id of this host's kernel since it booted; empty if unknown."""
     if sys.platform != "linux":
         return ""  # neither memfd nor abstract sockets
     with contextlib.suppress(OSError):
@@ -43,10 +43,10 @@ def boot_id() -> str:
 
 
 class Sharing:
-    """One rank's socket for others of its host, and what goes over it.
+    """One rank's Unix socket for other ranks of its host.
 
-    Its `name` is told to the others; the owner of this object closes its `server`. Memory is given to
-    processes of other users only where the group has a secret, which they know.
+    The other ranks get its `name`. The owner of this object closes its `server`. Processes of other
+    users get memory only if the group has a secret.
     """
 
     def __init__(self, key: bytes, size: int, has_secret: bool) -> None:
@@ -75,7 +75,7 @@ class Sharing:
             raise HandshakeError("the process of another user, and the group has no secret")
 
     def reach(self, name: str, group: str, rank: int, until: float) -> socket.socket | None:
-        """Return a connection to another rank's socket; None if this rank cannot get there in time."""
+        """Return a connection to another rank's socket; None if this rank cannot connect in time."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(0.001, until - time.monotonic()))
@@ -91,13 +91,14 @@ class Sharing:
     def lend(
         self, group: str, ranks: Sequence[int], attend: Callable[[], object]
     ) -> _core.ShmGroup | None:
-        """Return memory in which all ranks have taken their places, this one the first; None if not.
+        """Create memory, and return it when all ranks have joined it; None if one does not in time.
 
-        All ``ranks`` of this host have got here. ``attend`` raises if there is no use in waiting.
+        This rank is the first of ``ranks``, and the others have connected to its socket. ``attend``
+        raises an error if the rendezvous has failed.
         """
         until = time.monotonic() + _ENTER_SECONDS
         others = [(group, rank) for rank in ranks[1:]]
-        with self._changed:  # this end of a connection may be there a moment later than the other
+        with self._changed:  # the server may accept a connection later than the peer sees it
             self._changed.wait_for(lambda: all(o in self._arrived for o in others), _ENTER_SECONDS)
             channels = [self._arrived.pop(other, None) for other in others]
         try:
@@ -118,14 +119,14 @@ class Sharing:
         return memory
 
     def close(self) -> None:
-        """Close the connections that nobody has taken."""
+        """Close the unused connections."""
         with self._changed:
             self._closed = True
         _close(list(self._arrived.values()))
 
 
 def take(sock: socket.socket, place: int, size: int) -> _core.ShmGroup | None:
-    """Take a place in the memory whose descriptor comes over a connection; None if that fails."""
+    """Join the memory whose descriptor arrives over a connection; return None if that fails."""
     with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
         return _joined(sock, place, size)
     return None

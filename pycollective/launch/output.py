@@ -1,7 +1,7 @@
-"""Print the output of ranks line by line: lines of different ranks never mix.
+"""Print the output of ranks line by line, so that lines of different ranks never mix.
 
-In a pipe lines come through as they are. On a terminal a line may also end with a carriage return, as
-progress bars write it, and what has no end yet, such as a question, is shown after a moment.
+A pipe or a file gets whole lines. On a terminal a line may also end with a carriage return, for progress
+bars. An incomplete line, such as a question, appears there after a moment.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import IO, Any
 __all__ = ["Output"]
 
 _LONGEST = 1 << 20
-"""Bytes of a line that are kept back before they are shown without its end."""
+"""Most bytes of an incomplete line that are kept; more are printed without its end."""
 _MOMENT = 0.2
-"""Seconds that a line on a terminal may stay without an end before what there is of it is shown."""
+"""Seconds until an incomplete line is printed on a terminal."""
 
 
 class _Screen:
-    """One of our own two streams."""
+    """Standard output or standard error of the launcher."""
 
     def __init__(self, stream: Any, prefix: str) -> None:
         self._stream = stream
         self.terminal = bool(stream.isatty())
         self.prefixed = prefix == "always" or (prefix == "auto" and self.terminal)
         self.closed = False
-        self._unfinished: _Source | None = None  # whose line the cursor stands in
+        self._unfinished: _Source | None = None  # the source of the incomplete line at the cursor
 
     def show(self, source: _Source, text: bytes) -> None:
-        """Write a line, or a part of one, of a rank."""
+        """Write a line of a rank, or a part of one."""
         if self._unfinished is source:
             head = b""
         else:
@@ -52,13 +52,13 @@ class _Screen:
             else:
                 buffer.write(data)
             self._stream.flush()
-        except (OSError, ValueError):  # the reader has gone: `pycollective run … | head`
+        except (OSError, ValueError):  # the reader has ended: `pycollective run … | head`
             self.closed = True
 
 
 @dataclass(eq=False)
 class _Source:
-    """A stream of a rank."""
+    """Standard output or standard error of a rank."""
 
     pipe: IO[bytes]
     screen: _Screen
@@ -67,7 +67,7 @@ class _Source:
     since: float = 0.0
 
     def take(self, data: bytes) -> None:
-        """Show the lines that are whole now."""
+        """Add data, and print the complete lines."""
         if not self.held:
             self.since = time.monotonic()
         self.held += data
@@ -85,7 +85,7 @@ class _Source:
                 self.screen.show(self, line)
 
     def rest(self) -> None:
-        """Show what there is of a line."""
+        """Print the incomplete line."""
         if self.held:
             text = bytes(self.held)
             self.held.clear()
@@ -97,9 +97,9 @@ def _lines(text: bytes) -> list[bytes]:
 
 
 class Output:
-    """Carries what ranks print to our own two streams, from a thread of its own.
+    """A thread that copies the output of all ranks to the launcher's two streams.
 
-    With the prefix "always" each line begins with its rank in brackets, with "auto" on a terminal.
+    With the prefix "always" each line begins with its rank in brackets, with "auto" only on a terminal.
     """
 
     def __init__(self, streams: tuple[Any, Any], prefix: str) -> None:
@@ -115,13 +115,13 @@ class Output:
             self._selector.register(pipe, selectors.EVENT_READ, _Source(pipe, screen, prefix))
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Return when all that the ranks have printed is shown.
+        """Print all that the ranks have written, and end the thread.
 
-        A process that a rank has left behind may hold a stream open; it is not waited for.
+        This does not wait for children of ended ranks, which may keep a stream open.
         """
         self._ending.set()
         if self._thread.ident is not None:
@@ -139,7 +139,7 @@ class Output:
                 data = os.read(source.pipe.fileno(), 1 << 16)
                 if data:
                     source.take(data)
-                if not data or source.screen.closed:  # then the rank's next write fails, too
+                if not data or source.screen.closed:  # the next write fails
                     self._close(source)
             for key in self._selector.get_map().values():
                 source = key.data

@@ -1,4 +1,4 @@
-"""The members of a group connect: every two of them, and through memory where they share a host."""
+"""The connections between the members of a group: sockets, and shared memory on a common host."""
 
 from __future__ import annotations
 
@@ -27,27 +27,26 @@ T = TypeVar("T")
 Enter = Callable[[Channel, dict[str, Any]], None]
 
 WORD_SECONDS = 2.0
-"""Seconds that the other ranks wait longer than rank 0, which knows who is missing and tells them."""
+"""Extra seconds that other ranks wait, so that rank 0 can first report the missing ranks."""
 _CONNECTIONS = 2
-"""Of every two ranks, besides those for collectives: control, and messages of send and recv."""
+"""Connections of every two ranks besides those for collectives: control, and point-to-point."""
 
 
 class BrokenError(RendezvousError):
-    """The group could not be made of these members; an elastic group tries again with the rest."""
+    """Members failed to connect; an elastic group repeats the rendezvous with the other ones."""
 
 
 class NotNowError(HandshakeError):
-    """Rank 0 has a group already, or makes one, without this rank, which is to come later."""
+    """Rank 0 has chosen the members of a group without this rank, which must try again later."""
 
     def __init__(self) -> None:
         super().__init__("rank 0 has a group, or makes one, without this rank")
 
 
 class Reaching:
-    """The sockets of a rank on its way into a group, and how it reaches others.
+    """The sockets of a rank in a rendezvous, which lasts from `begun` to `deadline`.
 
-    Its time has begun at `begun`, and is over at `deadline`. It listens at `servers`. The numbers in
-    `about` change when the members are known.
+    The rank listens with `servers`. The rank and size in `about` change when the members are known.
     """
 
     def __init__(self, about: Description, seconds: float) -> None:
@@ -55,20 +54,20 @@ class Reaching:
         self.begin()
         self.sockets = Sockets(about)
         self.servers: list[HandshakeServer] = []
-        self.places: list[tuple[str, int]] = []  # where peers reach this rank, by interface
+        self.places: list[tuple[str, int]] = []  # addresses for peers, by interface
         self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
 
     def begin(self, pause: float = 0.0) -> None:
-        """Start this rank's time, now or after a pause."""
+        """Start this rank's time limit, now or after a pause."""
         self.begun = time.monotonic() + pause
         self.deadline = self.begun + self.seconds
 
     def title(self, rank: int | None = None) -> str:
-        """Return the name in texts of a rank, by default of this one."""
+        """Return the name of a rank in messages, by default of this one."""
         return self.about.title(self.about.rank if rank is None else rank)
 
     def listen(self, sock: socket.socket, address: str, enter: Enter) -> HandshakeServer:
-        """Listen at a socket; the address is for others where the socket has all of this host's."""
+        """Return a server on a socket; peers use ``address`` if the socket has all of this host's."""
         connections = self.about.size * self.streams
         try:
             server = HandshakeServer(sock, self.sockets.key, connections, enter, self.about.tls)
@@ -83,7 +82,7 @@ class Reaching:
     def introduce(
         self, family: Any, address: Any, hello: dict[str, Any], until: float, source: str = ""
     ) -> Channel:
-        """Return an authenticated connection to an address, as `Sockets.connected`."""
+        """Return an authenticated connection to an address; the parameters are `Sockets.connected`'s."""
         soon = min(until, time.monotonic() + STRANGER_SECONDS)
         sock = self.sockets.connected(family, address, soon, source)
         return self.sockets.introduced(sock, hello, soon)
@@ -96,7 +95,10 @@ class Reaching:
         seconds: float,
         attend: Callable[[], object],
     ) -> T:
-        """Try until it works, or the time is over; a refusal may be a stranger's, and is not final."""
+        """Call ``reach`` until it succeeds or the time is over.
+
+        A refusal is not final, because another program may have sent it.
+        """
         deadline = time.monotonic() + seconds
         whom = f"{self.title(peer)} at {where}"
         pause, say = 0.02, time.monotonic() + leader.LOG_EVERY
@@ -110,14 +112,14 @@ class Reaching:
                     raise
                 now = time.monotonic()
                 if isinstance(error, NotNowError) and self.about.least:
-                    deadline = now + seconds  # rank 0 lives, so the others still need it
+                    deadline = now + seconds  # rank 0 still runs, so waiting is useful
                     self.begin()
                 is_news = isinstance(error, Refused) and str(error) != str(refusal)
                 if isinstance(error, Refused):
                     refusal = error
                 if now >= deadline:
-                    attend()  # rank 0 may have given up meanwhile, and knows why
-                    # The deadline ends an attempt, too, and its error says less than a refusal.
+                    attend()  # raises the error of rank 0, if that has given up meanwhile
+                    # The last attempt may have ended at the deadline; a refusal explains more.
                     if refusal is not None:
                         raise refusal from None
                     waited = f"{self.title()} did not reach {whom} within {round(seconds, 1):g} s"
@@ -132,8 +134,8 @@ class Reaching:
 class Peers:
     """The connections of a member to the others.
 
-    ``attend`` hears what rank 0 says, and raises if there is no use in waiting; ``say`` makes known
-    whom this rank waits for.
+    ``attend`` reads rank 0's messages, and raises an error if the rendezvous has failed. ``say`` logs
+    the ranks for which this rank waits.
     """
 
     def __init__(
@@ -143,30 +145,30 @@ class Peers:
         self._about = rank.about
         key, host = rank.sockets.key, rank.about.host_id
         self.claim = digest(key, "host", host) if host else ""
-        """The digest of this host's name, equal where memory may be shared; empty for none."""
+        """The digest of this host's id, equal on ranks that may share memory; empty to share none."""
         self.memory: memory.Sharing | None = None
         if host:
             self.memory = memory.Sharing(key, rank.about.size, bool(rank.about.secret))
             rank.servers.append(self.memory.server)
-        self._lender: socket.socket | None = None  # the connection to the rank that has the memory
+        self._lender: socket.socket | None = None  # to the rank that creates the memory
         self._changed = threading.Condition()  # guards the next three
         self.name = ""  # of the group; empty until the members are known
         self._channels: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
         self._over = False
         self._places: list[list[tuple[str, int]]] = []  # by rank and interface
-        self._near: dict[int, str] = {}  # the sockets of ranks that say that they are on this host
-        self.ends = rank.deadline  # of the attempt; for all members the same, as rank 0 says
+        self._near: dict[int, str] = {}  # Unix sockets of ranks with an equal `claim`
+        self.ends = rank.deadline  # deadline of the attempt, the same for all members, from rank 0
         self._note = ""
 
     def begin(self, table: dict[str, Any], first: str) -> None:
-        """Take the places of the members from rank 0's table; `first` is where rank 0 was reached."""
+        """Read the members' addresses from rank 0's table; rank 0 was reached at ``first``."""
         self._self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         places, near = [], {}
         for rank, place in enumerate(table["places"]):
             if not isinstance(place, list) or len(place) != 5:
                 raise HandshakeError("a table without addresses")
             host = str(place[0])
-            if rank == 0 and is_unspecified(host):  # as rank 0 does not know how it is reached
+            if rank == 0 and is_unspecified(host):  # rank 0 listens at all addresses
                 host = first
             first_place = host, int_of({"port": place[1]}, "port", 1, 65535)
             places.append([first_place, *places_of({"more": place[4]}, "more")])
@@ -179,7 +181,7 @@ class Peers:
             self._changed.notify_all()
 
     def drop(self, *, for_ever: bool = False) -> None:
-        """Close the connections: the members are others from now on, or there is no group."""
+        """Close the connections, for another attempt or ``for_ever``."""
         with self._changed:
             self.name, self._over = "", for_ever
             for channel in self._channels.values():
@@ -193,8 +195,8 @@ class Peers:
             self.memory.close()
 
     def enter(self, channel: Channel, hello: dict[str, Any]) -> None:
-        """Take the connection of a peer of higher rank."""
-        with self._changed:  # who comes early waits for the name of the group
+        """Accept a connection of a peer of higher rank."""
+        with self._changed:  # a peer may have the table before this rank
             self._changed.wait_for(lambda: self.name or self._over, STRANGER_SECONDS)
             name = self.name
         if hello.get("purpose") != "peer" or hello.get("group") != name or not name:
@@ -212,14 +214,14 @@ class Peers:
             self._changed.notify_all()
 
     def connect(self) -> None:
-        """Connect to the peers of lower rank, and wait for the others."""
+        """Connect to the peers of lower rank, and wait for connections of the others."""
         rank, size = self._about.rank, self._about.size
         for peer, places in enumerate(self._places[:rank]):
             until = self.ends + (0.0 if peer else WORD_SECONDS)
             hello = {"purpose": "peer", "group": self.name, "from": rank, "to": peer}
             interfaces = min(len(places), len(self._self.places))
             for stream in range(self._self.streams):
-                # Collectives have the streams between control and messages.
+                # Stream 0 is for control, the last one for point-to-point messages.
                 collective = 0 < stream < self._self.streams - 1
                 number = (stream - 1) % interfaces if collective else 0
                 host, port = places[number]
@@ -252,7 +254,7 @@ class Peers:
                 say = now + leader.LOG_EVERY
 
     def nearest(self) -> int:
-        """Return the lowest rank that this one reaches on its own host; itself if there is none."""
+        """Return the lowest rank that this rank reaches on its host; this rank if there is none."""
         rank = self._about.rank
         until = min(self.ends, time.monotonic() + memory.PROOF_SECONDS)
         for other in range(rank):
@@ -265,7 +267,7 @@ class Peers:
     def share(self, hosts: list[int]) -> _core.ShmGroup | None:
         """Return the memory that this rank shares with the others of its host; None for none.
 
-        ``hosts`` has for each rank the one that stands for its host.
+        ``hosts`` has for each rank the one that creates the memory of its host.
         """
         rank = self._about.rank
         here = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
@@ -276,7 +278,7 @@ class Peers:
         return memory.take(self._lender, here.index(rank), len(here))
 
     def group(self, hosts: list[int], shared: _core.ShmGroup | None) -> tuple[_core.Group, str]:
-        """Return the core's group, and in words how its ranks talk, given the number of each's host."""
+        """Return the core's group and a text on its transport; ``hosts`` numbers each rank's host."""
         rank, size = self._about.rank, self._about.size
         here = [r for r in range(size) if hosts[r] == hosts[rank]]
         absent = [r for r in self._near if r not in here]
@@ -290,13 +292,13 @@ class Peers:
                 ranks=elsewhere,
             )
         others = [r for r in range(size) if r != rank]
-        if self._about.tls is not None:  # a thread stands between the core and control connections
-            from pycollective.launch.relay import Relay  # which loads OpenSSL
+        if self._about.tls is not None:  # a thread connects the core to TLS
+            from pycollective.launch.relay import Relay  # loads OpenSSL, so only here
 
             relay = Relay({r: self._channels[r, 0].socket for r in others})
             for r in others:
                 self._channels[r, 0] = Channel(relay.ends[r])
-        last = self._self.streams - 1  # for messages of two ranks
+        last = self._self.streams - 1  # for point-to-point messages
         sockets: list[list[int]] = [[] for _ in range(size)]
         pipes = [-1] * size
         for r in others:

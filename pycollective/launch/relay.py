@@ -1,8 +1,8 @@
 """Control connections in TLS, for a core that reads and writes plain sockets.
 
-Of each such connection the core has one end of a socket pair; a thread carries what comes to the other
-side. That is little: calls in which ranks wait, failures, and leaves. A connection that ends, ends on
-both sides.
+For each control connection the core has one end of a socket pair. A thread copies data between the other
+end and the TLS connection. There are few data: descriptions of calls, heartbeats, failures, and leaves.
+When one side ends, the thread ends the other side too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Mapping
 __all__ = ["Relay", "finish"]
 
 _MOST = 16384
-"""Bytes that are carried at a time: a record of TLS."""
+"""Most bytes that are copied at a time: a TLS record."""
 _ROUNDS = 64
-"""Of one connection, before others have their turn."""
+"""Most copies for one connection before the next connection has its turn."""
 _LINGER = 2.0
-"""Seconds that a peer has to take what was said last."""
+"""Seconds that a peer has to read the last data."""
 
 
 class Relay:
-    """The thread that carries what the control connections of a group say.
+    """The thread that copies data of a group's control connections.
 
-    The connections to each rank belong to this object. `ends` has the sockets that stand for them.
+    This object owns the connections. `ends` has the sockets that the core uses instead.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket]) -> None:
@@ -69,26 +69,26 @@ class Relay:
             ready |= {pair for pair in pairs if pair.until is not None and pair.until <= now}
 
     def join(self) -> None:
-        """Wait until all has been carried; for some seconds at most."""
+        """Wait until all data are copied, for some seconds at most."""
         self._thread.join(2 * _LINGER)
 
     def abandon(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """Close the copies of the connections in a forked child."""
         for pair in self._pairs:
             pair.close()
 
 
 class _Way:
-    """One direction of a connection: what is read from one socket is written to the other."""
+    """One direction of a connection: data are read from one socket and written to the other."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
         self._source, self._sink = source, sink
-        self.data = b""  # read, and not yet written
-        self.ended = False  # nothing more is read
-        self.wants_room = False  # TLS has to write before it reads on
+        self.data = b""  # read, but not yet written
+        self.ended = False  # the source has ended
+        self.wants_room = False  # TLS must write before it can read
 
     def move(self) -> bool:
-        """Read or write what is possible; return True if anything has moved."""
+        """Read or write without waiting; return True if anything was done."""
         self.wants_room = False
         is_written = bool(self.data)
         try:
@@ -104,14 +104,14 @@ class _Way:
         except ssl.SSLWantWriteError:
             self.wants_room = not is_written
             return False
-        except OSError:  # SSLError is one; where writing fails, reading says what happened
+        except OSError:  # also SSLError; after a failed write, a read reports the end
             self.data = b""
             self.ended = self.ended or not is_written
         return True
 
 
 class _Pair:
-    """A connection to a peer, and the one to the core."""
+    """A TLS connection to a peer, and the plain socket to the core."""
 
     def __init__(self, secure: ssl.SSLSocket, plain: socket.socket) -> None:
         self._secure, self._plain = secure, plain
@@ -120,12 +120,12 @@ class _Pair:
         with contextlib.suppress(OSError):
             secure.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._out, self._in = _Way(plain, secure), _Way(secure, plain)
-        self._shut: set[socket.socket] = set()  # whose other end knows that nothing more comes
-        self.until: float | None = None  # when the rest is given up
+        self._shut: set[socket.socket] = set()  # the sockets that are shut down for writing
+        self.until: float | None = None  # time limit for the rest of the data
         self.over = False
 
     def awaits(self) -> list[tuple[int, int]]:
-        """Return the descriptors, and for which events to wait."""
+        """Return the descriptors with the events to wait for."""
         found = []
         for sock, reads, writes in (
             (self._plain, self._out, self._in),
@@ -137,24 +137,24 @@ class _Pair:
         return found
 
     def move(self) -> None:
-        """Carry what there is, both ways; a side that is broken has ended."""
+        """Copy available data in both directions, and pass on the end of each side."""
         for _ in range(_ROUNDS):
             if not (self._out.move() | self._in.move()):
                 break
-            if self._out.ended:  # nobody reads what comes for the core
+            if self._out.ended:  # the core no longer reads
                 self._in.data = b""
         if self._out.ended and self.until is None:
             self.until = time.monotonic() + _LINGER
         for way, sink in ((self._out, self._secure), (self._in, self._plain)):
             if way.ended and not way.data and sink not in self._shut:
-                self._shut.add(sink)  # what was said arrives: nothing unread resets the connection
+                self._shut.add(sink)  # keeps reading: unread data would reset it
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(sink, socket.SHUT_WR)  # below TLS
         late = self.until is not None and time.monotonic() >= self.until
         self.over = self._out.ended and (self._in.ended or late)
 
     def close(self) -> None:
-        """Close both."""
+        """Close both sockets."""
         self._plain.close()
         self._secure.close()
 
@@ -163,7 +163,7 @@ _running: weakref.WeakSet[Relay] = weakref.WeakSet()
 
 
 def finish() -> None:
-    """At the end of the process: what the core has said last is on its way."""
+    """Wait, at the end of the process, until the core's last data are sent."""
     for relay in list(_running):
         relay.join()
 

@@ -1,4 +1,4 @@
-"""The secret of a group, from a file, or the key of this user, from a file too.
+"""Files with a secret: that of a group, or the key of this user.
 
 The files' modes are checked, because everyone who can read a secret can join the group.
 """
@@ -28,9 +28,9 @@ _INSTEAD = "set PYCOLLECTIVE_SECRET to the same long random text on every rank"
 
 
 def of_file(path: str) -> bytes:
-    """Return the secret in a file, which no other user may read if it is this user's own.
+    """Return the secret in a file; if this user owns the file, no other user may have access.
 
-    Files of other owners are not judged: Kubernetes and Docker mount secrets that belong to root.
+    The modes of other owners' files are ignored: Kubernetes and Docker mount secrets that root owns.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def of_file(path: str) -> bytes:
 
 
 def check_private(path: str, found: os.stat_result) -> None:
-    """Raise ValueError if other users can use a file of this user's, as `of_file` does."""
+    """Raise ValueError if this user owns the file and other users can use it."""
     mode = stat.S_IMODE(found.st_mode)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and mode & 0o077:
         raise ValueError(
@@ -57,9 +57,9 @@ def check_private(path: str, found: os.stat_result) -> None:
 def of_user() -> bytes:
     """Return a random key that only processes of this user on this machine can read.
 
-    The first process that needs the key makes it. The file is in ``$XDG_RUNTIME_DIR``, or in
-    ``/run/user/<uid>``, or in a folder of this user's in the folder for temporary files: the first of
-    these that belongs to this user and that no other user can enter.
+    The first process that needs the key creates it. Its file is in the first of these folders that
+    belongs to this user and that no other user can enter: ``$XDG_RUNTIME_DIR``, ``/run/user/<uid>``,
+    and ``pycollective-<uid>`` in the folder for temporary files.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def of_user() -> bytes:
         where = str(_folder() / _NAME)
         descriptor = os.open(where, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
         with open(descriptor, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # of those that make it at the same time, one does
+            fcntl.flock(file, fcntl.LOCK_EX)  # only one of several processes creates the key
             _check(where, os.fstat(file.fileno()), stat.S_ISREG, "a regular file")
             key = file.read()
             if not key:
@@ -91,7 +91,7 @@ def of_user() -> bytes:
 def is_same_user(sock: socket.socket) -> bool:
     """Return True if the other end of a Unix socket is a process of this user.
 
-    Root is another user, too: a group of both would be one way only.
+    Root counts as another user, because root's processes would in turn reject this user's.
     """
     if sys.platform != "linux":
         return False
@@ -117,11 +117,11 @@ def _runtime_folders() -> Iterator[Path]:
     named = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(named):
         yield Path(named)
-    yield Path(f"/run/user/{os.geteuid()}")  # what it is for sessions that set it
+    yield Path(f"/run/user/{os.geteuid()}")  # the usual value of XDG_RUNTIME_DIR
 
 
 def _check(where: str, found: os.stat_result, is_kind: Callable[[int], bool], kind: str) -> None:
-    """Raise ValueError if another user could have made this, or can look into it."""
+    """Raise ValueError if another user owns this or can use it, or if it is of another kind."""
     mode = stat.S_IMODE(found.st_mode)
     if not is_kind(found.st_mode):
         raise ValueError(f"{where} is not {kind}")

@@ -1,4 +1,4 @@
-"""The sockets of a rank: where it listens, how it connects, and which of them need a secret."""
+"""The sockets of a rank: listening, connecting, and the check that a secret protects them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def is_unspecified(address: str) -> bool:
-    """Return True for the address that stands for all of a host's own."""
+    """Return True for an address that means all addresses of a host."""
     return address in ("0.0.0.0", "::")
 
 
@@ -35,7 +35,7 @@ def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
 
 
 def inherited(about: Description) -> socket.socket | None:
-    """Take over the listening socket made for rank 0, if the descriptor is still that socket."""
+    """Return the inherited listening socket of rank 0, if the descriptor is still that socket."""
     if about.listener < 0:
         return None
     try:
@@ -50,10 +50,10 @@ def inherited(about: Description) -> socket.socket | None:
 
 
 class Sockets:
-    """The sockets of one rank of a group; the numbers in its description may change later.
+    """The sockets of one rank of a group; the rank and size in its description may change later.
 
-    `key` is the key of the handshakes: of the group's secret, else of this user. Raises RendezvousError
-    if there is no secret, and this user's key cannot be used.
+    `key` is the key of the handshakes, from the group's secret or else from this user's key. Raises
+    RendezvousError if there is no secret and this user's key cannot be used.
     """
 
     def __init__(self, about: Description) -> None:
@@ -61,7 +61,7 @@ class Sockets:
         self.key = key_of(about.secret or (b"" if about.insecure else secret.of_user()))
 
     def allow(self, address: str) -> None:
-        """Raise where an address is beyond loopback, and nothing protects it."""
+        """Raise RendezvousError if an address is beyond loopback and the group needs a secret."""
         if not self.about.secret and not self.about.insecure and not _is_loopback(address):
             raise RendezvousError(
                 f"{address} is not a loopback address, and there is no secret: set "
@@ -81,7 +81,7 @@ class Sockets:
         if not self.about.interface:
             return [default]
         try:
-            family = socket.AF_INET6 if ":" in default else socket.AF_INET  # as rank 0's
+            family = socket.AF_INET6 if ":" in default else socket.AF_INET  # rank 0's family
             there = interfaces.interface_addresses(family)
             addresses = [address for _, address in interfaces.choose(self.about.interface, there)]
         except ValueError as error:
@@ -91,7 +91,7 @@ class Sockets:
         return addresses[:MAX_STREAMS]
 
     def listen(self, address: str) -> socket.socket:
-        """Listen at any port of an address."""
+        """Return a socket that listens at any port of an address."""
         return self._listen(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, 0))
 
     def _listen(self, family: Any, address: Any) -> socket.socket:
@@ -106,11 +106,11 @@ class Sockets:
         return sock
 
     def listen_for_peers(self, address: str) -> socket.socket:
-        """Listen at an address, or where the description says that this rank does.
+        """Return a socket that listens at this rank's address in the description, else at ``address``.
 
-        A name of this host may mean its loopback address, or that of a service in front of it; then
-        it listens at all of its addresses. A loopback address that stands there itself means all are
-        on this host.
+        The description may have a name that resolves to a loopback address, or to that of a proxy.
+        Then the rank listens at all addresses of this host. A literal loopback address means that all
+        ranks are on this host.
         """
         if self.about.own is None:
             return self.listen(address)
@@ -132,7 +132,7 @@ class Sockets:
             raise _cannot_listen(self.about, error) from None
 
     def listen_at_own_address(self) -> socket.socket:
-        """Listen where the others look for rank 0, which this is."""
+        """Return a socket that listens at rank 0's address; called at rank 0 only."""
         family, address = self.resolve()
         if self.about.own is None:
             return self._listen(family, address)
@@ -157,7 +157,7 @@ class Sockets:
         return sock
 
     def introduced(self, sock: socket.socket, hello: dict[str, Any], deadline: float) -> Channel:
-        """Prove, over a connection, that this rank belongs to the group; takes the socket over."""
+        """Do the handshake over a connection; return its channel, which owns the socket."""
         try:
             if self.about.tls is not None:
                 return self.about.tls.introduce(sock, self.key, hello, deadline)

@@ -52,8 +52,8 @@ def spawn(
 
     The ranks are processes of this host. When a rank raises, the group is aborted at once: the calls
     of the other ranks raise `AbortedError`, and a rank that still runs after some seconds is killed.
-    The first rank's error is then raised here. No process outlives this call, not even when Ctrl-C
-    interrupts it or this process is killed.
+    Then `spawn` raises the error of the rank that failed first. No process outlives this call, not even
+    if Ctrl-C interrupts it or this process is killed.
 
     Processes that are not forked import the program's main module again. A script that uses them
     calls `spawn` under ``if __name__ == "__main__":``.
@@ -65,28 +65,28 @@ def spawn(
     n : int
         Number of ranks, at least 1.
     *args
-        What each rank's call of ``fn`` gets besides its communicator.
+        Further arguments of ``fn`` on each rank.
     threads : bool
         Make the ranks threads of this process, which share all of its objects.
     timeout : float
         Seconds that a call of a communicator waits for the other ranks.
     transport : {"shm", "tcp"}, optional
-        What the processes talk through, as in ``pycollective run``: by default
+        The transport between the processes, as in ``pycollective run``; by default
         ``PYCOLLECTIVE_TRANSPORT``, or shared memory.
     context : {"fork", "spawn", "forkserver"} or multiprocessing context, optional
-        How processes are started; by default, as `multiprocessing` does. A notebook or an interactive
-        session forks, because its functions exist in its own process only.
+        The start method of the processes; by default that of `multiprocessing`. A notebook or an
+        interactive session forks, because its functions exist in its own process only.
 
     Returns
     -------
     list
-        What ``fn`` returned on rank 0, 1, …; pickled, where the ranks are processes.
+        The results of ``fn`` by rank. Results of processes are copies, made with pickle.
 
     Raises
     ------
     RankError
-        A rank was killed or ended early, or raised an error that cannot be pickled. ``rank`` and
-        ``exitcode`` say more.
+        A rank was killed or ended early, or raised an error that cannot be pickled. The attributes
+        ``rank`` and ``exitcode`` give details.
     Exception
         The error that ``fn`` raised on a rank. Its ``__cause__`` is a `RankError` with the rank and
         the rank's traceback.
@@ -123,11 +123,11 @@ class _Ended:
 
     rank: int
     result: Any = None
-    error: BaseException | None = None  # None also where it cannot be pickled
-    how: str = ""  # the failure in words; empty: the function has returned
+    error: BaseException | None = None  # None also if it cannot be pickled
+    how: str = ""  # a description of the failure; empty: the function returned
     traceback: str = ""
     exitcode: int | None = None
-    came_first: bool = True  # whether the group was whole when the rank failed
+    came_first: bool = True  # False: the group had failed before this rank did
     when: float = field(default_factory=time.monotonic)
 
     @property
@@ -147,7 +147,7 @@ def _named(error: BaseException) -> str:
 
 def _raise(ended: _Ended) -> None:
     how, error = ended.how, ended.error
-    if isinstance(error, SystemExit):  # of a thread; it would end the caller without a word
+    if isinstance(error, SystemExit):  # from a thread: it would end the caller without a message
         how, error = f"rank {ended.rank} called sys.exit({error.code!r})", None
     cause = RankError(
         how if error is None else f"rank {ended.rank} raised this error:",
@@ -203,7 +203,7 @@ def _in_threads(
     except BaseException:
         communicators[0].abort("the caller of spawn was interrupted")
         raise
-    finally:  # a thread cannot be killed: one that does not end in time is left behind
+    finally:  # a thread cannot be killed: after this time it keeps running
         until = time.monotonic() + launcher.GRACE
         for one in ranks:
             one.join(max(0.0, until - time.monotonic()))
@@ -213,7 +213,7 @@ def _in_threads(
 
 
 class _Call:
-    """The function and its arguments, on their way to a process."""
+    """The function and its arguments, which multiprocessing sends to a process."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], method: str | None) -> None:
         self._call = fn, args
@@ -236,7 +236,7 @@ class _Call:
     def get(self) -> tuple[Callable[..., Any], Sequence[Any]]:
         """Return the function and its arguments, in the process."""
         if not self._data:
-            return self._call  # forked
+            return self._call  # the process was forked
         try:
             call: tuple[Callable[..., Any], Sequence[Any]] = pickle.loads(self._data)
         except Exception as error:
@@ -268,7 +268,7 @@ class _Descriptor:
 
 @dataclass
 class _Place:
-    """A rank's place in its group, and on this host."""
+    """A rank's settings: its place in the group, and its cores."""
 
     rank: int
     size: int
@@ -278,13 +278,13 @@ class _Place:
     timeout: float
 
     def take(self) -> Communicator:
-        """Make the present process the rank."""
+        """Make this process the rank."""
         numbers = {name: str(one.number) for name, one in self.descriptors.items()}
         launcher.prepare_environment(os.environ, self.size, self.variables | numbers)
-        if self.cores is not None:  # a server of forks has other cores than the caller
+        if self.cores is not None:  # a fork server does not inherit the caller's cores
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self.cores)
-        with contextlib.suppress(ImportError):  # NumPy has read its variables already
+        with contextlib.suppress(ImportError):  # NumPy has already read the variables
             import threadpoolctl
 
             threadpoolctl.threadpool_limits(launcher.threads_of_rank(self.size), "blas")
@@ -292,9 +292,9 @@ class _Place:
 
 
 def _rank(place: _Place, call: _Call, writer: Any) -> None:
-    """Be a rank: the main function of its process."""
-    os.setsid()  # Ctrl-C reaches the ranks through their parent; the group is ended as a whole
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork has the parent's
+    """Run a rank; the main function of its process."""
+    os.setsid()  # so that only the parent gets Ctrl-C, and can kill the rank with its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork inherits the parent's handler
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         fn, args = call.get()
@@ -303,7 +303,7 @@ def _rank(place: _Place, call: _Call, writer: Any) -> None:
         ended = _failure(place.rank, error)
     else:
         ended = _run(comm, fn, args, _pickled)
-        _leave_all()  # `multiprocessing` leaves out what is registered with atexit
+        _leave_all()  # `multiprocessing` does not run atexit functions
     if isinstance(ended.error, SystemExit):
         raise ended.error
     result, ended.result = ended.result, None
@@ -323,7 +323,7 @@ def _pickled(result: Any) -> bytes:
 
 
 def _portable(ended: _Ended) -> bytes:
-    """Return the end of a rank as bytes, without an error that would not survive the way."""
+    """Return the pickled end of a rank, without its error if that cannot be pickled and unpickled."""
     try:
         data = pickle.dumps(ended)
         if type(pickle.loads(data).error) is type(ended.error):
@@ -335,7 +335,7 @@ def _portable(ended: _Ended) -> bytes:
 
 
 class _Process:
-    """A process of `multiprocessing`, as `launcher.Ranks` wants it."""
+    """A process of `multiprocessing`, with the interface of `launcher.Process`."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -425,7 +425,7 @@ def _watch(
     processes: Sequence[_Process],
     readers: Sequence[Any],
 ) -> list[_Ended]:
-    """Wait for all processes; tell the group of those that fail, and end the others."""
+    """Wait for all processes; report failures to the group, and end the other ranks."""
     unread = dict(enumerate(readers))
     ended: dict[int, _Ended] = {}
 
@@ -436,7 +436,7 @@ def _watch(
 
     while ranks.running or ranks.left_behind():
         sentinels = [processes[rank].sentinel for rank in ranks.running]
-        # A child of a rank may hold the rank's sentinel: the wait has a limit.
+        # The limit is needed because a child of a rank may keep the rank's sentinel open.
         ready = connection.wait([*unread.values(), *sentinels], 0.05)
         for rank, reader in list(unread.items()):
             if reader in ready:
@@ -460,7 +460,7 @@ def _death(rank: int, code: int) -> str:
 
 
 def _received(reader: Any) -> _Ended | None:
-    """Return the end that a rank tells of; None where its process ended before."""
+    """Return the end that a rank sent; None if its process ended before."""
     try:
         ended: _Ended = pickle.loads(reader.recv_bytes())
         if not ended.is_failure:

@@ -1,15 +1,15 @@
-"""A key-value store at rank 0, on which the ranks agree who the members of their group are.
+"""A key-value store at rank 0, through which the ranks agree on the members of their group.
 
 Keys are texts, values are JSON. Rank 0 owns the `Store`; every other rank has an authenticated
 connection to it, a `Client`. Both have the same operations: `set`, `get`, `compare_set`, and `attend`,
 which waits for changes.
 
-* A key of a rank ends in the rank's number, and only the connection that has set the key may change it.
-* The keys of a rank vanish when its connection ends. So the loss of a rank is a change like any other.
-* Rank 0 alone sets keys that begin with ``all/``. Every rank is sent their values.
+* A key of a rank ends in the rank's number, and only the connection that set the key may change it.
+* The keys of a rank vanish when its connection ends. The loss of a rank is therefore a change of keys.
+* Only rank 0 sets keys that begin with ``all/``, and sends their values to every rank.
 
-Rank 0's main thread carries out all requests, one after the other, in `Store.attend`. So what rank 0
-decides between two calls of `attend` is one step for all others.
+Rank 0's main thread carries out all requests one after the other, in `Store.attend`. All changes that
+rank 0 makes between two calls of `attend` are therefore one step for the other ranks.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from pycollective.launch.handshake import Channel, HandshakeError
 __all__ = ["SECONDS", "TO_ALL", "Client", "Store"]
 
 SECONDS = 10.0
-"""How long a message may take to or from a rank that is there."""
+"""Seconds that a message to or from a connected rank may take."""
 TO_ALL = "all/"
 _MOST_KEYS = 8
-"""Keys of one connection."""
+"""Most keys of one connection."""
 _LONGEST_KEY = 64
 
 Change = tuple[str, Any]
-"""A key and its new value; None where the key has vanished."""
+"""A key and its new value; None if the key has vanished."""
 
 
 class _Values:
-    """Values by key, as rank 0 and the other ranks have them."""
+    """Values by key: the common part of `Store` and `Client`."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
 
     def get(self, key: str) -> Any:
-        """Return the value of a key as far as it is known here; None if there is none."""
+        """Return the value of a key; None if there is none or this rank does not know it."""
         return self._values.get(key)
 
     def attend(self, seconds: float = 0.0) -> list[Change]:
-        """Wait some seconds at most for changes; return those that have come, in their order."""
+        """Wait some seconds at most for changes; return them in their order."""
         raise NotImplementedError
 
     def _keep(self, key: str, value: Any) -> Change:
@@ -64,10 +64,10 @@ class Store(_Values):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sessions: dict[int, _Session] = {}  # by descriptor, in the order of their coming
+        self._sessions: dict[int, _Session] = {}  # by descriptor, in the order of arrival
         self._owners: dict[str, _Session] = {}
-        self._own: list[Change] = []  # of rank 0, since the last `attend`
-        self._new: list[_Session] = []  # of other threads; the lock is for this list
+        self._own: list[Change] = []  # changes by rank 0 since the last `attend`
+        self._new: list[_Session] = []  # from other threads; the lock protects this list
         self._lock = threading.Lock()
         self._closed = False
         self._wake, self._waker = socket.socketpair()
@@ -75,9 +75,9 @@ class Store(_Values):
         self._poll.register(self._wake, select.POLLIN)
 
     def admit(self, channel: Channel, name: str) -> None:
-        """Serve the connection of a rank, given its number, from the next `attend` on.
+        """Serve a connection from the next `attend` on; ``name`` is the rank's number.
 
-        Any thread may call this. The connection belongs to the store from now on.
+        Any thread may call this. From now on the store owns the connection.
         """
         with self._lock:
             if self._closed:
@@ -86,21 +86,21 @@ class Store(_Values):
             self._waker.send(b"+")
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key, or let it vanish (None); all ranks are told if it begins with ``all/``."""
+        """Set a key, or remove it (None); send it to all ranks if it begins with ``all/``."""
         self._own.append(self._keep(key, value))
         if key.startswith(TO_ALL):
             for session in self._sessions.values():
                 session.send({"key": key, "value": value})
 
     def compare_set(self, key: str, expected: Any, value: Any) -> bool:
-        """Set a key if it has the expected value; return whether it had."""
+        """Set a key if it has the expected value; return True if so."""
         if self.get(key) != expected:
             return False
         self.set(key, value)
         return True
 
     def attend(self, seconds: float = 0.0) -> list[Change]:
-        """Carry out what the others ask for; wait some seconds at most until there is something."""
+        """Carry out requests; wait for the first one, some seconds at most."""
         changes, self._own = self._own, []
         ready = {descriptor for descriptor, _ in self._poll.poll(0 if changes else 1000 * seconds)}
         for descriptor, session in list(self._sessions.items()):
@@ -111,7 +111,7 @@ class Store(_Values):
         return changes
 
     def _welcome(self) -> None:
-        """Take the new connections into service: each is sent what all ranks know."""
+        """Begin to serve new connections: send them the values for all ranks."""
         with self._lock:
             self._wake.recv(4096)
             new, self._new = self._new, []
@@ -150,7 +150,7 @@ class Store(_Values):
         return changes
 
     def end(self, name: str, why: str = "") -> list[Change]:
-        """End the connection that has a rank's keys, and say why; return the keys that vanish."""
+        """End the connection that owns a rank's keys, with a reason; return the keys that vanish."""
         changes: list[Change] = []
         for session in {s for s in self._owners.values() if s.name == name}:
             if why:
@@ -178,7 +178,7 @@ class Store(_Values):
 
 
 class _Session:
-    """A rank's connection, as the store has it."""
+    """The store's side of a rank's connection."""
 
     def __init__(self, channel: Channel, name: str) -> None:
         self.channel, self.name = channel, name
@@ -186,15 +186,15 @@ class _Session:
         self.keys: set[str] = set()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; `Store.attend` finds out whether the rank is lost."""
+        """Send a message; ignore errors, because `Store.attend` detects a lost rank."""
         with contextlib.suppress(OSError):
             self.channel.send(message, time.monotonic() + SECONDS)
 
 
 class Client(_Values):
-    """Another rank's connection to the store; of other ranks' keys it knows those for all.
+    """The connection of another rank to the store; `get` knows only the keys for all ranks.
 
-    Every call raises OSError when the connection ends, and RendezvousError if rank 0 ends it.
+    Every call raises OSError when the connection ends, and RendezvousError if rank 0 gives a reason.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -208,11 +208,11 @@ class Client(_Values):
         self._values.update(values)
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key of this rank's; nothing happens if another connection has set it."""
+        """Set a key of this rank; nothing happens if another connection owns it."""
         self._channel.send({"set": key, "value": value}, time.monotonic() + SECONDS)
 
     def compare_set(self, key: str, expected: Any, value: Any) -> bool:
-        """Set a key of this rank's if it has the expected value; return whether it had."""
+        """Set a key of this rank if it has the expected value; return True if so."""
         request = {"set": key, "value": value, "expected": expected}
         self._channel.send(request, time.monotonic() + SECONDS)
         while "done" not in (message := self._receive()):
@@ -220,13 +220,13 @@ class Client(_Values):
         return message["done"] is True
 
     def attend(self, seconds: float = 0.0) -> list[Change]:
-        """Hear what rank 0 has set for all."""
+        """Wait some seconds at most for changes of the keys for all ranks; return them."""
         changes, self._unseen = self._unseen, []
         while self._channel.readable(0.0 if changes else seconds):
             try:
                 message = self._receive()
             except OSError:
-                if changes:  # the next call finds the end of the connection again
+                if changes:  # the next call raises the error again
                     break
                 raise
             changes.append(self._changed(message))
@@ -242,5 +242,5 @@ class Client(_Values):
         return message
 
     def close(self) -> None:
-        """End the connection: what this rank has set vanishes."""
+        """End the connection, which removes this rank's keys."""
         self._channel.close()

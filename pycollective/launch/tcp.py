@@ -1,4 +1,4 @@
-"""Groups of processes that meet over TCP, and how they meet again for a new group."""
+"""Groups of processes that make their rendezvous over TCP, and splits of such groups."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ABOUT_SECRETS = {
 def connect(
     about: Description, seconds: float, old: _core.Group | None = None
 ) -> tuple[_core.Group, str, str, str]:
-    """Meet the other ranks; return the core's group, its name, how its ranks talk, and this address.
+    """Do the rendezvous; return the core's group, its name, a text on its transport, this address.
 
     Raises
     ------
     RendezvousError
-        The others did not come, are not who they should be, or say that they cannot go on. If the
-        group ``old``, in which the ranks are already, fails, nobody waits any longer.
+        Ranks are missing, fail the handshake, or report an error. For a split, ``old`` is the group
+        that is split; its failure is an error too.
     """
     if about.size == 1:
         return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
@@ -45,7 +45,7 @@ def connect(
         if isinstance(error, SecretsDifferError):
             text += _ABOUT_SECRETS[bool(about.secret)]
         raise RendezvousError(text, ranks=error.ranks) from None
-    except (OSError, RuntimeError, MemoryError) as error:  # of the core, too
+    except (OSError, RuntimeError, MemoryError) as error:  # also from the core
         raise RendezvousError(
             f"{about.title(about.rank)} cannot join the group at {about.host}:{about.port}: "
             f"{error or 'no memory is left'}"
@@ -53,7 +53,7 @@ def connect(
 
 
 class Addresses:
-    """Ranks that are reached over TCP: to make a new group, they meet at the address of its first."""
+    """Ranks that are reached over TCP; those of a split make a rendezvous at its first rank."""
 
     def __init__(self, about: Description, host: str, group: _core.Group) -> None:
         self._about = about
@@ -62,7 +62,7 @@ class Addresses:
         self._listener: socket.socket | None = None
 
     def offer(self, size: int) -> bytes:
-        """Listen; return the address."""
+        """Listen for the ranks of a split; return the address."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         self._listener = socket.create_server(
             (self._host, 0), family=family, backlog=min(size, 1024)
@@ -72,7 +72,7 @@ class Addresses:
     def accept(
         self, offer: bytes, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Addresses]:
-        """Meet the others; with the secret of this group."""
+        """Do the rendezvous of a split at an offered address, with the secret of this group."""
         listener, self._listener = self._listener, None
         size = len(members)
         if size == 1 and listener:
@@ -87,7 +87,7 @@ class Addresses:
             port=int(port),
             listener=listener.detach() if listener else -1,
             own=None,
-            least=0,  # of a split, all ranks must come
+            least=0,  # a split needs all of its ranks
             patience=0.0,
             roster=None,
             known_as=tuple(members),

@@ -1,9 +1,10 @@
-"""TLS for the connections by which ranks meet, and by which they hear of each other's failures.
+"""TLS for the connections of a rendezvous, and for control connections, which report failures.
 
-Three variables name files, in PEM: this rank's certificate, its key, and the authority that has signed
-everyone's. Then every connection of a meeting begins with TLS 1.3, where both sides show a certificate
-of that authority; names in certificates do not count, so the authority must be the cluster's own. The
-handshake about the secret comes after that, inside. Connections for arrays go on in plain text then.
+Three variables name PEM files: this rank's certificate, its key, and the certificate of the authority
+that signed all ranks' certificates. Every connection of a rendezvous then begins with TLS 1.3, in which
+both sides present a certificate of that authority. Names in certificates are ignored, so the authority
+must be the cluster's own. The handshake about the secret follows within TLS. Connections for arrays then
+continue in plain text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAMES = (CERTIFICATE, KEY, AUTHORITY)
 
 
 class Tls:
-    """This rank's certificate and key, and the authority of all ranks; names of files in PEM.
+    """This rank's certificate and key, and the authority of all ranks, each the name of a PEM file.
 
     Raises ValueError if a file cannot be read or used.
     """
@@ -43,13 +44,13 @@ class Tls:
     def introduce(
         self, sock: socket.socket, key: bytes, about: dict[str, Any], deadline: float
     ) -> Channel:
-        """As `handshake.introduce`, in TLS; takes the socket over."""
+        """Do `handshake.introduce` in TLS; the channel owns the socket."""
         secure = self._connects.wrap_socket(sock, do_handshake_on_connect=False)
         try:
             _prove(secure, deadline)
             try:
                 channel = introduce(secure, key, about, deadline)
-            except ssl.SSLError as error:  # here it is heard that the other side refuses
+            except ssl.SSLError as error:  # the other side's refusal arrives here
                 raise _explained(error) from None
             if about.get("stream"):
                 self.end(secure, deadline)
@@ -61,9 +62,9 @@ class Tls:
     def accept(
         self, sock: socket.socket, deadline: float, becomes: Callable[[ssl.SSLSocket], None]
     ) -> ssl.SSLSocket:
-        """As the one that listens, return the socket that takes a connected one over.
+        """Return a TLS socket, which owns ``sock``, on the listening side.
 
-        ``becomes`` hears of it before a byte is exchanged.
+        ``becomes`` is called with the TLS socket before the TLS handshake.
         """
         secure = self._listens.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         try:
@@ -79,7 +80,7 @@ class Tls:
         return secure
 
     def end(self, sock: socket.socket, deadline: float) -> None:
-        """Let a connection go on in plain text, which both sides do at the same place."""
+        """End TLS on a connection, which continues in plain text; both sides call this."""
         assert isinstance(sock, ssl.SSLSocket)
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         try:
@@ -97,7 +98,7 @@ def _prove(sock: ssl.SSLSocket, deadline: float) -> None:
 
 
 def _let_hear(sock: socket.socket) -> None:
-    """Wait until the other side has gone: what is unread resets a connection, and with it the alert."""
+    """Read until the other side closes: unread data would reset the connection and lose the alert."""
     until = time.monotonic() + _HEARING_SECONDS
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
@@ -108,7 +109,7 @@ def _let_hear(sock: socket.socket) -> None:
 
 
 def _explained(error: ssl.SSLError) -> HandshakeError:
-    """Return an error that says what is to be done."""
+    """Return an error whose text says what to do."""
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refused(
@@ -126,7 +127,7 @@ def _explained(error: ssl.SSLError) -> HandshakeError:
 
 
 def of_environment(environment: Mapping[str, str]) -> Tls | None:
-    """Return what the environment says; None where it says nothing.
+    """Return the TLS settings of the environment, or None if it has none.
 
     Raises
     ------
@@ -140,7 +141,7 @@ def of_environment(environment: Mapping[str, str]) -> Tls | None:
         there = ", ".join(name for name in _NAMES if name not in missing)
         raise ValueError(f"{there} is set, and {', '.join(missing)} is not: TLS needs all three")
     key = environment[KEY]
-    with contextlib.suppress(OSError):  # a file that is not there is an error below
+    with contextlib.suppress(OSError):  # `Tls` reports a missing file
         try:
             secret.check_private(key, os.stat(key))
         except ValueError as error:
@@ -156,13 +157,13 @@ def _context(
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nobody comes back
+        context.num_tickets = 0  # no session is resumed
     name, value = CERTIFICATE, certificate
     try:
         context.load_cert_chain(certificate, key)
         name, value = AUTHORITY, authority
         context.load_verify_locations(authority)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # also SSLError
         which = f"{name}={value!r}" + (f" with {KEY}={key!r}" if name == CERTIFICATE else "")
         raise ValueError(f"{which} cannot be used: {error}") from None
     return context
