@@ -249,7 +249,7 @@ class _Workers:
                     raise
             except errors.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, Exception) else error
-                # Another worker was lost; Ray's notice may not have arrived yet.
+                # Another worker was lost; the notification by Ray may not have arrived yet.
                 if not isinstance(cause, CollectiveError):
                     raise cause from None
                 if over:  # the others ended before this replacement joined
@@ -291,7 +291,7 @@ class _Workers:
         return self._actors[rank].place.remote()
 
     def _anew(self, ranks: Iterable[int]) -> None:
-        """Start new actors for workers that try to connect to an address that is gone."""
+        """Start new actors for workers that try to connect to the address of a lost worker."""
         for rank in ranks:
             self._ray.kill(self._actors[rank])
             self._actors[rank] = self._actor(rank)

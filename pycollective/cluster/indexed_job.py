@@ -156,7 +156,7 @@ def _pods_of_jobs(job: str, text: str) -> list[str]:
     if count > _MOST_PODS:
         raise ValueError(f"{JOBS}={text!r} has {count} pods; the limit is {_MOST_PODS}")
     # A job of a JobSet is called <jobset>-<replicated job>-<index>.
-    # A name may end with another one: the longest come first.
+    # One name may be the end of another one, so the longest are tried first.
     for name, _, _ in sorted(named, key=lambda job: -len(job[0])):
         found = re.fullmatch(rf"(.+)-{re.escape(name)}-\d+", job)
         if found:

@@ -40,10 +40,10 @@ _log = logging.getLogger("pycollective")
 class Membership:
     """A process's place among the workers."""
 
-    source: str  # where this was found
+    source: str  # the launcher or variable that describes the cluster
     rank: int
     size: int
-    addresses: tuple[str, ...]  # of all workers; of worker 0 alone; or none, which needs no address
+    addresses: tuple[str, ...]  # of all workers, of worker 0 alone, or empty if none is needed
     names: tuple[str, ...]  # such as "chief 0"
 
 
@@ -54,25 +54,25 @@ def examine(
     listens: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Membership | None, list[str], list[str]]:
-    """Return this process's place, and all that is wrong, in sentences.
+    """Return this process's place and the problems of the description, one sentence each.
 
     Parameters
     ----------
     resolver : ClusterResolver or None
-        Describes the cluster. None: nothing does.
+        Describes the cluster. None: there is no description.
     here : bool
-        True: look up the names, and try the address of this process.
+        True: look up the names, and test the address of this process.
     listens : bool
-        True if the launcher listens at the address already.
+        True if the launcher already listens at the address.
     environ : mapping, optional
-        The environment in which the resolver was found. No variable in it may be misspelt, or speak of
-        several processes where this one would be alone.
+        The environment from which the resolver was made. A misspelt variable in it is an error. So are
+        variables that mean several processes if this process would be alone.
 
     Returns
     -------
     tuple
-        The place: None for a cluster of nobody, for the evaluator, and where something is wrong; what
-        is wrong; and what may be wrong, as `pycollective.cluster.examined` has it.
+        The place, the errors, and the doubts (see `pycollective.cluster.examined`). The place is None
+        for an empty cluster, for the evaluator, and if there is an error.
     """
     misspelt: list[str] = []
     if environ is not None:
@@ -141,15 +141,15 @@ def membership_of(
     listens: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Membership | None:
-    """Return this process's place; None for a cluster of nobody, and for the evaluator.
+    """Return this process's place; None for an empty cluster, and for the evaluator.
 
     The parameters are those of `examine`.
 
     Raises
     ------
     ValueError
-        If anything is wrong; the message names the source, the key and the task of each problem.
-        What may be right all the same, in a container say, is logged.
+        If there is an error; the message names the source, the key and the task of each one. Doubts
+        are logged only.
     """
     member, wrong, doubtful = examine(resolver, here=here, listens=listens, environ=environ)
     if are_errors(os.environ if environ is None else environ):
@@ -162,7 +162,7 @@ def membership_of(
 
 
 def membership_of_environment(environ: Mapping[str, str]) -> Membership | None:
-    """Return the place of this process as its environment describes it; None if it is alone.
+    """Return this process's place from its environment; None if the process is alone.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def _text(resolver: ClusterResolver | None, wrong: list[str]) -> str:
 def _numbered(
     source: str, seen: Examined
 ) -> tuple[Membership | None, list[Place], int | None, list[str]]:
-    """Return this process's place, who trains and where, which of them this is, and what is wrong."""
+    """Return this process's place, the tasks that train, this one's index in them, and the errors."""
     cluster, wrong = seen.cluster, list(seen.problems)
     task_type, task_id = seen.task_type, seen.task_id
     if seen.knows_task and (task_type is None or task_id is None):

@@ -1,7 +1,7 @@
 """Requests to an HTTP API with JSON answers, for the resolvers that need one.
 
-Every rank imports this module, but few send requests. The modules of HTTP are therefore imported at the
-first request; their import would take a sixth of a rank's time to start.
+Every rank imports this module, but few send requests. The slow import of the HTTP modules is therefore
+done at the first request.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def verify_equivalence(
         ``loss(targets, outputs)`` returns a value for each example: a function, or a loss object with
         ``Reduction.NONE``. By default the sum of the squares of an example's outputs.
     strategy : Strategy, optional
-        By default the strategy of the model's variables, else the current one.
+        The strategy; by default that of the model's variables, else the current one.
     training : bool
         An argument of the model.
     tolerance : float, optional

@@ -99,9 +99,9 @@ class OptimizerState(CopiedByConfig, Trackable):
         self.clipnorm = clipnorm
         self.clipvalue = clipvalue
         self.global_clipnorm = global_clipnorm
-        #: By the id of a variable: the variable, and its slots by name.
+        #: Each variable with its slots by name, by the id of the variable.
         self._slots: dict[int, tuple[Variable, dict[str, Variable]]] = {}
-        #: By replica: the ids of the variables, the strategy, and the updated copies of the last step.
+        #: Ids of the variables, strategy, and updated copies of the last step, by replica.
         self._stepped: dict[
             int | None, tuple[tuple[int, ...], AnyStrategy | None, list[Sequence[Variable]]]
         ] = {}
