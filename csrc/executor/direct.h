@@ -5,17 +5,17 @@
 //   exchange  Each source offers one chunk to each consumer, which combines or copies the chunks.
 //   publish   Each publisher offers one chunk to all readers, which copy it out.
 //
-//                    exchange                                  publish
-//   all_reduce       chunk r of all arrays, to rank r          chunk r of the result
-//   reduce           all arrays, to the root
-//     if all mapped  chunk r of all arrays, to rank r, which writes the sum to the root's array
-//   reduce_scatter   part r of all arrays, to rank r
-//   scatter          part r of the root's array, to rank r
-//   all_to_all       part r of all arrays, to rank r
-//   broadcast                                                  the root's array
-//   gather                                                     the ranks' parts, to the root
-//   all_gather                                                 the ranks' parts
-//   barrier          no data
+//                      exchange                                  publish
+//   - all_reduce       chunk r of all arrays, to rank r          chunk r of the result
+//   - reduce           all arrays, to the root
+//       if all mapped  chunk r of all arrays, to rank r, which writes the sum to the root's array
+//   - reduce_scatter   part r of all arrays, to rank r
+//   - scatter          part r of the root's array, to rank r
+//   - all_to_all       part r of all arrays, to rank r
+//   - broadcast                                                  the root's array
+//   - gather                                                     the ranks' parts, to the root
+//   - all_gather                                                 the ranks' parts
+//   - barrier          no data
 //
 // Arrays that the peers can map are read in place; chunks of other arrays pass through the board's
 // staging rings. In all_reduce, and in a reduce whose arrays are all mapped, ranks also write their
@@ -77,10 +77,11 @@ class DirectExecution {
   struct Span {
     std::size_t offset, bytes;
   };
-  // One chunk of each rank. All ranks compute the same blocks.
+  // One chunk of each rank. All ranks compute the same blocks. `begin` and `bytes` are the offset
+  // and the length in the array, or in each part.
   struct Block {
-    std::size_t begin = 0;   // offset in the array, or in each part
-    std::size_t bytes = 0;   // length in the array, or in each part; 0: no block is left
+    std::size_t begin = 0;
+    std::size_t bytes = 0;   // 0: no block is left
     std::size_t chunk = 0;   // length of a rank's chunk; the last ones may be shorter
     std::size_t stride = 0;  // between chunks in staging
     // Positions in the input and the output staging rings.
@@ -149,6 +150,7 @@ class DirectExecution {
   int checked_ = 0;         // have_posted() has read the slots of the awaited ranks below this one
   bool awaits_all_ = true;  // no rank below checked_ is left out
   std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the staging rings
+
   // The next block to stage, to combine or publish, and to copy out; and the end of the last one.
   Block staging_, producing_, copying_out_, last_;
   bool input_is_mapped_ = false, output_is_mapped_ = false;

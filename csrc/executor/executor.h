@@ -1,8 +1,8 @@
 // The executor runs one rank's steps over a transport. It knows no algorithm and no element type.
 //
-// It runs the whole schedule once for each block (cut.h). A block is small, so data that one step
-// writes is still in the cache when the next step sends it. Execution::advance() allocates no
-// memory.
+// The executor runs the whole schedule once for each block (cut.h). A block is small, so data that
+// one step writes is still in the cache when the next step sends it. Execution::advance() allocates
+// no memory.
 #pragma once
 
 #include <cstddef>

@@ -7,12 +7,14 @@
 
 namespace pycollective {
 
-// Returns the seconds of each all-reduce of float32 sums among threads, on the slowest rank. `how`:
-//   "executor"    the ring schedule, run by Communicator; or the name of another algorithm
-//   "plain_ring"  the same ring over the same transport, written as a loop
-//   "plain_loop"  no transport: each rank publishes a pointer, adds its part from all ranks'
-//   memory,
-//                 and copies the other parts, with barriers in between
+// Returns the seconds of each all-reduce of float32 sums among threads, on the slowest rank. Values
+// of `how`:
+// - "executor": The ring schedule, run by Communicator.
+// - Name of another algorithm: That algorithm's schedule, run by Communicator.
+// - "plain_ring": The same ring over the same transport, written as a loop.
+// - "plain_loop": No transport. Each rank publishes a pointer, adds its part of all ranks' arrays,
+//   and copies the other parts, with barriers in between.
+//
 // Throws std::runtime_error if a result is wrong.
 std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::size_t bytes,
                                        int iterations);

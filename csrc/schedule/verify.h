@@ -1,7 +1,8 @@
 // The verifier proves that a schedule fulfils its collective's contract.
 //
-// It executes all ranks symbolically. A chunk's value is the set of ranks whose contributions it
-// holds, so that "each contribution exactly once" is a property of sets. Errors are:
+// The verifier executes all ranks symbolically. A chunk's value is the set of ranks whose
+// contributions it holds, so that "each contribution exactly once" is a property of sets. Errors
+// are:
 //   Results:   A contribution is missing or repeated, or a chunk is at another chunk's index.
 //   Messages:  A send or a receive has no partner, or the numbers of chunks differ.
 //   Deadlocks: Ranks wait for each other when each ordered pair can hold one unreceived message.

@@ -1,7 +1,12 @@
-// The layout of a process group's shared memory: a header; the state of each rank; a channel and
-// its ring for each ordered pair of ranks; the board (board.h); the pipes for point-to-point
-// messages (ring_pipes.h); and the arena of each rank (arena.h). New memory is zero, a valid
-// initial state of every part.
+// The layout of a process group's shared memory, in this order:
+// 1. A header.
+// 2. The state of each rank.
+// 3. A channel and its ring for each ordered pair of ranks.
+// 4. The board (board.h).
+// 5. The pipes for point-to-point messages (ring_pipes.h).
+// 6. The arena of each rank (arena.h).
+//
+// New memory is zero, a valid initial state of every part.
 #pragma once
 
 #include <atomic>

@@ -24,11 +24,11 @@ namespace pycollective {
 
 class TcpGroup final : public Group {
  public:
-  // streams[p] has the connected sockets to rank p, in the same order on both sides and the control
-  // connection first; it is empty for this rank. `pipes` has one socket for each peer for
-  // point-to-point messages, and -1 for this rank; it may be empty. All sockets are duplicated.
-  // With `others`, peers that use another transport may have a control connection only. Throws
-  // std::invalid_argument.
+  // Duplicates all sockets. streams[p] has the connected sockets to rank p, with the control
+  // connection first; both sides have the same order. For this rank it is empty. The sockets in
+  // `pipes`, one for each peer, are for point-to-point messages; the entry of this rank is -1. The
+  // list may be empty. With `others`, peers that use another transport may have a control
+  // connection only. Throws std::invalid_argument.
   TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
            const std::vector<int>& pipes = {}, bool others = false);
   ~TcpGroup() override;

@@ -97,13 +97,15 @@ class FailureDetector {
     std::string address;  // empty if it equals this rank's
     ControlChannel control;
     bool left = false;
-    std::uint64_t calls = 0;           // number of its calls when it left
-    KnownCall from_message{0, 0, ""};  // its last call that a message described
-    KnownCall waiting{0, 0, ""};       // its last call of an in_call frame
-    KnownCall over{0, 0, ""};          // its last call of an idle frame, which it has completed
-    std::string message;               // the point-to-point message in which it waits
-    KnownCalls sent_calls;             // of its calls or left frame
-    Clock::time_point asked_at{};      // when this rank sent it a calls frame
+    std::uint64_t calls = 0;  // number of its calls when it left
+    // Its last call that a message described, that an in_call frame described, and that an idle
+    // frame described as completed.
+    KnownCall from_message{0, 0, ""};
+    KnownCall waiting{0, 0, ""};
+    KnownCall over{0, 0, ""};
+    std::string message;           // the point-to-point message in which it waits
+    KnownCalls sent_calls;         // of its calls or left frame
+    Clock::time_point asked_at{};  // when this rank sent it a calls frame
     bool sends_heartbeats = false;
     Clock::time_point received_at{};  // of the last control frame
   };

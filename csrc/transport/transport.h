@@ -33,9 +33,10 @@ struct CallRecord {
   std::int32_t root = -1;             // -1: none
   std::int32_t dims = 0;              // the first kMaxDims are kept
   std::int64_t shape[kMaxDims] = {};  // -1: any length; kNextArray: between two arrays
-  std::uint64_t detail = 0;           // hash of further arguments that must be equal
-  std::uint64_t identity = 0;         // hash of the members above, set by seal()
-  std::uint64_t number = 0;           // 1 for the first call of a rank
+
+  std::uint64_t detail = 0;    // hash of further arguments that must be equal
+  std::uint64_t identity = 0;  // hash of the members above, set by seal()
+  std::uint64_t number = 0;    // 1 for the first call of a rank
   // Hash of this call and all calls before it. It differs between ranks whose calls differed, so a
   // later call detects a mismatch in a call without messages.
   std::uint64_t fingerprint = 0;
