@@ -1,4 +1,4 @@
-"""Fixtures for all rooms."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 # The tests know the built-in table of algorithms, not one that was measured here.
 os.environ["PYCOLLECTIVE_TUNING"] = "none"
-# Many wait for a deadline on purpose, and compare what is said; tests/observe asks for warnings.
+# Many tests wait for a deadline and compare stderr; only tests/observe turns warnings on.
 os.environ["PYCOLLECTIVE_WARN_AFTER"] = "inf"
 
 
@@ -41,16 +41,16 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a stand-in for CuPy, which is imported while the test runs."""
     module = device_arrays.make_cupy()
     monkeypatch.setitem(sys.modules, "cupy", module)
-    # CUDA's knows nothing of its arrays.
+    # The real CUDA module cannot read the stand-in's arrays.
     monkeypatch.setattr("pycollective.comm.on_device.runtime", lambda: None)
     return module
 
 
 @pytest.fixture(autouse=True)
 def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find no libnccl, also where NVIDIA's package is installed; rooms with NCCL override this.
+    """Find no libnccl, also where NVIDIA's package is installed; folders with NCCL tests override this.
 
-    What is loaded once stays in the process, and would be taken for the tests' own library.
+    A library that is loaded once stays in the process. Tests would use it instead of their own.
     """
     monkeypatch.setattr("pycollective.nccl.loading._opened", None)
     monkeypatch.setattr("pycollective.nccl.loading._places", lambda: iter(()))

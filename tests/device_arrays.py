@@ -23,7 +23,7 @@ before_access = _at_once
 """Is given every array whose elements the host is about to read; tests may put a wait in its place."""
 
 
-#: Functions whose results have a length that only the values tell: CuPy fetches it.
+#: Functions whose result length depends on the values: CuPy copies the length to the host.
 WAITING = {"argwhere", "bincount", "extract", "flatnonzero", "nonzero", "repeat", "unique"}
 
 
@@ -60,7 +60,7 @@ class _Stream(contextlib.nullcontext):
 
 
 class PinnedMemory:
-    """Memory of the host that a device writes to by itself."""
+    """Host memory that the device writes to."""
 
     def __init__(self, size):
         self.memory = ctypes.create_string_buffer(size)
@@ -68,7 +68,7 @@ class PinnedMemory:
 
 
 class _Event:
-    """Has happened when it is waited for; notes how many calls lay between."""
+    """Event that completes when it is waited for; records the number of calls between."""
 
     def __init__(self, disable_timing=False):
         assert disable_timing
@@ -103,7 +103,7 @@ class DeviceArray:
     protocols, and refuses to become a NumPy array or to mix with one silently."""
 
     def __init__(self, host, dtype=None, memptr=None):
-        if memptr is not None:  # a shape, in memory of somebody's
+        if memptr is not None:  # a shape, in memory that another object owns
             size = int(np.prod(host)) * np.dtype(dtype).itemsize
             memory = (ctypes.c_char * size).from_address(memptr.address)
             memory.owner = memptr

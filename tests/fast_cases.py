@@ -9,7 +9,7 @@ import pytest
 
 
 def some_fast(cases: Iterable[Any], fast: Collection[Any]) -> list[Any]:
-    """Return the cases (values, or tuples of values), those that are not among the fast ones as slow."""
+    """Return the cases (values, or tuples of values), and mark all but the fast ones as slow."""
     return [
         pytest.param(
             *(values := case if isinstance(case, tuple) else (case,)),

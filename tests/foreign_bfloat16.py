@@ -1,4 +1,4 @@
-"""bfloat16 arrays of another library on a GPU, and a stand-in for CuPy that knows none of their kind."""
+"""bfloat16 arrays of another library on a GPU, and a stand-in for CuPy without bfloat16."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 
 BFLOAT = 4
-#: Where the code of the type stands, by the name of the capsule: DLTensor's 20 bytes, and 32 before it.
+#: Offsets of the type code by capsule name: 20 bytes into DLTensor, which may follow 32 other bytes.
 PLACES = {b"dltensor": 20, b"dltensor_versioned": 52}
 
 
@@ -25,7 +25,7 @@ def _code(capsule):
 
 
 class Foreign:
-    """What PyTorch and JAX export of an array of bfloat16 on a GPU."""
+    """A bfloat16 array on a GPU, exported as PyTorch and JAX do."""
 
     dtype = "torch.bfloat16"
 
@@ -57,7 +57,7 @@ class _Taken:
 
 
 def refuse_bfloat16(monkeypatch, cupy):
-    """Let the stand-in refuse what CuPy 13 does: to import bfloat16, and to compute with it."""
+    """Make the stand-in refuse to import bfloat16 and to compute with it, as CuPy 13 does."""
 
     def from_dlpack(array):
         assert array.__dlpack_device__() == (2, 0)
@@ -66,7 +66,7 @@ def refuse_bfloat16(monkeypatch, cupy):
             raise NotImplementedError("CuPy does not support bfloat16 yet")
         host = np.from_dlpack(_Taken(capsule))
         memory = (ctypes.c_char * host.nbytes).from_address(host.ctypes.data)
-        memory.owner = host  # which NumPy may not write to, unlike CuPy
+        memory.owner = host  # NumPy may not write to these arrays; CuPy may
         return device_arrays.DeviceArray(
             np.ndarray(host.shape, host.dtype, memory, 0, host.strides)
         )
@@ -97,7 +97,7 @@ def refuse_bfloat16(monkeypatch, cupy):
 
 
 def check_reductions(cupy, c, done):
-    """Reduce, as one rank of several, arrays of bfloat16 in all the ways that they come."""
+    """Reduce, as one rank of several, arrays of bfloat16 in every layout."""
     size, total = c.size, sum(range(1, c.size + 1))
     values = np.arange(6).reshape(2, 3)
     for versioned in (True, False):
@@ -111,7 +111,7 @@ def check_reductions(cupy, c, done):
     found = c.all_reduce(x, "mean")
     assert isinstance(found, cupy.ndarray) and found.dtype == dtypes.bfloat16
     np.testing.assert_array_equal(cupy.asnumpy(found), x.memory)
-    # Of any layout, and in packs.
+    # Arrays of any layout, and several arrays in buckets.
     columns = Foreign(values)
     columns.memory = np.asfortranarray(columns.memory)
     assert c.all_reduce(columns, out=columns) is columns

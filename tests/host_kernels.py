@@ -1,7 +1,7 @@
 """`cupy.RawKernel` without a GPU: the same source, compiled for the host, run by a few threads in turn.
 
-What a kernel computes must not depend on how many blocks and threads it gets; here it gets few of each,
-so that loops over them are gone through.
+The result of a kernel must not depend on the number of blocks and threads. Here both are small, so that
+a thread repeats the kernel's loops.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _library(code):
 
 
 class RawKernel:
-    """Has the arguments of CuPy's."""
+    """Kernel with the arguments of CuPy's class."""
 
     before_launch = staticmethod(lambda: None)
 

@@ -22,13 +22,13 @@ def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 @contextlib.contextmanager
 def hosts(count: int, interfaces: int = 1) -> Iterator[list[str]]:
-    """Yield the names of namespaces whose addresses are 10.213.7.1 and so on; skip without the right.
+    """Yield names of namespaces with the addresses 10.213.7.1 and so on; skip without the privilege.
 
     The addresses of their second interface, eth1, are 10.213.8.1 and so on.
     """
     if sys.platform != "linux" or shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("needs network namespaces: Linux, ip, and the right to make them")
-    tag = f"pc{os.getpid() % 10000}{next(_numbers)}"  # what is deleted is gone a moment later
+    tag = f"pc{os.getpid() % 10000}{next(_numbers)}"  # a deletion takes effect a moment later
     names = [f"{tag}n{i}" for i in range(count)]
     made = []
     try:
@@ -46,7 +46,7 @@ def hosts(count: int, interfaces: int = 1) -> Iterator[list[str]]:
             for i, name in enumerate(names):
                 outer = f"{tag}v{i}e{k}"
                 ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
-                # A namespace may outlive its name, as long as a socket in it has not given up.
+                # A namespace outlives its name while a socket in it is still open.
                 made.append(("link", "del", outer))
                 ip("link", "set", outer, "master", bridge, "up")
                 ip("-n", name, "addr", "add", f"10.213.{7 + k}.{i + 1}/24", "dev", inner)

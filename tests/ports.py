@@ -1,4 +1,4 @@
-"""Ports that nobody listens on."""
+"""Ports on which no process listens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many of loopback that nobody uses now.
+    """Return loopback ports that no process uses now.
 
-    They are not of those that the system gives to outgoing connections: such a one may be gone
-    before the test's own process listens on it.
+    The ports are outside the range for outgoing connections. A connection could otherwise take a port
+    before the test's process listens on it.
     """
     outgoing = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32768
     candidates = random.SystemRandom().sample(range(_LOWEST, max(outgoing, 2 * _LOWEST)), 1000)

@@ -1,6 +1,6 @@
 """Kubernetes' and Compute Engine's answers over HTTP, in the form that their references give them.
 
-A server on this host answers; nothing else is asked.
+A server on this host answers all requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pycollective.cluster.membership import membership_of
 
 
 class Api:
-    """A server that gives answers by path, and remembers what it was asked.
+    """A server that gives answers by path and records the requests.
 
     An answer is (status, object), a function of the query that returns one, or bytes.
     """
@@ -64,7 +64,7 @@ class Api:
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        # What a client that trusts nobody leaves behind is no matter here.
+        # A client that refuses the certificate leaves an error here, which the tests ignore.
         self.server.handle_error = lambda *words: None
         self.port = self.server.server_address[1]
         if tls is not None:
@@ -95,7 +95,7 @@ NOT_FOUND = {
 
 
 def pod(name, number, phase="Running", **status):
-    """A pod as the API describes it, without what nobody reads."""
+    """A pod as the API describes it, without unused fields."""
     return {
         "metadata": {
             "name": name,
@@ -173,7 +173,7 @@ def certificate(tmp_path_factory):
 
 @pytest.fixture
 def cluster(certificate, monkeypatch, tmp_path):
-    """Return an API server, as this process would find it in a pod."""
+    """Return an API server that this process finds as in a pod."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "ca.crt", certificate / "key.pem")
     shutil.copy(certificate / "ca.crt", tmp_path)
@@ -192,14 +192,14 @@ def resolver():
     return KubernetesClusterResolver({"worker": ["job-name=train"]})
 
 
-def test_pods(cluster):
+def test_kubernetes_pods_give_their_addresses_and_new_tokens_are_read(cluster):
     cluster.answers[EVERYWHERE] = pods(pod("train-1-x7k2p", 2), pod("train-0-b9c4d", 1))
     found = resolver()
     assert found.cluster_spec() == {"worker": ["10.4.1.7:8470", "10.4.2.7:8470"]}
     ((method, _, query, headers, body),) = cluster.asked
     assert (method, query["labelSelector"], body) == ("GET", "job-name=train", None)
     assert headers["Authorization"] == "Bearer eyJ.first.token"
-    (cluster.account / "token").write_text("eyJ.second.token")  # tokens are written anew
+    (cluster.account / "token").write_text("eyJ.second.token")  # Kubernetes replaces tokens
     found.task_type, found.task_id = "worker", 1
     member = membership_of(found)
     assert (member.source, member.rank, member.size) == ("Kubernetes", 1, 2)
@@ -224,8 +224,8 @@ def test_pods_with_ipv6_and_without_ports(cluster):
     assert resolver().cluster_spec() == {"worker": ["[fd00:10::5]:8470"]}
 
 
-def test_pages_of_pods(cluster):
-    """All of them are read; where the list has changed too much, it is read again as a whole."""
+def test_kubernetes_pages_of_pods_are_all_read(cluster):
+    """The resolver reads all pages; it starts again if the list has changed too much."""
     first = pods(pod("train-0-aaaaa", 1), **{"continue": "abc", "remainingItemCount": 1})
 
     def answer(query):
@@ -249,7 +249,7 @@ def test_pages_of_pods(cluster):
         resolver().cluster_spec()
 
 
-def test_only_the_own_namespace(cluster):
+def test_kubernetes_only_pods_of_the_own_namespace_count(cluster):
     cluster.answers[EVERYWHERE] = FORBIDDEN
     cluster.answers[IN_OWN] = pods(pod("train-0-aaaaa", 1))
     assert resolver().cluster_spec() == {"worker": ["10.4.1.7:8470"]}
@@ -284,7 +284,7 @@ DELETED["metadata"] = {**DELETED["metadata"], "deletionTimestamp": "2026-11-01T0
         ((404, NOT_FOUND), "answers 404: the server could not find the requested resource"),
         ((500, b"<html>"), "Kubernetes answers 500: Internal Server Error"),
         ((503, b"[1]"), "Kubernetes answers 503: Service Unavailable"),
-        ((302, {}), "Kubernetes answers 302: Found"),  # a token goes nowhere else
+        ((302, {}), "Kubernetes answers 302: Found"),  # the token is sent to no other server
         ((200, b"<html>a proxy's page"), "answers no JSON object: b'<html>a proxy's page'"),
         ((200, b"[]"), r"answers no JSON object: b'\[\]'"),
     ],
@@ -313,8 +313,10 @@ def test_what_the_pod_is_not_given(cluster, monkeypatch):
         KubernetesClusterResolver(executable_location=KubernetesExecutableLocation.OFF_CLUSTER)
 
 
-def test_an_api_that_somebody_else_gives(cluster, certificate, tmp_path_factory):
-    """The token is not sent to whom the cluster's authority has not signed for."""
+def test_kubernetes_api_with_a_foreign_certificate_gets_no_token(
+    cluster, certificate, tmp_path_factory
+):
+    """The token is not sent to a server without a certificate of the cluster's authority."""
     folder = tmp_path_factory.mktemp("other")
     words = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x"
@@ -329,7 +331,7 @@ def test_an_api_that_somebody_else_gives(cluster, certificate, tmp_path_factory)
     assert cluster.asked == []
 
 
-def test_an_api_that_does_not_answer(cluster, monkeypatch):
+def test_kubernetes_api_that_does_not_answer_raises(cluster, monkeypatch):
     cluster.server.shutdown()
     cluster.server.socket.close()
     with pytest.raises(RuntimeError, match="cannot be reached at 127.0.0.1:.*Connection refused"):
@@ -342,7 +344,7 @@ def test_an_api_that_does_not_answer(cluster, monkeypatch):
             resolver().cluster_spec()
 
 
-def test_what_an_installed_client_raises():
+def test_kubernetes_installed_client_error_is_reported():
     class Client:
         def list_pod_for_all_namespaces(self, label_selector):
             raise OSError("Max retries exceeded")
@@ -353,8 +355,8 @@ def test_what_an_installed_client_raises():
 
 
 @pytest.mark.slow
-def test_the_real_client(cluster, monkeypatch):
-    """What the package `kubernetes` makes of the same answers."""
+def test_kubernetes_real_client_gives_the_same_addresses(cluster, monkeypatch):
+    """The package `kubernetes` reads the same answers."""
     monkeypatch.delitem(sys.modules, "kubernetes")
     client = pytest.importorskip("kubernetes").client
     configuration = client.Configuration(
@@ -437,7 +439,7 @@ def group():
     return GCEClusterResolver("my-project", "europe-west4-a", "trainers", 8470, task_id=1)
 
 
-def test_instances(engine):
+def test_compute_engine_instances_give_their_addresses(engine):
     found = group()
     assert found.cluster_spec() == {"worker": ["10.164.0.10:8470", "10.164.0.2:8470"]}
     token, *asked = engine.asked
@@ -454,14 +456,14 @@ def test_instances(engine):
     assert membership_of(found).rank == 1
 
 
-def test_pages_of_instances(engine):
+def test_compute_engine_pages_of_instances_are_all_read(engine):
     engine.answers[LIST] = lambda query: (
         listed("trainer-a") if query.get("pageToken") == "CAE" else listed(nextPageToken="CAE")
     )
     assert group().cluster_spec() == {"worker": ["10.164.0.2:8470"]}
 
 
-def test_a_group_of_nobody(engine):
+def test_compute_engine_group_without_instances_has_no_tasks(engine):
     engine.answers[LIST] = {"kind": "compute#instanceGroupsListInstances"}
     assert group().cluster_spec() == {"worker": []}
     with pytest.raises(ValueError, match="GCE: The `task_id` 1 exceeds .*There are none"):
@@ -532,8 +534,8 @@ def test_elsewhere_googles_client_is_needed(engine, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_googles_client(engine, monkeypatch):
-    """What `google-api-python-client` makes of the same answers, in pages."""
+def test_compute_engine_googles_client_gives_the_same_addresses(engine, monkeypatch):
+    """`google-api-python-client` reads the same answers, in pages."""
     monkeypatch.delitem(sys.modules, "googleapiclient.discovery")
     discovery = pytest.importorskip("googleapiclient.discovery")
     credentials = pytest.importorskip("google.auth.credentials").AnonymousCredentials()

@@ -41,7 +41,7 @@ def test_equality_and_copies():
         ({3: ["w0:1"]}, "Job name 3 must be bytes or unicode"),
     ],
 )
-def test_what_is_no_cluster(cluster, text):
+def test_cluster_spec_wrong_argument_raises(cluster, text):
     with pytest.raises(TypeError, match=text):
         ClusterSpec(cluster)
 
@@ -80,12 +80,12 @@ def test_unknown_jobs_and_tasks(ask):
         ([], None, None, "`cluster_spec' should be dict or a `tf.train.ClusterSpec`"),
     ],
 )
-def test_broken_rules(cluster, task_type, task_id, text):
+def test_validate_broken_rule_raises_value_error(cluster, task_type, task_id, text):
     with pytest.raises(ValueError, match=text):
         rules.validate(cluster, task_type, task_id)
 
 
-def test_who_is_chief():
+def test_is_chief_chief_or_first_worker_only():
     assert rules.is_chief(WORKERS, "worker", 0)
     assert not rules.is_chief(WORKERS, "worker", 1)
     assert rules.is_chief(WITH_CHIEF, "chief", 0)
@@ -94,7 +94,7 @@ def test_who_is_chief():
     assert rules.is_chief(ClusterSpec(WORKERS), "evaluator", 0)  # need not be in the cluster
 
 
-def test_who_is_counted():
+def test_worker_count_counts_chief_and_workers():
     assert rules.worker_count(WORKERS, "worker") == 3
     assert rules.worker_count(WITH_CHIEF, "chief") == rules.worker_count(WITH_CHIEF, "worker") == 3
     assert rules.worker_count({**WORKERS, "evaluator": ["e:1"]}, "evaluator") == 1
@@ -103,7 +103,7 @@ def test_who_is_counted():
         rules.worker_count(WITH_CHIEF, "ps")
 
 
-def test_numbers_in_the_cluster():
+def test_id_in_cluster_numbers_the_chief_first():
     assert [rules.id_in_cluster(WORKERS, "worker", i) for i in range(3)] == [0, 1, 2]
     assert rules.id_in_cluster(WITH_CHIEF, "chief", 0) == 0
     assert rules.id_in_cluster(WITH_CHIEF, "worker", 1) == 2
@@ -112,7 +112,7 @@ def test_numbers_in_the_cluster():
         rules.id_in_cluster(WITH_CHIEF, "ps", 0)
 
 
-def test_leaders():
+def test_leaders_are_the_first_tasks_of_their_jobs():
     assert rules.collective_leader({}, None, None) == rules.coordination_leader({}) == ""
     assert rules.collective_leader(WORKERS, "worker", 1) == "/job:worker/replica:0/task:0"
     assert rules.collective_leader(WITH_CHIEF, "worker", 1) == "/job:chief/replica:0/task:0"

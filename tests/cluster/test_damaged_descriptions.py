@@ -1,4 +1,4 @@
-"""Descriptions of clusters that hold anything: only the documented errors, at once."""
+"""Damaged descriptions of clusters raise only the documented errors, without delay."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def anything(rng, depth=0):
 
 
 def description(rng):
-    """Return a description that is right in parts."""
+    """Return a description that is partly valid."""
     good = ["127.0.0.1:9", "127.0.0.1:10", "127.0.0.1:11"]
     jobs = rng.sample(["worker", "chief", "ps", "evaluator"], rng.randrange(1, 4))
     cluster = {
@@ -65,7 +65,7 @@ def description(rng):
 
 @pytest.fixture(autouse=True)
 def _numeric_addresses(monkeypatch):
-    """Look up no names."""
+    """Resolve numeric addresses only, without a name server."""
     real = socket.getaddrinfo
 
     def lookup(host, port, family=0, type=0, proto=0, flags=0):
@@ -222,7 +222,7 @@ def test_port_at_the_bounds(monkeypatch, address, right):
 
 
 def test_torchrun_port_after_the_last_one_is_refused():
-    """The port of torchrun's own store is 65535, and the one after it is none."""
+    """torchrun's own store has port 65535, and no port follows it."""
     with pytest.raises(RendezvousError, match="MASTER_PORT=65535: torchrun listens there"):
         pc.init(
             environment={

@@ -1,4 +1,4 @@
-"""What is said of descriptions that are wrong: every key, task and address, all of it at once."""
+"""Errors of wrong descriptions: one error names every wrong key, task and address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOTTED = {"here.test": "127.0.0.1", "also-here.test": "127.0.0.1", "there.test":
 
 @pytest.fixture
 def names(monkeypatch):
-    """Only these names resolve; nothing is asked of a network."""
+    """Resolve only these names, without a network."""
     asked = []
     real = socket.getaddrinfo
 
@@ -88,14 +88,14 @@ def cluster(*addresses, index=0):
         (cluster("a:b:1", "127.0.0.1:2"), [r"\['worker'\]\[0\] is 'a:b:1', which is not host:port"]),
     ],
 )  # fmt: skip
-def test_what_can_be_seen_in_the_description(tf_config, config, said):
+def test_examine_wrong_description_names_the_problem(tf_config, config, said):
     tf_config(config)
     with pytest.raises(ValueError, match=r"(?s)\ATF_CONFIG: .*" + ".*".join(said)):
         STRATEGY()
 
 
-def test_everything_at_once(tf_config, port):
-    """From JSON types to what does not resolve: the first thing that is wrong hides no other."""
+def test_examine_several_problems_are_all_named(tf_config, port):
+    """One error lists all problems, from JSON types to names that do not resolve."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         mine = f"127.0.0.1:{taken.getsockname()[1]}"
         jobs = {
@@ -126,7 +126,7 @@ def test_everything_at_once(tf_config, port):
         assert re.search(words, line), (words, line)
 
 
-def test_nobody_is_waited_for(tf_config, monkeypatch, port):
+def test_examine_wrong_description_raises_before_the_rendezvous(tf_config, monkeypatch, port):
     def met(*words):
         raise AssertionError("the others were waited for")
 
@@ -149,7 +149,7 @@ def test_two_names_of_one_address(tf_config, port):
 
 
 def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
-    """An error where it is certain, and where nothing stands between the hosts; else a warning."""
+    """A certain problem without a proxy between the hosts is an error; otherwise a warning."""
     tf_config(cluster("198.51.100.1:9000", "198.51.100.2:9000"))
     with pytest.raises(
         ValueError, match=r"\(worker 0\), this process, is 198.51.100.1:9000, which is no "
@@ -165,8 +165,8 @@ def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
 
 
 def test_the_number_of_another_machine(tf_config, monkeypatch, port):
-    """As where a TF_CONFIG was copied with its index: an error also in a container."""
-    assert not module._is_own(socket.AF_INET, ("127.0.0.1", 80))  # everybody's
+    """A TF_CONFIG was copied with its index: an error also in a container."""
+    assert not module._is_own(socket.AF_INET, ("127.0.0.1", 80))  # every host has this address
     assert not module._is_own(socket.AF_INET, ("198.51.100.1", 80))
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
         try:
@@ -200,7 +200,7 @@ def test_in_containers_names_may_come_later(monkeypatch, environ, files, errors)
     assert module.are_errors(environ) is errors
 
 
-def test_a_switch_that_is_none():
+def test_examine_wrong_value_of_the_switch_is_an_error():
     with pytest.raises(ValueError, match="PYCOLLECTIVE_CHECK_ADDRESSES='no': must be 0 or 1"):
         module.are_errors({"PYCOLLECTIVE_CHECK_ADDRESSES": "no"})
 
@@ -226,7 +226,7 @@ def test_a_port_that_the_launcher_has(names):
             ValueError, match=r"Simple: cluster\['chief'\]\[0\] \(chief 0\), this pro"
         ):
             membership_of(resolver, here=True)
-        # Another's port is not tried, and one who trains alone needs none.
+        # The port of another worker is not tried, and a single worker needs no port.
         other = SimpleClusterResolver(spec, "", "worker", 0)
         assert "no socket can listen" not in str(examine(other)[1])
         alone = SimpleClusterResolver(ClusterSpec({"worker": [mine]}), "", "worker", 0)
@@ -241,7 +241,7 @@ def test_an_evaluator_needs_no_address(names):
         membership_of(SimpleClusterResolver(ClusterSpec({"ps": ["p:1"]}), "", "ps", 0))
 
 
-def test_in_a_large_cluster_not_everybody_looks_everything_up(names):
+def test_examine_large_cluster_each_worker_resolves_some_names(names):
     spec = ClusterSpec({"worker": [f"w{i}.test:1" for i in range(100)]})
     found = examine(SimpleClusterResolver(spec, "", "worker", 7))[2]
     assert [re.findall(r"w\d+", line)[0] for line in found] == ["w0", "w7"]
@@ -249,7 +249,7 @@ def test_in_a_large_cluster_not_everybody_looks_everything_up(names):
 
 
 def test_names_are_looked_up_at_the_same_time(monkeypatch):
-    """A server of names that does not answer costs its time once, and that is bounded."""
+    """A name server that does not answer costs one bounded timeout."""
     together = threading.Barrier(3, timeout=10)
     forever = threading.Event()
 
@@ -270,7 +270,7 @@ def test_names_are_looked_up_at_the_same_time(monkeypatch):
         forever.set()
 
 
-def test_a_server_of_names_that_is_out_for_a_moment(monkeypatch):
+def test_examine_name_server_that_fails_for_a_moment_is_asked_again(monkeypatch):
     answers = [socket.gaierror(socket.EAI_AGAIN, "later"), [(2, 1, 6, "", ("198.51.100.9", 1))]]
 
     def lookup(host, port, type=0, flags=0):

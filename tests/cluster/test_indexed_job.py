@@ -17,7 +17,7 @@ NAMES = ("TF_CONFIG", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"
 
 @pytest.fixture
 def pod(monkeypatch):
-    """Return a function that makes this process one of a pod, as Kubernetes and its author do."""
+    """Return a function that sets this process's variables as Kubernetes and the job's author do."""
 
     def put(host, index, **variables):
         for name in list(os.environ):
@@ -34,7 +34,7 @@ def pod(monkeypatch):
 
 
 def test_a_jobset_of_several_jobs(pod):
-    """Its replicated jobs in the order that is given, their jobs by index, the pods by index."""
+    """Workers are sorted by replicated job in the given order, then by job index, then by pod index."""
     order = [
         "net-leader-0-0",
         *(f"net-workers-{job}-{index}" for job in range(2) for index in range(3)),
@@ -67,7 +67,7 @@ def test_several_processes_in_each_pod(pod):
     assert member.addresses[4:] == (f"train-2.{DOMAIN}:8470", f"train-2.{DOMAIN}:8471")
 
 
-def test_who_is_not_named_does_not_take_part(pod):
+def test_jobset_job_that_is_not_named_does_not_take_part(pod):
     with pytest.raises(ValueError, match="'net-driver-0', is none of PYCOLLECTIVE_JOBS='w:2x1'"):
         membership_of(pod("net-driver-0-0", 0, JOBS="w:2x1"))
 
@@ -112,7 +112,7 @@ def test_a_name_that_ends_another(pod):
         ("t-0", "x", {"SIZE": 4}, "JOB_COMPLETION_INDEX='x' is not a number"),
     ],
 )
-def test_what_does_not_fit(pod, host, index, variables, message):
+def test_indexed_job_wrong_variables_raise(pod, host, index, variables, message):
     with pytest.raises(ValueError, match=f"KubernetesJob: .*{message}"):
         membership_of(pod(host, index, **variables))
 

@@ -1,4 +1,4 @@
-"""`pycollective.init` joins the group of whatever started the process, as strategies and doctor do."""
+"""`pycollective.init`, strategies and doctor join the group of the launcher that started the process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_LAUNCHERS = (
     "RANK", "WORLD_SIZE", "MASTER_", "FLUX_", "HOROVOD_", "JSM_", "MV2_",
 )  # fmt: skip
 
-# The name of a pod that is not there stands for a loopback address.
+# The name of a pod that does not exist resolves to a loopback address.
 _SUM = """
 import json, os, socket, sys
 import numpy as np
@@ -48,7 +48,7 @@ def surroundings(**more):
 
 
 def on_each(tmp_path, environments, body=_SUM):
-    """Run a script in each environment at the same time; return what each has printed."""
+    """Run a script in each environment at the same time; return the output of each."""
     script = tmp_path / "script.py"
     script.write_text(body)
     processes = [
@@ -118,7 +118,7 @@ def by_pmi():
 
 
 def loopback():
-    """Return the beginning of addresses of this host, on which no other test listens."""
+    """Return a prefix of loopback addresses on which no other test listens."""
     return f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(256)}"
 
 
@@ -131,7 +131,7 @@ def by_slurm():
 
 
 def by_indexed_job():
-    """Both processes in one pod: another pod's would have the same port on this host."""
+    """Run both processes in one pod: processes of two pods would share one port on this host."""
     pod = {
         "JOB_COMPLETION_INDEX": "0", "HOSTNAME": "train-0", "PYCOLLECTIVE_SIZE": "2",
         "PYCOLLECTIVE_LOCAL_SIZE": "2", "NAMES": json.dumps({"train-0": f"{loopback()}.1"}),
@@ -162,7 +162,7 @@ def test_init_under_each_launcher_sums_over_two_processes(tmp_path, launcher):
 
 
 def test_init_in_a_ray_actor_sums_over_two_processes(tmp_path):
-    """As `pycollective.ray.run` calls the function in each actor; Ray itself is not needed."""
+    """The test calls the function as `pycollective.ray.run` does in each actor, without Ray."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     body = "from pycollective.ray import _Worker\n"
     body += f"def work():\n    exec({_SUM!r}, {{}})\n"
@@ -203,8 +203,8 @@ def test_init_under_mpirun_sums_over_two_processes(tmp_path, program):
     assert sorted(done.stdout.splitlines()) == ["0 of 2", "1 of 2"]
 
 
-def test_pmi_jobs_on_one_host_meet_at_different_ports(tmp_path):
-    """MPICH names no job: the process that started the ranks tells two jobs from each other."""
+def test_pmi_jobs_on_one_host_use_different_ports(tmp_path):
+    """MPICH names no job: two jobs differ in the process that started the ranks."""
     # One write for each line: both ranks write to the same pipe, perhaps unbuffered.
     proxy = tmp_path / "hydra_pmi_proxy"
     show = (
@@ -245,7 +245,7 @@ def environ(monkeypatch):
 
 
 class Met(Exception):
-    """The place with which the others would have been waited for."""
+    """Carries the rank and the size with which the rendezvous was called."""
 
 
 def places(monkeypatch, capsys):
@@ -312,7 +312,7 @@ ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZ
          r"variable: did you mean PYCOLLECTIVE_ADDRESS\?"),
     ],
 )  # fmt: skip
-def test_variable_that_would_be_unheeded_is_an_error_in_all_three(environ, capsys, variables, said):
+def test_variable_that_would_be_ignored_is_an_error_in_all_three(environ, capsys, variables, said):
     environ(variables)
     with pytest.raises(RendezvousError, match=said):
         pc.init()
@@ -330,7 +330,7 @@ def test_variable_that_would_be_unheeded_is_an_error_in_all_three(environ, capsy
         {"WORLD_SIZE": "1"},
         {"SLURM_NTASKS": "1"},
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
-        # What a job may start is no matter where a launcher has started one process.
+        # A launcher has started one process: the job's number of processes is ignored.
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "SLURM_NTASKS": "4"},
         {"PYCOLLECTIVE_RANK": "0", "PYCOLLECTIVE_SIZE": "1"},
         {"PYCOLLECTIVE_RANK": "0", "PYCOLLECTIVE_SIZE": "1", "OMPI_COMM_WORLD_RANK": "1",
@@ -356,7 +356,7 @@ def test_process_that_is_meant_to_be_alone_is_alone(environ, capsys, variables):
 
 
 def test_given_environment_is_read_instead_of_the_process(environ, monkeypatch):
-    """`init(environment=…)` asks no resolver that looks into ``os.environ``."""
+    """`init(environment=…)` uses no resolver that reads ``os.environ``."""
 
     def rendezvous(rank, size, addresses, source, **how):
         raise Met(source)
@@ -395,7 +395,7 @@ def test_worker_started_again_after_the_job_has_ended_ends_with_an_error(environ
         multi_worker.MultiWorkerMirroredStrategy(devices=["cpu:0"], rendezvous_timeout=0.5)
 
 
-def test_strategy_with_a_given_resolver_heeds_no_variable(environ):
+def test_strategy_with_a_given_resolver_ignores_variables(environ):
     environ({"WORLD_SIZE": "4"})
     resolver = pc.cluster.SimpleClusterResolver(pc.cluster.ClusterSpec({}))
     strategy = multi_worker.MultiWorkerMirroredStrategy(resolver, devices=["cpu:0"])

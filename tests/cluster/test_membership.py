@@ -1,4 +1,4 @@
-"""Which worker a process is: recorded environments of launchers, and which of them is believed."""
+"""Rank and addresses of a process from recorded environments of launchers, and their precedence."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def environ(monkeypatch):
         ([KUBEFLOW], "Kubeflow", 1, 2, ["job-node-0-0.job:29400"]),
         ([OPEN_MPI, {"PYCOLLECTIVE_ADDRESS": "n1:8"}], "Open MPI", 1, 2, ["n1:8"]),
         ([SLURM], "Slurm", 2, 3, ["n1:8888", "n1:8889", "n2:8888"]),
-        # srun that speaks PMI says the same twice; mpirun in a step is another program's step.
+        # srun with PMI describes the same rank twice; mpirun in a step belongs to another program.
         ([SLURM, {"PMI_RANK": "2", "PMI_SIZE": "3"}], "Slurm", 2, 3, None),
         ([SLURM, MPICH, {"MASTER_ADDR": "n", "MASTER_PORT": "1"}], "PMI", 0, 2, ["n:1"]),
         ([POD], "KubernetesJob", 2, 3, ["train-0:8470", "train-1:8470", "train-2:8470"]),
@@ -92,7 +92,9 @@ def environ(monkeypatch):
         ([MPICH, POD], "PMI", 0, 2, None),
     ],
 )
-def test_environments(environ, monkeypatch, parts, source, rank, size, addresses):
+def test_membership_recorded_environments_give_rank_and_addresses(
+    environ, monkeypatch, parts, source, rank, size, addresses
+):
     monkeypatch.setattr(socket, "getfqdn", lambda name: name)
     member = membership_of(environ(*parts))
     assert (member.source, member.rank, member.size) == (source, rank, size)
@@ -101,8 +103,8 @@ def test_environments(environ, monkeypatch, parts, source, rank, size, addresses
         assert list(member.addresses) == addresses
 
 
-def test_the_order_of_precedence(environ):
-    """Of all launchers at once: each is believed when those before it are gone."""
+def test_sources_all_launchers_set_first_in_order_decides(environ):
+    """With the variables of all launchers, the first launcher in the order decides."""
     everything = [{"TF_CONFIG": tf_config()}, LAUNCHED, SAGEMAKER, TORCHRUN, KUBEFLOW, OPEN_MPI]
     everything += [SLURM, {"PMI_RANK": "2", "PMI_SIZE": "3"}, POD]
     environ(*everything)
@@ -111,12 +113,12 @@ def test_the_order_of_precedence(environ):
     while everything:
         assert sources_of_environment()[0].name == names.pop(0)
         gone = everything.pop(0)
-        if gone is LAUNCHED:  # that number is the pods', too
+        if gone is LAUNCHED:  # the pods have this variable, too
             gone = {"PYCOLLECTIVE_RANK": ""}
         for name in gone:
             os.environ.pop(name)
         if everything and "PMI_RANK" in everything[0]:
-            os.environ["PMI_RANK"] = "0"  # no srun's
+            os.environ["PMI_RANK"] = "0"  # not from srun
     assert not names
     assert resolver_of_environment() is None
 
@@ -167,7 +169,7 @@ def test_mpi_on_one_host_needs_no_address(environ):
         ([KUBEFLOW, {"PET_MASTER_ADDR": "tcp://a"}], r"PET_MASTER_PORT is .* \(leave out 'tcp://'\)"),
     ],
 )  # fmt: skip
-def test_environments_that_are_wrong(environ, monkeypatch, parts, message):
+def test_membership_wrong_environment_raises(environ, monkeypatch, parts, message):
     monkeypatch.setattr(socket, "getfqdn", lambda name: name)
     with pytest.raises(ValueError, match=message):
         membership_of(environ(*parts))
@@ -196,13 +198,13 @@ def test_tasks_that_the_launcher_numbers_cannot_be_renumbered():
         resolver.task_id = 0
 
 
-def test_mpi_says_where_worker_0_is(monkeypatch):
+def test_membership_mpi_broadcasts_the_address_of_worker_0(monkeypatch):
     class World:
         rank, size = 0, 2
 
         def Allgather(self, own, names):
             names[0] = own
-            names[1, :9] = list(b"127.0.0.1")  # where the way to other hosts begins
+            names[1, :9] = list(b"127.0.0.1")  # the address of the interface to other hosts
 
         def Bcast(self, said, root):
             self.said = bytes(said).rstrip(b"\0").decode()
@@ -213,11 +215,11 @@ def test_mpi_says_where_worker_0_is(monkeypatch):
     for name in ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE"):
         monkeypatch.delenv(name, raising=False)
     over_mpi.worker_0.cache_clear()
-    monkeypatch.setenv("PYCOLLECTIVE_SECRET", "")  # so that it is taken away in the end
+    monkeypatch.setenv("PYCOLLECTIVE_SECRET", "")  # so that monkeypatch removes it in the end
     monkeypatch.delenv("PYCOLLECTIVE_SECRET")
     try:
         address = over_mpi.worker_0(2)
-        assert over_mpi.worker_0(2) == address  # asked once
+        assert over_mpi.worker_0(2) == address  # MPI is asked once
         host, port = address.split(":")
         assert host == "127.0.0.1"
         assert 0 < int(port) < 65536

@@ -1,4 +1,4 @@
-"""What comes over a network is bytes and JSON: nothing that could run code is made of it."""
+"""Data from a network is bytes and JSON; no code path unpickles it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRUSTED = {
     ROOT / "launch/spawn.py": {"pickle"},
     ROOT / "comm/objects.py": {"pickle"},
 }
-#: mpi4py's methods in small letters pickle what they send, and unpickle what comes.
+#: mpi4py's methods in small letters pickle sent data and unpickle received data.
 PICKLE_IN_MPI = {
     "allgather", "allreduce", "alltoall", "bcast", "bsend", "exscan", "gather", "ibsend", "improbe",
     "iprobe", "irecv", "isend", "issend", "mprobe", "probe", "recv", "reduce", "scan", "scatter", "send",
@@ -46,7 +46,7 @@ def imported(nodes):
 
 
 def pickling(nodes):
-    """Return the calls that mpi4py would pickle for."""
+    """Return the calls for which mpi4py would pickle."""
     return [
         call.func.attr
         for call in calls_in(nodes)
@@ -54,8 +54,8 @@ def pickling(nodes):
     ]
 
 
-def test_no_module_imports_what_runs_code():
-    """Ray itself pickles what it hands to its actors: that is its own transport, and its own door."""
+def test_modules_import_no_pickle():
+    """Ray itself pickles what it hands to its actors: that is Ray's own transport."""
     seen = set()
     for path in ROOT.rglob("*.py"):
         nodes = nodes_of(path.read_text(encoding="utf-8"))
@@ -69,7 +69,7 @@ def test_no_module_imports_what_runs_code():
     assert {"json", "numpy", "mpi4py", "ray"} <= seen
 
 
-def test_mpi_is_given_arrays_only():
+def test_mpi_calls_pass_arrays_only():
     users = [p for p in ROOT.rglob("*.py") if "mpi4py.MPI" in p.read_text(encoding="utf-8")]
     found = {p.relative_to(ROOT).as_posix() for p in users}
     assert {"comm/mpi_group.py", "cluster/over_mpi.py"} <= found

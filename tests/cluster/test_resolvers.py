@@ -39,7 +39,7 @@ def tf_config(monkeypatch):
 # Simple -------------------------------------------------------------------------------------------
 
 
-def test_simple():
+def test_simple_resolver_returns_given_values():
     resolver = SimpleClusterResolver(
         TWO, "m:1", "worker", 1, "google", num_accelerators={"GPU": 2}, rpc_layer="grpc"
     )
@@ -55,7 +55,7 @@ def test_simple():
     assert (resolver.task_type, resolver.task_id, resolver.master()) == ("worker", 0, "m:1")
 
 
-def test_simple_by_default():
+def test_simple_resolver_defaults_are_empty():
     resolver = SimpleClusterResolver(TWO)
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
     assert (resolver.master(), resolver.environment, resolver.num_accelerators()) == ("", "", {})
@@ -65,7 +65,7 @@ def test_simple_by_default():
         SimpleClusterResolver(TWO, master=1)
 
 
-def test_one_of_ones_own():
+def test_resolver_subclass_needs_only_cluster_spec():
     class Mine(ClusterResolver):
         def cluster_spec(self):
             return TWO
@@ -84,7 +84,7 @@ def test_one_of_ones_own():
 # TF_CONFIG ----------------------------------------------------------------------------------------
 
 
-def test_tf_config(tf_config):
+def test_tf_config_resolver_reads_the_variable_each_time(tf_config):
     tf_config(
         {
             "cluster": {"chief": ["c:1"], "worker": {"1": "w1:1"}},
@@ -100,7 +100,7 @@ def test_tf_config(tf_config):
     # The variable is read each time.
     tf_config({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
     assert resolver.master() == "a:1"
-    # What was given, or set later, comes first.
+    # Given values and values set later take precedence.
     resolver.task_id = "1"
     resolver.rpc_layer = "x"
     assert (resolver.task_id, resolver.master()) == (1, "x://b:1")
@@ -129,7 +129,7 @@ def test_masters_of_tf_config(tf_config):
 @pytest.mark.parametrize("ask", ["cluster_spec", "master"])
 def test_malformed_tf_config(tf_config, ask):
     tf_config("{not json")
-    resolver = TFConfigClusterResolver()  # it is read when it is asked for
+    resolver = TFConfigClusterResolver()  # the variable is read at the first use
     with pytest.raises(json.JSONDecodeError):
         getattr(resolver, ask)()
     with pytest.raises(ValueError, match="Expecting"):
@@ -171,7 +171,7 @@ def test_union_of_dicts():
         twice.cluster_spec()
 
 
-def test_union_is_the_first_one_in_everything_else():
+def test_union_takes_other_values_from_the_first_resolver():
     first = simple(
         {"worker": ["a:1"]},
         master="m:1",
@@ -192,7 +192,7 @@ def test_union_is_the_first_one_in_everything_else():
     assert (union.task_type, union.task_id, union.rpc_layer) == ("chief", 0, "x")
 
 
-def test_what_is_no_union():
+def test_union_wrong_arguments_raise():
     with pytest.raises(ValueError, match="At least one ClusterResolver is required."):
         UnionResolver()
     with pytest.raises(ValueError, match="Unexpected kwargs provided {'tasks': 1}"):
@@ -216,7 +216,7 @@ def test_what_is_no_union():
         ("login", ["login"]),
     ],
 )
-def test_hostlists(text, hosts):
+def test_expand_hostlist_returns_each_host(text, hosts):
     assert expand_hostlist(text) == hosts
 
 
@@ -224,12 +224,12 @@ def test_hostlists(text, hosts):
     "text",
     ["n[1-", "n[a-b]", "n[1-2-3]", "n]1[", "[1-2]", "n[1][2]", "n[1,,2]", "n[5-3]", "a,,b", ""],
 )
-def test_malformed_hostlists(text):
+def test_expand_hostlist_malformed_raises_value_error(text):
     with pytest.raises(ValueError, match="Invalid hostlist format"):
         expand_hostlist(text)
 
 
-def test_tasks_per_node():
+def test_expand_tasks_per_node_returns_each_count():
     assert expand_tasks_per_node("3(x2),2,1") == [3, 3, 2, 1]
     assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(ValueError, match='Invalid tasks-per-node list format "3x2"'):
@@ -250,7 +250,7 @@ def slurm(monkeypatch):
     return monkeypatch
 
 
-def test_slurm(slurm):
+def test_slurm_step_gives_tasks_gpus_and_addresses(slurm):
     resolver = SlurmClusterResolver()
     assert resolver.get_task_info() == (None, None)
     assert resolver.master() == ""
@@ -312,7 +312,7 @@ def test_slurm_that_asks_for_too_much(slurm):
         SlurmClusterResolver()
 
 
-# What srun sets for a task, as its manual says; only what differs is given below.
+# Variables that srun's manual lists for a task; the cases below give only the differences.
 JOB = {
     "SLURM_JOB_ID": "4711",
     "SLURM_JOB_NODELIST": "node[01-03,7],gpu-a[1-2]",
@@ -387,8 +387,8 @@ def in_step(monkeypatch, variables, rank, node, local, **more):
         ),
     ],
 )
-def test_recorded_steps(monkeypatch, variables, hosts, places):
-    """Every rank's host and port is where Slurm has started it."""
+def test_slurm_recorded_steps_give_each_rank_its_host(monkeypatch, variables, hosts, places):
+    """Every rank's host is the one on which Slurm has started the rank."""
     for rank, node, local in places:
         in_step(monkeypatch, variables, rank, node, local)
         resolver = SlurmClusterResolver()
@@ -402,7 +402,7 @@ def test_recorded_steps(monkeypatch, variables, hosts, places):
 
 
 def test_a_step_whose_tasks_are_elsewhere(monkeypatch):
-    """As with --distribution=arbitrary: no rank may believe to be where another one is."""
+    """With --distribution=arbitrary, no rank may assume the host of another rank."""
     arbitrary = {**MIXED, "SLURM_DISTRIBUTION": "arbitrary"}
     in_step(monkeypatch, arbitrary, 1, "gpu-a2", 0)
     with pytest.raises(
@@ -414,7 +414,7 @@ def test_a_step_whose_tasks_are_elsewhere(monkeypatch):
     in_step(monkeypatch, {**MIXED, "SLURM_DISTRIBUTION": "plane"}, 0, "node01", 0)
     with pytest.raises(RuntimeError, match="is plane, and its size '.*' is not a number from 1"):
         SlurmClusterResolver()
-    # Ranks of a step over several components go on where one component's end.
+    # In a step of several components, ranks continue after the last rank of a component.
     in_step(monkeypatch, MIXED, 9, "other", 0, SLURM_HET_SIZE="2")
     with pytest.raises(RuntimeError, match="components of a heterogeneous job need TF_CONFIG"):
         SlurmClusterResolver()
@@ -431,15 +431,15 @@ def test_a_batch_script_without_srun_is_no_step(monkeypatch):
     ("visible", "of_each", "given", "own"),
     [
         ("0,1,2,3,4,5", None, {}, "2,3"),
-        ("9,8,7,6,5,4", None, {}, "7,6"),  # those of the job, on a machine that has more
-        ("4", None, {}, "4"),  # --gpu-bind: a task sees its own one only
+        ("9,8,7,6,5,4", None, {}, "7,6"),  # the GPUs of the job, on a machine with more
+        ("4", None, {}, "4"),  # --gpu-bind: a task sees only its own GPU
         ("4,5,6", "a100:3", {}, "4,5,6"),  # --gpus-per-task=a100:3
         ("4,5,6", "a100:3", {"gpus_per_task": 2}, "4,5"),
         ("", None, {}, ""),
     ],
 )
 def test_slurm_narrows_once(slurm, visible, of_each, given, own):
-    """Another resolver in the same process finds what the first one has found."""
+    """Another resolver in the same process finds the same GPUs as the first one."""
     slurm.setenv("CUDA_VISIBLE_DEVICES", visible)
     if of_each:
         slurm.setenv("SLURM_GPUS_PER_TASK", of_each)
@@ -449,7 +449,7 @@ def test_slurm_narrows_once(slurm, visible, of_each, given, own):
             resolver.cluster_spec()
             assert os.environ["CUDA_VISIBLE_DEVICES"] == own
         assert resolver.num_accelerators() == {"GPU": len(own.split(",")) if own else 0}
-    slurm.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")  # set anew, by somebody else
+    slurm.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")  # another program sets the variable again
     slurm.delenv("SLURM_GPUS_PER_TASK", raising=False)
     SlurmClusterResolver().cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
@@ -494,7 +494,7 @@ class Pods:
         )
 
 
-def test_kubernetes():
+def test_kubernetes_running_pods_of_jobs_give_the_cluster():
     client = Pods(
         first=[("b", "Running", "10.0.0.2"), ("a", "Running", "10.0.0.1")],
         second=[("c", "Running", "10.0.0.3")],
@@ -552,7 +552,7 @@ def test_kubernetes_with_the_installed_client(monkeypatch, location):
 
 
 class Service:
-    """A Compute Engine that has pages of instances, by their addresses."""
+    """A Compute Engine client with pages of instances, given by their addresses."""
 
     def __init__(self, pages):
         self.pages = pages
@@ -583,7 +583,7 @@ class Service:
         return SimpleNamespace(execute=lambda: details)
 
 
-def test_compute_engine():
+def test_compute_engine_instance_group_gives_the_cluster():
     service = Service([["10.0.0.3", "10.0.0.1"], [], ["10.0.0.2"]])
     resolver = GCEClusterResolver("project", "zone", "group", 8470, service=service)
     assert resolver.cluster_spec() == {

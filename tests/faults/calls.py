@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in the group of a step."""
+    """Rank and size in the group of a step."""
 
     rank: int
     size: int

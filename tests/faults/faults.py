@@ -1,4 +1,4 @@
-"""What can go wrong in a trial, and what the ranks must then report.
+"""Faults of a trial, and the errors that the ranks must then report.
 
 To add a fault, write a function that makes it happen (`strike`) and add a `Fault` to the table.
 `strike` runs on the victim, in front of the step `Trial.moment`. Its argument is the `worker.Rank`.
@@ -27,7 +27,7 @@ EVERYWHERE = ("threads", *PROCESSES)
 
 
 class LeftError(Exception):
-    """The victim ends here, in the way of the trial's variant."""
+    """Ends the victim in the way of the trial's variant."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Fault:
     """The fault comes at a time of its own, which counts from the moment's call itself; the victim
     waits for it before the last barrier."""
     soft: bool = False
-    """`split` and `empty` may be refused, by all ranks; the group then goes on."""
+    """All ranks may refuse `split` and `empty`; the group then still works."""
     meets: bool = False
     """The fault hits the victim before it joins the group."""
     within_group: bool = False
@@ -134,7 +134,7 @@ def _signals(rank: Any) -> None:
 
 
 def _bad_argument(rank: Any) -> None:
-    """Make a call that raises because of its arguments; nobody else may notice."""
+    """Make a call that raises because of its arguments; the other ranks must not notice."""
     comm = rank.groups[rank.step.group]
     x, before = np.ones(5, "float32"), comm.timeout
     calls: dict[str, Callable[[], Any]] = {
@@ -165,7 +165,7 @@ def _sleep(rank: Any) -> None:
 
 
 def _descriptor(rank: Any) -> None:
-    """Break one of the library's own descriptors, when the time has come."""
+    """Break one of the library's own descriptors at the planned time."""
     number, found = rank.trial.seed, rank.own_descriptors()
 
     def strike() -> None:
@@ -181,7 +181,7 @@ def _descriptor(rank: Any) -> None:
 
 def _break(descriptor: int, how: str) -> None:
     if how == "close":
-        # Nobody else may get this number, and with it what the library writes.
+        # No other file may get this number: the library would write to that file.
         with socket.socket(socket.AF_UNIX) as unconnected:
             os.dup2(unconnected.fileno(), descriptor, inheritable=False)
         return
@@ -242,7 +242,7 @@ def _mismatch(rank: Any) -> None:
 def mismatch_variants(step: Step) -> tuple[str, ...]:
     """Return the ways in which a call can differ."""
     call = CALLS[step.call]
-    # Messages are beside the collectives, where no call of another rank is amiss.
+    # Messages are independent of collectives, so no call of another rank mismatches.
     found = [] if call.pair else ["collective"]
     if step.call != "barrier":
         found.append("dtype")
@@ -256,14 +256,14 @@ def mismatch_variants(step: Step) -> tuple[str, ...]:
 
 
 def mismatched(step: Step, variant: str) -> Step:
-    """Return the call that the victim makes in the place of the others'."""
+    """Return the call that the victim makes instead of the call of the others."""
     choose = random.Random(step.salt)
     if variant == "collective":
         names = [c for c in CALLS if CALLS[c].collective != CALLS[step.call].collective]
         names = [c for c in names if not CALLS[c].reduces and not CALLS[c].pair]
         return replace(step, call=choose.choice(names), algorithm="auto", op="sum", in_place=False)
     if variant == "dtype":
-        # The op must be one of both.
+        # Both calls must support the op.
         kinds = [d for d in (*INTEGERS, "float32", "float64") if step.op in ops(d)]
         return replace(step, dtype=choose.choice([d for d in kinds if d != step.dtype]))
     if variant == "size":
@@ -328,7 +328,7 @@ FAULTS: dict[str, Fault] = {
         _leave, ("RendezvousError", "PeerLostError"), meets=True, setups=MEETINGS,
         variants=("return", "raise"),
     ),
-    # The stop may come when the group is just made: then the first call names the rank.
+    # The stop may come just after the group is made: then the first call names the rank.
     "stop in the rendezvous": Fault(
         _stop, ("RendezvousError", "CollectiveTimeoutError"), own=_ANY, meets=True,
         setups=MEETINGS, certain=False, waits=True, stopped=(0.01, 2.0),

@@ -25,7 +25,7 @@ _MOST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Trial:
-    """What the ranks do, what goes wrong, and when."""
+    """Calls of the ranks, the fault, and its time."""
 
     seed: int
     setup: str
@@ -38,11 +38,11 @@ class Trial:
     moment: int
     """The step at whose beginning the victim's time starts to count."""
     delay: float
-    """Seconds from then until the fault, where the fault is a matter of time."""
+    """Seconds from that step until the fault, if the fault has a time."""
     variant: str
-    """Which of the fault's variants."""
+    """Variant of the fault."""
     seconds: float
-    """How long the victim is stopped, or a forked child lives."""
+    """Seconds for which the victim is stopped, or a forked child lives."""
     colors: tuple[int, ...]
     """Each rank's part after the split."""
     steps: tuple[Step, ...]

@@ -23,14 +23,14 @@ from ports import free_port
 
 _POLL_SECONDS = 0.004
 _LEFT_SECONDS = 4.0
-"""How long processes that a trial leaves behind may take to end: the guardian's grace, and more."""
+"""Time limit for processes that outlive the trial; longer than the guardian's grace period."""
 _LATE_ERROR_SECONDS = 20.0
-"""How much longer than its time a victim stays stopped for ranks that have no error yet."""
+"""Extra time for which a victim stays stopped while ranks have no error yet."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class BecomeError(BaseException):
-    """Raised in a forked child, which leaves the runner's stack and becomes something else.
+    """Raised in a forked child, which leaves the runner's stack and then runs its role.
 
     So the child ends as every Python process does, and the runner's imports are made once.
     """
@@ -42,7 +42,7 @@ class BecomeError(BaseException):
 
 @dataclass
 class Outcome:
-    """What became of a trial."""
+    """Result of a trial."""
 
     seconds: float = 0.0
     hung: bool = False
@@ -50,11 +50,11 @@ class Outcome:
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the processes that the runner has started."""
     said: list[list[dict[str, Any]]] = field(default_factory=list)
-    """What each rank has said."""
+    """Reports of each rank."""
     errors: str = ""
-    """What the processes wrote to stderr and stdout."""
+    """Text that the processes wrote to stderr and stdout."""
     left: list[str] = field(default_factory=list)
-    """What the trial has left behind."""
+    """Processes and files that the trial has left behind."""
 
 
 def adopt_orphans() -> None:
@@ -121,7 +121,7 @@ def _fork(folder: Path, variables: dict[str, str], role: Callable[[], int]) -> i
 
 
 def _launch(trial: Trial, folder: Path) -> int:
-    """Be `pycollective run`."""
+    """Run `pycollective run` in this process."""
     from pycollective.cli import main
 
     worker._begin(folder, "launcher")
@@ -133,7 +133,7 @@ def _launch(trial: Trial, folder: Path) -> int:
 
 
 class _Watch:
-    """The runner's eye on the processes of one trial."""
+    """Monitor of the processes of one trial."""
 
     def __init__(self, trial: Trial, folder: Path, processes: dict[int, str]) -> None:
         self._trial, self._folder, self._processes = trial, folder, processes
@@ -192,9 +192,9 @@ class _Watch:
         return int(self.said[rank][0]["pid"]) if self.said[rank] else 0
 
     def _resume(self) -> None:
-        """Let a stopped victim go on when its time has come, and the others have had their errors.
+        """Resume a stopped victim when its time is over and the other ranks have their errors.
 
-        A rank that is slow to come to its call with the victim must find it stopped.
+        The victim must still be stopped when a slow rank enters its call with the victim.
         """
         if not any("stops" in line for line in self.said[self._trial.victim]):
             return
@@ -216,7 +216,7 @@ class _Watch:
         return all(any("error" in line for line in self.said[rank]) for rank in others)
 
     def _end_all(self) -> None:
-        """Have all that still run say where they are, and kill them."""
+        """Make all running processes print their stacks, and kill them."""
         self.hung = True
         pids = {self._pid(rank) for rank in range(self._trial.ranks)} - {0}
         alive = {pid for pid in pids | self._running if _is_alive(pid)}

@@ -21,7 +21,7 @@ _QUICK = {
     "address-tcp": "abort", "mixed": "close",
 }  # fmt: skip
 
-# What is planted, under which fault, and how the problem that the verdict finds begins.
+# Planted fault, fault of the trial, and beginning of the problem that the verdict finds.
 _PLANTED = {
     "wrong number": ("none", "wrong: rank 0: step 1,"),
     "late write": ("kill", "wrong: rank"),
@@ -77,7 +77,7 @@ def test_a_fault_that_a_setup_cannot_have_is_refused():
 
 
 def _mismatch(where, setup="address-tcp"):
-    """Return a trial of two ranks' differing calls, and what rank 1, the victim, says of it."""
+    """Return a trial of two ranks' differing calls, and the report of rank 1, the victim."""
     trial = dataclasses.replace(
         plan.make(0, setup, "mismatch"), ranks=2, victim=1, colors=(0, 0), closes=True
     )
@@ -94,23 +94,23 @@ def _verdict(trial, *said, errors=""):
     )
 
 
-def test_a_mismatch_of_a_call_that_a_rank_does_not_hear_of_is_a_problem():
+def test_verdict_mismatch_that_one_rank_does_not_report_is_a_problem():
     trial, error = _mismatch("barrier")
     assert _verdict(trial, [], [error]) == ["silence: rank 0 has not heard of the fault"]
     assert _verdict(trial, [error], [error]) == []
 
 
-def test_a_mismatch_that_nobody_hears_of_is_a_problem():
+def test_verdict_mismatch_that_no_rank_reports_is_a_problem():
     trial, _ = _mismatch("barrier")
     assert _verdict(trial, [], []) == ["silence: rank 0 has not heard of the fault"]
 
 
-def test_a_mismatch_that_only_the_last_close_finds_is_no_problem():
+def test_verdict_mismatch_that_only_the_last_close_finds_is_no_problem():
     trial, error = _mismatch("close")
     assert _verdict(trial, [], [error]) == []
 
 
-def test_a_mismatch_that_the_end_of_a_process_finds_is_heard_of():
+def test_verdict_mismatch_that_the_end_of_a_process_finds_is_reported():
     trial, error = _mismatch("barrier")
     errors = f"--- 0.errors\nMismatchError at the end of the process: {error['text']}\n"
     assert _verdict(trial, [], [error], errors=errors) == []

@@ -23,7 +23,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [p for p in (str(HERE), str(HERE.parent)) if p not in sys.path]
-sys.path.append(str(HERE.parents[1]))  # last: an installed package goes before the source tree
+sys.path.append(
+    str(HERE.parents[1])
+)  # last: an installed package takes precedence over the source tree
 
 
 def _environment() -> dict[str, str]:
@@ -33,7 +35,7 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(sys.path),
         "PYCOLLECTIVE_WARN_AFTER": "inf",
         "PYCOLLECTIVE_TUNING": "none",
-        "OPENBLAS_NUM_THREADS": "1",  # threads of its own would not survive a fork
+        "OPENBLAS_NUM_THREADS": "1",  # threads of a library would not survive a fork
         "PYTHONDONTWRITEBYTECODE": "1",  # a rank that is killed would leave half a file
     }
 
@@ -59,7 +61,7 @@ class Job:
         )
 
     def run(self, *trial: Any) -> dict[str, Any]:
-        """Run a trial given by seed, set-up, fault and planted fault; return what came of it."""
+        """Run a trial given by seed, set-up, fault and planted fault; return its result."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(trial) + "\n")
         self._process.stdin.flush()
@@ -135,7 +137,7 @@ def run_trials(
     jobs: int = 1,
     tell: Any = None,
 ) -> list[dict[str, Any]]:
-    """Run the trials of several seeds; return what came of each, in their order.
+    """Run the trials of several seeds; return the results in the order of the seeds.
 
     Parameters
     ----------

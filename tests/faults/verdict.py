@@ -1,4 +1,4 @@
-"""What is wrong with the outcome of a trial: nothing, if the list is empty."""
+"""Problems of a trial's result: an empty list means that the trial has passed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CRASHES = {
 }  # fmt: skip
 
 
-#: CPython's `Thread.start` waits for ever for a thread that finds no memory for its first call.
+#: CPython's `Thread.start` waits forever for a thread that has no memory for its first call.
 _LOST_START = re.compile(
     r'threading.py", line \d+ in wait\n[^\n]*threading.py", line \d+ in start\n'
 )
@@ -26,7 +26,7 @@ _AT_THE_END = re.compile(r"^(MismatchError) at the end of the process: (.*)", re
 
 
 def judge(trial: Trial, outcome: Outcome) -> list[str]:
-    """Return one line for each thing that is wrong."""
+    """Return one line for each problem."""
     found = []
     outcome = _with_errors_at_the_end(trial, outcome)
     if outcome.hung and trial.fault == "no memory" and _LOST_START.search(outcome.errors):
@@ -57,7 +57,7 @@ def judge(trial: Trial, outcome: Outcome) -> list[str]:
 
 
 def _with_errors_at_the_end(trial: Trial, outcome: Outcome) -> Outcome:
-    """Return the outcome in which ranks have also said what their processes wrote at their end."""
+    """Return the result, with the errors that processes wrote at their end as reports of their ranks."""
     said = [list(lines) for lines in outcome.said]
     for part in outcome.errors.split("--- ")[1:]:
         name, _, text = part.partition(".errors\n")
@@ -132,7 +132,7 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]], must_hear: 
 
 
 def _ends(trial: Trial, said: list[dict[str, Any]]) -> bool:
-    """Return True if a rank has said its last word; of threads rank 0 does so for all."""
+    """Return True if a rank has made its last report; rank 0 reports for all threads."""
     return trial.setup == "threads" or _has(said, "final")
 
 
@@ -171,7 +171,7 @@ def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
             re.search(rf"from rank {victim}\b", text)
         )
     if error["error"] == "PeerLostError" and not FAULTS[trial.fault].link:
-        # "rank 1 has left the group, while rank 0 is in …": the first one is the culprit.
+        # "rank 1 has left the group, while rank 0 is in …": the first one is at fault.
         first = re.search(r"ranks? (\d+(?:, \d+)*)", text)
         return first is not None and str(victim) in first.group(1).split(", ")
     return re.search(rf"\branks? (?:\d+, )*{victim}\b", text) is not None

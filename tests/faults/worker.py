@@ -1,4 +1,4 @@
-"""One rank of a trial: it makes the calls of the plan and says what came of each.
+"""One rank of a trial: it makes the calls of the plan and reports each result.
 
 Run as a script, it is a rank of `pycollective run`: ``worker.py FOLDER``, where FOLDER has the plan.
 """
@@ -31,12 +31,12 @@ _SENTINEL = 0xA5
 _COMPARED_BYTES = 1 << 20
 _JOIN_SECONDS = 30.0
 _JOIN_IN_VAIN_SECONDS = 4.0
-"""Where the others wait in vain for the victim to join."""
+"""Time limit where the victim never joins the others."""
 _SETTLE_SECONDS = 5.0
 
 
 class Report:
-    """What a rank says, a line of JSON for each; the file is open before anything happens."""
+    """File of a rank's reports, one line of JSON each. It is opened before any fault."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = os.open(
@@ -89,7 +89,7 @@ def held() -> dict[str, int]:
 
 
 def grown(before: Mapping[str, int]) -> dict[str, int]:
-    """Return what there is more of than before, once that has had time to end."""
+    """Return the resources that have grown since `before`, after time for them to end."""
     until = time.monotonic() + _SETTLE_SECONDS
     while True:
         more = {k: n - before.get(k, 0) for k, n in held().items() if n > before.get(k, 0)}
@@ -128,14 +128,14 @@ class Rank:
         self._before = held()
         self._descriptors_before = {int(name) for name in os.listdir("/proc/self/fd")}
 
-    # What faults use ---------------------------------------------------------------------------
+    # Methods for faults ------------------------------------------------------------------------
 
     def number(self, group: str) -> int:
         """Return this rank's number in a group."""
         return self.trial.members(self.rank, group).index(self.rank)
 
     def abort(self, reason: str) -> None:
-        """End all groups, and tell the others why: "rank 1", and the reason."""
+        """Abort all groups with the reason, which names this rank."""
         for name, comm in list(self.groups.items()):
             comm.abort(f"rank {self.number(name)} {reason}")
 
@@ -158,7 +158,7 @@ class Rank:
         return found
 
     def be_a_child(self) -> None:
-        """Do what the variant says of a forked child, and end."""
+        """Run the variant of a forked child, and end the process."""
         try:
             variant = self.trial.variant
             if variant == "use":
@@ -182,7 +182,7 @@ class Rank:
     # The loop ----------------------------------------------------------------------------------
 
     def run(self, join: Callable[[], Any]) -> bool:
-        """Make all calls; return whether the rank has not left early."""
+        """Make all calls; return True if the rank has not left early."""
         self.say(pid=self._pid)
         try:
             self._calls(join)
@@ -225,20 +225,20 @@ class Rank:
             self._failed(error, name)
 
     def _strike(self) -> None:
-        """Have the fault happen, or begin its time, if this is the moment."""
+        """Cause the fault, or start its timer, if its step has come."""
         if self._due:
             self._due = False
             self.fault.strike(self)
 
     def _lift(self) -> None:
-        """End what the fault does to the process."""
+        """End the fault's effect on the process."""
         lift, self.lift = self.lift, lambda: None
         lift()
 
     def _failed(self, error: BaseException, name: str) -> None:
         self._lift()
         self._say_error(error, name, self.step.call)
-        # What is under way still has the arrays.
+        # Running calls still use the arrays.
         for *_, work, _x in self._pending:
             with contextlib.suppress(BaseException):
                 work.wait()
@@ -274,14 +274,14 @@ class Rank:
         self.groups["world"].barrier()
 
     def _wait_for_the_fault(self) -> None:
-        """Wait until a fault that comes at a time of its own has come."""
+        """Wait until a fault with a timer has happened."""
         if not (self.is_victim and self.fault.waits):
             return
         self._lift()
         until = time.monotonic() + self.trial.delay + 1.0
         while not self.struck and time.monotonic() < until:
             time.sleep(0.002)
-            if self.fault.strike.__name__ == "_stop":  # it cannot see that itself
+            if self.fault.strike.__name__ == "_stop":  # a stopped process cannot see that itself
                 time.sleep(self.trial.delay + 0.005)
                 return
 
@@ -296,7 +296,7 @@ class Rank:
             self.say(refused=str(error))
 
     def _make(self, number: int) -> None:
-        """Make the call of the present step; check what it gives, now or later."""
+        """Make the call of the present step; check its result, now or later."""
         step, comm = self.step, self.groups[self.step.group]
         call, place = CALLS[step.call], Place(comm.rank, comm.size)
         try:
@@ -322,7 +322,7 @@ class Rank:
         self._keep_contents()
 
     def _flush(self, group: str, until: int = 1 << 30) -> None:
-        """Wait for the works that are due."""
+        """Wait for the works that must end by this step."""
         while self._pending and self._pending[0][0] <= until:
             _, number, step, work, (x, place) = self._pending[0]
             found = work.wait()
@@ -345,7 +345,7 @@ class Rank:
         return x, out
 
     def _keep_contents(self) -> None:
-        """Remember what the arrays hold after a call; nobody may change it until the next one."""
+        """Record the arrays' contents after a call; they must not change until the next call."""
         self._contents = (
             {} if self._pending else {key: array.copy() for key, array in self._arrays.items()}
         )
@@ -356,7 +356,7 @@ class Rank:
                 self.say(wrong=f"the array {key} was changed after the calls")
 
     def _array(self, role: str, step: Step, like: np.ndarray, comm: Any, number: int) -> np.ndarray:
-        """Return an array of the step's kind; blocking calls of one kind use one array again."""
+        """Return an array of the step's kind; blocking calls of one kind reuse one array."""
         key = (role, step.group, step.memory, like.dtype, like.shape, number if step.later else -1)
         if key not in self._arrays:
             if step.memory == "shared" and CALLS[step.call].shared:
@@ -372,7 +372,7 @@ class Rank:
         if self.trial.planted == "wrong number" and self.rank == 0 and number == 1:
             found = None
         if self.trial.fault == "mismatch" and number >= self.trial.moment:
-            return  # before the ranks hear of it, the calls' results have no meaning
+            return  # until the ranks see the mismatch, the calls' results are undefined
         call = CALLS[step.call]
         wanted = call.result(step, place)
         problem = ""
@@ -402,17 +402,17 @@ class Rank:
         )
 
     def _overwrite(self) -> None:
-        """Use the arrays anew: nothing of the failed calls may be written any more.
+        """Overwrite the arrays: the failed calls must no longer write to them.
 
-        Ctrl-C may come when an asynchronous call has begun and its work is not yet returned: nobody
-        can wait for that call, and its arrays stay with the library.
+        Ctrl-C may come when an asynchronous call has begun and its work is not yet returned: the
+        rank cannot wait for that call, and the library keeps its arrays.
         """
         self._watched = [a for a in self._arrays.values() if a.size and id(a) not in self._in_doubt]
         for array in self._watched:
             _bytes(array)[...] = _SENTINEL
 
     def finish(self) -> None:
-        """Wait for the word that all ranks are done, then look at what is left."""
+        """Wait until all ranks are done, then check for leaks."""
         if self.rank == 0:
             _plant(self.trial.planted)
         if self.trial.closes_at_once:
@@ -434,13 +434,13 @@ class Rank:
         self.children.clear()
 
     def last_word(self, before: Mapping[str, int] | None = None) -> None:
-        """Say what the process has more of than before."""
+        """Report the resources of the process that have grown."""
         closed = self.trial.closes or self.trial.closes_at_once
         more = grown(before or self._before) if closed else {}
         self.say(final=True, grown=more)
 
     def forget(self) -> None:
-        """Drop all that the rank still has of the library."""
+        """Drop all objects of the library that the rank still holds."""
         self._arrays.clear()
         self._contents.clear()
         self._results.clear()
@@ -470,7 +470,7 @@ def shown(value: Any) -> str:
 
 
 def _plant(what: str) -> None:
-    """Do what the verdict must find."""
+    """Cause the planted fault, which the verdict must find."""
     if what == "hang":
         time.sleep(1000)
     elif what == "crash":
@@ -506,7 +506,7 @@ def environment(trial: Trial, rank: int, port: int) -> dict[str, str]:
 
 
 def run_process(trial: Trial, rank: int, folder: Path) -> int:
-    """Be the process of one rank; return its exit status."""
+    """Run one rank in this process; return its exit status."""
     _begin(folder, str(rank))
     worker = Rank(trial, rank, folder)
 
@@ -532,7 +532,7 @@ def _end_early(worker: Rank) -> int:
 
 
 def run_threads(trial: Trial, folder: Path) -> int:
-    """Be the process of all ranks; rank 0 is the main thread."""
+    """Run all ranks as threads of this process; rank 0 is the main thread."""
     _begin(folder, "all")
     before = held()
     comms: list[Any] = list(pc.local_group(trial.ranks, timeout=trial.timeout))

@@ -1,4 +1,4 @@
-"""Groups of real processes for the tests of this room."""
+"""Fixture that runs groups of real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ comm = pc.init(timeout=20)
 
 @pytest.fixture(params=["shm", "tcp"])
 def run_on(request, tmp_path):
-    """Return a function that runs a script on so many ranks; gives status, output, errors."""
+    """Return a function that runs a script on n ranks and returns status, output and errors."""
 
     def run(ranks, body):
         script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""What the scripts share that the tests of this room run on ranks: all names are for them."""
+"""Helpers of the scripts that these tests run on ranks; the scripts import all names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
     "wait_for", "without_descriptors", "without_memory",
 ]  # fmt: skip
 
-# This is a background job of a shell for all that is known, and those ignore Ctrl-C.
+# The process may be a background job of a shell, which ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def rendezvous(number, rank=None, size=None, **how):
-    """Make a group at the address of the given number: a meeting after the first one."""
+    """Make a further group, at the address with the given number."""
     apart = ("PYCOLLECTIVE_MEMORY_FD", "PYCOLLECTIVE_LISTEN_FD", "PYCOLLECTIVE_TRANSPORT")
     env = {name: value for name, value in os.environ.items() if name not in apart}
     if os.environ.get("PYCOLLECTIVE_TRANSPORT") == "tcp":
@@ -57,7 +57,7 @@ def until_error(call):
 
 
 def wait_for(condition, seconds=20.0):
-    """Return whether it comes true in time."""
+    """Return True if the condition becomes true within the time limit."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -78,7 +78,7 @@ def held():
 
 
 def grown(before):
-    """Return what is more than before, after a while; empty if nothing is."""
+    """Return the resources that have grown, after time for them to end; empty if none has."""
 
     def more():
         return [(now, then) for now, then in zip(held(), before, strict=True) if now > then]
@@ -103,12 +103,12 @@ def connections():
 
 
 def is_stopped(pid):
-    """Return whether a process has got SIGSTOP."""
+    """Return True if SIGSTOP has stopped a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def stop_until(pid, call):
-    """Let go on, after `call`, a process that stops itself; return what it gives."""
+    """Resume, after `call`, a process that stops itself; return the call's result."""
     result = call()
     wait_for(lambda: is_stopped(pid))
     os.kill(pid, signal.SIGCONT)
@@ -116,7 +116,7 @@ def stop_until(pid, call):
 
 
 class at_most:
-    """A limit of this process for a while: RLIMIT_NOFILE, RLIMIT_AS."""
+    """Context manager that lowers a limit of this process: RLIMIT_NOFILE or RLIMIT_AS."""
 
     def __init__(self, which, most):
         self._which, self._most = which, most
@@ -130,7 +130,7 @@ class at_most:
 
 
 class without_memory(at_most):
-    """No memory is left but for small things."""
+    """Context manager that leaves memory for small objects only."""
 
     def __init__(self):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -151,7 +151,7 @@ class without_memory(at_most):
 
 
 class without_descriptors(at_most):
-    """No descriptor is left, or so many."""
+    """Context manager that leaves `left` free descriptors."""
 
     def __init__(self, left=0):
         self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -195,9 +195,9 @@ SYSTEM_CALLS = {
 
 
 def refuse(name, heard=None):
-    """Refuse this thread a system call for ever, as containers may.
+    """Refuse this thread a system call forever, as containers may.
 
-    Given a list, calls are not refused: each is noted there instead of being made.
+    With a list, the call is neither refused nor made: the list records it.
     """
     number = SYSTEM_CALLS[platform.machine()][name]
     if heard is not None:
@@ -250,7 +250,7 @@ def _exchange_works(group):
     return call
 
 
-# What a rank may be in when something befalls it: for a group, a function that makes the call.
+# Calls of a rank when a fault hits it; each entry takes a group and returns a function that calls.
 CALLS = {
     "small": lambda group: lambda: group.all_reduce(np.ones(4)),
     "large": _large,

@@ -1,4 +1,4 @@
-"""Groups of real processes for the tests of this room, over every transport."""
+"""Groups of real processes over every transport."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREAMBLE = "from in_ranks import *\ncomm = pc.init(timeout=20)\n"
 
 TRANSPORTS = {
     "shm": "shared memory",  # of `pycollective run`
-    "host": "shared memory",  # of ranks that have met by themselves
+    "host": "shared memory",  # of ranks without a launcher
     "tcp": "TCP",
     "mixed": "shared memory and TCP",
 }
@@ -28,7 +28,7 @@ def fast_on(transport):
     return pytest.mark.parametrize("run_on", some_fast(["shm", "tcp"], [transport]), indirect=True)
 
 
-# `pycollective run`, which leaves the survivors of a rank the time to go on, and waits less for
+# `pycollective run`, which gives the survivors of a rank time to continue, and waits less for
 # processes that a rank has left behind.
 _RUN = """
 import sys
@@ -41,22 +41,22 @@ sys.exit(main(["run", *sys.argv[1:]]))
 
 @dataclass
 class Ended:
-    """What became of the ranks."""
+    """Exit codes and output of the ranks."""
 
     codes: list[int]
     """Exit codes; of `pycollective run`, only its own."""
     outputs: list[str]
-    """What each rank has written to stdout."""
+    """Standard output of each rank."""
     errors: str
 
 
 def surroundings(**more):
-    """Return the environment of processes that use the package, and scripts, of the tests."""
+    """Return an environment with the tested package and the tests' scripts."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
 
 
 def addresses(count=8):
-    """Return the variable that has the addresses of later meetings, one for each."""
+    """Return the variable with the addresses of later rendezvous, one for each."""
     return {"ADDRESSES": " ".join(f"127.0.0.1:{free_port()}" for _ in range(count))}
 
 
@@ -103,14 +103,14 @@ def ended(process, seconds=60):
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        process.terminate()  # it ends the ranks
+        process.terminate()  # the launcher ends the ranks
         out, err = process.communicate()
         raise AssertionError(f"ranks hang\n{out}\n{err}") from None
     return process.returncode, out, err
 
 
 def run_on_hosts(tmp_path, hosts, body, preamble=PREAMBLE, seconds=60, **more):
-    """Run a process for each rank; as `environments`."""
+    """Run a process for each rank, with the arguments of `environments`."""
     script = write(tmp_path, body, preamble)
     processes = [
         subprocess.Popen(
@@ -137,7 +137,7 @@ def run_on_hosts(tmp_path, hosts, body, preamble=PREAMBLE, seconds=60, **more):
 
 
 def run(tmp_path, transport, ranks, body, preamble=PREAMBLE, seconds=60, **more):
-    """Run a script on so many ranks over one of TRANSPORTS."""
+    """Run a script on n ranks over one of TRANSPORTS."""
     if transport in ("host", "mixed"):
         hosts = ["a" if transport == "host" or 2 * r < ranks else "b" for r in range(ranks)]
         return run_on_hosts(tmp_path, hosts, body, preamble, seconds, **more)

@@ -1,4 +1,4 @@
-"""Calls that are under way, between processes: through shared memory and over TCP."""
+"""Asynchronous calls between processes: through shared memory and over TCP."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ HOST = {k: v for k, v in ENVIRONMENT.items() if k != "PYCOLLECTIVE_TRANSPORT"} |
 
 
 class Stopped:
-    """A rank that is stopped while it connects to its peers; it answers nobody from then on.
+    """A rank that is stopped while it connects to its peers, and then never answers.
 
     Parameters
     ----------
     rank : int
-        Its number.
+        Number of this rank.
     ports : sequence of int
         The ports of all ranks.
     reaches : tuple of int
@@ -38,7 +38,7 @@ class Stopped:
     host : str
         Ranks of an equal host may share memory.
     after : Event, optional
-        It joins after this.
+        Event after which the rank joins.
     """
 
     def __init__(self, rank, ports, reaches=(), host="", after=None):
@@ -95,7 +95,7 @@ def errors_of(on_ranks, ranks, *stopped):
 
 
 def spend(monkeypatch, rank, left=0.0):
-    """Let nearly all of the time of a rank be over when the members are chosen."""
+    """Use up nearly all of a rank's time before the members are chosen."""
     if rank == 0:
         limit = Leader._limit_attempt
 
@@ -117,7 +117,7 @@ def spend(monkeypatch, rank, left=0.0):
     monkeypatch.setattr(Joining, "_join", joins)
 
 
-def test_meet_rank_that_never_comes_is_named_when_the_time_of_another_is_over(on_ranks):
+def test_rendezvous_rank_that_never_joins_is_named_when_another_times_out(on_ranks):
     addresses = at(free_ports(3))
     ranks = [Rank(0, addresses, join_timeout=20.0), Rank(1, addresses, join_timeout=0.5)]
     missing = f"for rank 2 of 3 to come to {addresses[0]}, as rank 1 waits no longer"
@@ -126,14 +126,16 @@ def test_meet_rank_that_never_comes_is_named_when_the_time_of_another_is_over(on
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_meet_members_whose_time_is_over_when_the_last_comes_connect(on_ranks, monkeypatch, rank):
+def test_rendezvous_members_out_of_time_when_the_last_joins_still_connect(
+    on_ranks, monkeypatch, rank
+):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 10.0)
     spend(monkeypatch, rank)
     addresses = at(free_ports(3))
     assert on_ranks([Rank(r, addresses) for r in range(3)], call) == [(r, 3, 6.0) for r in range(3)]
 
 
-def test_meet_rank_stopped_after_it_came_is_named_when_the_time_of_another_is_over(
+def test_rendezvous_rank_stopped_after_joining_is_named_when_another_times_out(
     on_ranks, monkeypatch
 ):
     spend(monkeypatch, rank=1)
@@ -143,7 +145,7 @@ def test_meet_rank_stopped_after_it_came_is_named_when_the_time_of_another_is_ov
         assert "for rank 2 of 3 to connect" in error
 
 
-def test_meet_rank_stopped_between_two_peers_is_named_by_the_one_that_waits_for_it(on_ranks):
+def test_rendezvous_rank_stopped_between_two_peers_is_named_by_the_waiting_peer(on_ranks):
     """Rank 0, whose peers have all connected, could only say that ranks 1 and 2 are not ready."""
     ports = free_ports(3)
     ranks = [Rank(0, at(ports), join_timeout=1.0), Rank(1, at(ports), join_timeout=20.0)]
@@ -151,7 +153,7 @@ def test_meet_rank_stopped_between_two_peers_is_named_by_the_one_that_waits_for_
         assert "for rank 2 of 3 to connect" in error
 
 
-def test_meet_rank_stopped_before_it_shares_memory_is_named_by_rank_0(on_ranks, monkeypatch):
+def test_rendezvous_rank_stopped_before_it_shares_memory_is_named_by_rank_0(on_ranks, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
     ports = free_ports(3)
     ranks = [
@@ -162,9 +164,7 @@ def test_meet_rank_stopped_before_it_shares_memory_is_named_by_rank_0(on_ranks, 
         assert "for rank 2 to connect" in error
 
 
-def test_meet_rank_that_came_very_late_is_named_where_the_rest_of_the_time_is_too_short(
-    on_ranks, monkeypatch
-):
+def test_rendezvous_rank_that_joins_too_late_for_the_rest_is_named(on_ranks, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
     spend(monkeypatch, rank=0, left=0.2)
     ports = free_ports(3)
@@ -174,8 +174,8 @@ def test_meet_rank_that_came_very_late_is_named_where_the_rest_of_the_time_is_to
     assert "rank 2 came only after 19." in error
 
 
-def test_meet_reason_of_a_rank_that_has_ended_comes_before_its_end(on_ranks):
-    """The end is only what the reason has led to: the launcher sees the end, and not the reason."""
+def test_rendezvous_ended_rank_with_a_reason_reports_the_reason(on_ranks):
+    """The launcher sees only that the process ended, which is a consequence of the reason."""
     ports = free_ports(3)
     ended = Ended.create(3, at(ports)[0])
 
@@ -194,7 +194,7 @@ def test_meet_reason_of_a_rank_that_has_ended_comes_before_its_end(on_ranks):
     ended.close()
 
 
-def test_meet_rank_that_has_ended_is_in_the_ranks_of_the_error(on_ranks):
+def test_rendezvous_ended_rank_is_in_the_ranks_of_the_error(on_ranks):
     ports = free_ports(3)
     ended = Ended.create(3, at(ports)[0])
     ended.has_connected(0)

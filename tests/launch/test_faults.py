@@ -1,6 +1,6 @@
-"""What befalls a rank of a real process: all hear of it, nobody hangs, and a new group works.
+"""Faults of one rank in a real process: all ranks get an error, none hangs, and a new group works.
 
-Every fault over every transport; what a rank may be in is `in_ranks.CALLS`.
+Every fault is tested over every transport, during the calls of `in_ranks.CALLS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from processes import TRANSPORTS, run
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-# A rank that is no more -----------------------------------------------------------------------
+# Ranks that end -------------------------------------------------------------------------------
 
 DEATHS = {
     "kill": "os.kill(os.getpid(), signal.SIGKILL)",
@@ -40,7 +40,7 @@ _DYING_FAST = [
     ("transport", "death", "call"),
     some_fast([*_DYING_FAST, *(case for case in _DYING if case not in _DYING_FAST)], _DYING_FAST),
 )
-def test_a_rank_that_dies_in_a_call(tmp_path, transport, death, call):
+def test_call_rank_dies_others_raise_and_make_a_new_group(tmp_path, transport, death, call):
     body = f"""
 assert repr(comm).endswith(", {TRANSPORTS[transport]}>"), comm
 before = held()
@@ -83,7 +83,7 @@ _EARLY_FAST = [
 
 
 @pytest.mark.parametrize(("end", "transport"), some_fast(_EARLY, _EARLY_FAST))
-def test_a_rank_that_leaves_early(tmp_path, end, transport):
+def test_call_rank_leaves_early_others_raise_peer_lost_error(tmp_path, end, transport):
     body = f"""
 comm.barrier()
 if comm.rank == 1:
@@ -95,7 +95,7 @@ else:
     for rank in (0, 2):
         if (
             "PeerLostError rank 1 (process" in done.outputs[rank]
-        ):  # the launcher was the first to say
+        ):  # the launcher reported the end first
             assert "exited with status 1" in done.outputs[rank] and "broken" in end, done
             continue
         assert "rank 1 has left the group after 1 call" in done.outputs[rank], done
@@ -103,8 +103,8 @@ else:
     assert ("ValueError: broken" in done.errors) == ("broken" in end)
 
 
-@pytest.mark.parametrize("transport", ["shm"])  # where nobody waits for it at the start
-def test_a_rank_that_never_comes(tmp_path, transport):
+@pytest.mark.parametrize("transport", ["shm"])  # no rank waits for it at the start
+def test_call_rank_never_joins_others_raise_peer_lost_error(tmp_path, transport):
     preamble = """
 import os, sys
 if os.environ["PYCOLLECTIVE_RANK"] == "1":
@@ -117,7 +117,7 @@ comm = pc.init(timeout=20)
     assert "PeerLostError rank 1 has left the group after 0 calls" in done.outputs[0]
 
 
-# A rank that goes on --------------------------------------------------------------------------
+# Ranks that survive ---------------------------------------------------------------------------
 
 IN_TURN = """
 import itertools
@@ -205,9 +205,9 @@ _FAST_CALLS = ["large", "send"]
 
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
 @pytest.mark.parametrize("calls", ["some", pytest.param("all", marks=pytest.mark.slow)])
-def test_a_rank_that_goes_on(tmp_path, transport, calls):
-    """One group after the other fails, and the one that they are made of stays as it is."""
-    # Connections are cut where messages go through them.
+def test_call_rank_fails_and_survives_parent_group_still_works(tmp_path, transport, calls):
+    """One split group after the other fails, and their parent group still works."""
+    # The fault `cut` needs a transport with connections.
     faults = [f for f in EXPECTED if f != "cut" or transport in ("tcp", "mixed")]
     names = _FAST_CALLS if calls == "some" else list(CALLS)
     cases = [(fault, name) for fault in faults for name in names]
@@ -218,7 +218,7 @@ def test_a_rank_that_goes_on(tmp_path, transport, calls):
         assert len(lines) == len(cases) + 1, done
         for (fault, name), line in zip(cases, lines, strict=False):
             own, others = EXPECTED[fault]
-            # A rank that stops within a split may have made its calls, and be late for the new group.
+            # A rank stopped within a split may have made its calls, and join the new group too late.
             refused = f"{fault} | {name} | CollectiveError the group of color 0 could not be made"
             if not (fault == "stop" and name == "split" and line.startswith(refused)):
                 assert line.startswith(f"{fault} | {name} | {own if rank == 1 else others}"), done
@@ -228,8 +228,8 @@ def test_a_rank_that_goes_on(tmp_path, transport, calls):
 
 
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["mixed"]))
-def test_a_forked_child(tmp_path, transport):
-    """It has no rank, and whatever it does, and its end, is nothing to the group."""
+def test_forked_child_has_no_rank_and_does_not_affect_the_group(tmp_path, transport):
+    """The child has no rank; neither its calls nor its end affect the group."""
     body = """
 comm.barrier()
 comm.all_reduce(np.ones(3), async_op=True).wait()  # there are threads, which the child has not
@@ -258,7 +258,7 @@ print(until_error(comm.barrier), flush=True)
 
 
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["mixed"]))
-def test_forked_children_end_whatever_the_other_threads_do(tmp_path, transport):
+def test_forked_children_end_regardless_of_other_threads(tmp_path, transport):
     """A thread that makes asynchronous calls may hold any mutex when its process forks."""
     body = """
 works = [comm.all_reduce(np.ones(3), async_op=True) for _ in range(3000)]
@@ -306,7 +306,7 @@ for x in arrays:
 
 @pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
 def test_rank_stopped_in_the_middle_of_a_sum_writes_nothing_when_it_resumes(tmp_path, transport):
-    """Rank 0 gives up and uses its array for something else: it stays as rank 0 has left it."""
+    """Rank 0 times out and reuses its array; the resumed rank must not write to that array."""
     body = """
 ITEMS = 4_000_000
 half = ITEMS // 2  # rank 1 writes the second one, on both ranks
@@ -360,8 +360,8 @@ print("met", met)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_rank_stopped_in_a_call_to_which_all_came_is_named_at_the_deadline(tmp_path, transport):
-    """Round the ring rank 0 waits for rank 3, rank 3 for rank 2, and rank 2 for rank 1."""
+def test_rank_stopped_in_a_call_that_all_entered_is_named_at_the_deadline(tmp_path, transport):
+    """Around the ring, rank 0 waits for rank 3, rank 3 for rank 2, and rank 2 for rank 1."""
     body = """
 pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
 comm.timeout = 6
@@ -382,7 +382,7 @@ if comm.rank == 0:
         assert "until its deadline for rank 1, which is in this call but silent" in text, done
 
 
-# A rank that may not do all that others may ---------------------------------------------------
+# Ranks without a privilege --------------------------------------------------------------------
 
 knows_numbers = pytest.mark.skipif(
     platform.machine() not in SYSTEM_CALLS, reason="the numbers of system calls"
@@ -392,7 +392,7 @@ knows_numbers = pytest.mark.skipif(
 @knows_numbers
 @pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
 def test_rank_without_membarrier_is_woken_by_a_fence(tmp_path, transport):
-    """The others are told, whose light barrier it cannot do its part of."""
+    """The other ranks learn that this rank cannot take part in the light barrier."""
     preamble = """
 from in_ranks import *
 if os.environ["PYCOLLECTIVE_RANK"] == "1":
@@ -441,7 +441,7 @@ print(comm._group.all_read_remotely)
 @knows_numbers
 @pytest.mark.parametrize("transport", ["shm", "mixed"])
 def test_rank_that_sleeps_passes_the_heavy_barrier(tmp_path, transport):
-    """Whoever wakes it passes none that would do in its place."""
+    """The rank that wakes it passes no heavy barrier in its place."""
     body = """
 comm.barrier()
 heard = []
@@ -517,12 +517,12 @@ long_enough(make)
     assert done.codes == [0], done
 
 
-# What a process may run out of -----------------------------------------------------------------
+# Exhausted resources ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
-def test_no_descriptors_left_in_a_group(tmp_path, transport):
-    """Calls and arrays need none; split is refused on every rank, and the group goes on."""
+def test_group_without_descriptors_still_calls_and_refuses_split(tmp_path, transport):
+    """Calls and arrays need no descriptors; split fails on every rank, and the group still works."""
     body = """
 comm.timeout = 4  # which is how long the others wait for it in split
 comm.all_reduce(np.ones(3), async_op=True).wait()
@@ -569,8 +569,8 @@ print(said)
         [("tcp", 4)],
     ),
 )
-def test_no_descriptors_left_for_a_meeting(tmp_path, transport, left):
-    """Rank 1 has none left at some point of it, and says so at once."""
+def test_rendezvous_without_descriptors_raises_at_once(tmp_path, transport, left):
+    """Rank 1 runs out of descriptors during the rendezvous, and reports it at once."""
     preamble = MEETING.format(limit=f"without_descriptors({left})")
     body = """
 comm = None
@@ -588,7 +588,7 @@ print("again")
 
 @pytest.mark.parametrize("left", some_fast([0, 1, 2, 4], [1]))
 def test_split_without_descriptors_leaves_none_open(tmp_path, left):
-    """Rank 0, which listens for the new group, has so few left."""
+    """Rank 0, which listens for the new group, has `left` free descriptors."""
     body = f"""
 before = held()
 comm.timeout = 2.0
@@ -628,7 +628,7 @@ for a in (x, y, z):
 
 
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "mixed"]))
-def test_no_memory_left_in_a_group(tmp_path, transport):
+def test_group_without_memory_raises_memory_error_and_still_works(tmp_path, transport):
     body = """
 x, tiny = np.ones(3_000_000), np.ones(100)
 ragged, scratch = comm.split(0), comm.split(0)
@@ -677,8 +677,8 @@ print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 
         [],
     ),
 )
-def test_a_rank_of_a_meeting(tmp_path, transport, fault):
-    """Ranks 0 and 1 wait for rank 2, which comes late or never; something befalls rank 1."""
+def test_rendezvous_fault_of_one_rank_raises_on_all_ranks(tmp_path, transport, fault):
+    """Ranks 0 and 1 wait for rank 2, which joins late or never; a fault hits rank 1."""
     preamble = """
 from in_ranks import *
 rank = int(os.environ["PYCOLLECTIVE_RANK"])

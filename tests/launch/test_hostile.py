@@ -1,4 +1,4 @@
-"""Messages from somebody who has not proved to be a member: no listener dies, no rank gives up."""
+"""Messages from a process without a proof of membership: no listener ends, and no rank fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VALUES = [
     b"[" * 400 + b"]" * 400,
     b'{"a":' * 150 + b"1" + b"}" * 150,
 ]
-"""JSON of every wrong kind, each short enough for a stranger's message."""
+"""JSON of every wrong kind, each short enough for an unauthenticated message."""
 
 
 def frame(data):
@@ -45,7 +45,7 @@ def frame(data):
 
 
 def hostile(names):
-    """Return messages in which one of the fields has each of the wrong values, or is not there."""
+    """Return messages in which one field has each of the wrong values, or is missing."""
     yield from (b"", b"{}", b"[]", b"null", b"\xff\xfe", b"{", DEEP, *VALUES)
     for name in names:
         yield json.dumps({k: v for k, v in HELLO.items() if k != name}).encode()
@@ -56,7 +56,7 @@ def hostile(names):
 
 @pytest.fixture
 def uncaught(monkeypatch):
-    """The exceptions that have ended threads."""
+    """Exceptions that have ended threads."""
     found = []
     monkeypatch.setattr(threading, "excepthook", lambda args: found.append(args.exc_value))
     return found
@@ -82,7 +82,7 @@ def until(condition, seconds=20.0):
         time.sleep(0.005)
 
 
-def test_handshake_server_hostile_greetings_and_proofs_turns_all_away(server, uncaught):
+def test_handshake_server_hostile_greetings_and_proofs_refuses_all(server, uncaught):
     greetings = list(hostile(["pycollective", "nonce", "purpose", "rank", "size"]))
     proofs = list(hostile(["proof"]))
     for sent, greeted in [*((g, False) for g in greetings), *((p, True) for p in proofs)]:
@@ -136,7 +136,7 @@ def test_introduce_hostile_answer_raises_handshake_error(answer):
 
 
 def test_join_refused_by_a_squatter_joins_once_rank_0_listens(on_ranks, caplog):
-    """A refusal that is not authenticated delays a rank, and does not end it."""
+    """An unauthenticated refusal delays a rank and does not end it."""
     port, stop = free_port(), threading.Event()
     server = socket.create_server(("127.0.0.1", port))
     squats = threading.Thread(target=squatter, args=(server, stop))
@@ -146,7 +146,7 @@ def test_join_refused_by_a_squatter_joins_once_rank_0_listens(on_ranks, caplog):
         return rendezvous(1, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
 
     def listens():
-        until(lambda: "go away" in caplog.text)  # the refusal is said at once
+        until(lambda: "go away" in caplog.text)  # the refusal is logged at once
         stop.set()
         squats.join(20)
         return rendezvous(0, 2, [f"127.0.0.1:{port}"], "a test", environment=ENVIRONMENT)
@@ -157,7 +157,7 @@ def test_join_refused_by_a_squatter_joins_once_rank_0_listens(on_ranks, caplog):
         comm.close()
 
 
-def test_join_refused_until_the_deadline_says_by_whom_and_why():
+def test_join_refused_until_the_deadline_names_the_address_and_the_reason():
     port, stop = free_port(), threading.Event()
     server = socket.create_server(("127.0.0.1", port))
     squats = threading.Thread(target=squatter, args=(server, stop))
@@ -170,8 +170,8 @@ def test_join_refused_until_the_deadline_says_by_whom_and_why():
         squats.join(20)
 
 
-def test_rank_0_place_with_a_bad_port_names_the_field(on_ranks):
-    """The last port is 65535; the rank that says another one is told so, and the group waits on."""
+def test_rank_0_join_request_with_a_bad_port_names_the_field(on_ranks):
+    """The last port is 65535. A rank with a larger port gets an error, and the group keeps waiting."""
     listens = free_port()
 
     def joins(port):
@@ -210,7 +210,7 @@ def test_rank_0_place_with_a_bad_port_names_the_field(on_ranks):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", '[["all_reduce", -1, "ring"]]', "nonsense"])
-def test_given_table_of_algorithms_that_is_none_raises_value_error(text):
+def test_given_table_of_algorithms_malformed_raises_value_error(text):
     with pytest.raises(ValueError, match=f"^{tuning.CHOICES}="):
         tuning.given({tuning.CHOICES: text}, "shm", 2)
 

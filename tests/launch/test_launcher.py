@@ -1,4 +1,4 @@
-"""``pycollective run``: output, signals, exit codes, and that nothing is left behind."""
+"""``pycollective run``: output, signals, exit codes, and processes left behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start(tmp_path, ranks, body, *options, **how):
 
 
 def impatiently(tmp_path, ranks, body):
-    """Run a script on ranks whose launcher waits less for what does not end."""
+    """Run a script whose launcher waits less for processes that do not end."""
     (tmp_path / "script.py").write_text(f"import os, signal, sys, time\n{body}")
     command = (
         "import sys; from pycollective.launch import launcher; "
@@ -51,7 +51,7 @@ def impatiently(tmp_path, ranks, body):
 
 
 def gone(pid, seconds=10):
-    """Whether a process has ended within some time (a zombie has)."""
+    """Return True if a process ends within the time limit (a zombie has ended)."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -81,7 +81,7 @@ def read_all(descriptor):
 
 
 def on_a_terminal(tmp_path, ranks, body, *options):
-    """Run with a terminal as output and error; return the status and what stands on it."""
+    """Run with a terminal as output and error; return the status and the text on it."""
     ours, theirs = pty.openpty()
     process = start(tmp_path, ranks, body, *options, stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -102,7 +102,7 @@ def test_on_a_terminal_lines_have_their_rank(tmp_path, options, prefixed):
 
 
 @pytest.mark.slow
-def test_on_a_terminal_what_has_no_end_is_shown(tmp_path):
+def test_on_a_terminal_unfinished_lines_are_shown(tmp_path):
     body = """
 if os.environ["PYCOLLECTIVE_RANK"] == "0":
     print("name? ", end="", flush=True)
@@ -130,7 +130,7 @@ os.write(2, b"without an end")
     assert err == b"without an end\n" * 3
 
 
-def test_a_reader_that_goes_away_ends_the_ranks(tmp_path):
+def test_output_reader_closes_ranks_are_ended(tmp_path):
     process = start(tmp_path, 2, "while True: print('x' * 1000)")
     process.stdout.read(5000)
     process.stdout.close()
@@ -146,8 +146,8 @@ def test_standard_input_goes_to_rank_0(tmp_path):
     assert sorted(out.splitlines()) == ["0 'hello'", "1 ''"]
 
 
-def test_the_secret_is_handed_out(tmp_path):
-    """Another one each time; it stands in the ranks' environment, and on no command line."""
+def test_secret_is_new_for_each_run_and_given_to_the_ranks(tmp_path):
+    """Each run has another secret, in the ranks' environment and on no command line."""
     body = """
 secret = os.environ["PYCOLLECTIVE_SECRET"]
 lines = [open(f"/proc/{pid}/cmdline").read() for pid in (os.getpid(), os.getppid())]
@@ -169,7 +169,7 @@ print(secret)
 
 
 @pytest.mark.slow
-def test_a_module_and_a_program(tmp_path):
+def test_run_starts_a_module_or_a_program(tmp_path):
     (tmp_path / "thing.py").write_text("import sys; print(__name__, sys.argv[1:])")
     command = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
     for words, line in (
@@ -185,7 +185,7 @@ def test_a_module_and_a_program(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
-def test_signals_that_nobody_handles_are_the_status(tmp_path, number):
+def test_unhandled_signal_is_the_exit_status(tmp_path, number):
     process = start(tmp_path, 2, "print('ready', flush=True); time.sleep(60)")
     assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
     process.send_signal(number)
@@ -194,7 +194,7 @@ def test_signals_that_nobody_handles_are_the_status(tmp_path, number):
     assert f"was killed by {number.name}" in err
 
 
-def test_stopping_stops_the_ranks(tmp_path):
+def test_launcher_stopped_stops_the_ranks(tmp_path):
     def state(pid):
         with open(f"/proc/{pid}/stat") as f:
             return f.read().rpartition(")")[2].split()[0]
@@ -216,7 +216,7 @@ def test_stopping_stops_the_ranks(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_the_third_interrupt_kills(tmp_path):
+def test_third_interrupt_kills_the_ranks(tmp_path):
     body = "signal.signal(signal.SIGINT, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
     process = start(tmp_path, 2, body)
     assert [process.stdout.readline() for _ in range(2)] == ["on\n"] * 2
@@ -228,7 +228,7 @@ def test_the_third_interrupt_kills(tmp_path):
     assert "interrupted three times" in err
 
 
-def test_what_does_not_end_is_ended(tmp_path):
+def test_ranks_that_do_not_end_are_killed(tmp_path):
     body = """
 print(os.getpid(), flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -249,7 +249,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_what_ranks_leave_behind_is_ended(tmp_path):
+def test_children_that_ranks_leave_behind_are_killed(tmp_path):
     body = """
 import subprocess
 child = subprocess.Popen(["sleep", "60"])
@@ -260,7 +260,7 @@ print(child.pid, flush=True)
     assert all(gone(pid) for pid in pids(done.stdout.splitlines()))
 
 
-def test_a_killed_launcher_takes_the_ranks_with_it(tmp_path):
+def test_launcher_killed_ranks_end(tmp_path):
     body = """
 import subprocess
 child = subprocess.Popen(["sleep", "60"])
@@ -287,7 +287,7 @@ def test_the_guardian_ends_with_the_launcher(tmp_path):
     assert all(gone(int(pid)) for pid in children)
 
 
-# Ranks that end before the others have met them ---------------------------------------------------
+# Ranks that end before the rendezvous -------------------------------------------------------------
 
 _MEETS = """
 import pycollective as pc
@@ -326,13 +326,13 @@ def test_tcp_rank_that_ends_before_the_rendezvous_is_named_by_the_others(tmp_pat
     assert [line[0] for line in lines] == [r for r in "012" if r != who]
     for line in lines:
         assert "RendezvousError" in line
-        # A rank that gives up ends in the others' sight, too.
+        # The other ranks also see the end of a rank that gives up.
         assert re.search(rf"rank \d \(process \d+\) {how}|exited with status 9", line), line
     assert any(re.search(rf"rank {who} \(process \d+\) {how} before all ranks", x) for x in lines)
     assert "SIGTERM" not in err
 
 
-def test_tcp_rank_that_has_met_the_others_may_end(tmp_path):
+def test_tcp_rank_that_ends_after_the_rendezvous_is_no_error(tmp_path):
     body = _MEETS.replace("WHO", "none").replace("END", "pass") + "os._exit(0)\n"
     process = start(tmp_path, 3, body, "--transport", "tcp")
     out, err = process.communicate(timeout=60)
@@ -340,7 +340,7 @@ def test_tcp_rank_that_has_met_the_others_may_end(tmp_path):
     assert sorted(out.splitlines()) == ["0 3.0", "1 3.0", "2 3.0"]
 
 
-def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
+def test_list_of_ended_ranks_has_the_first_that_failed_or_never_joined():
     made = Ended.create(3, "127.0.0.1:1")
     seen = Ended(made.descriptor)
     assert seen.text == ""
@@ -358,8 +358,8 @@ def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
         one.close()
 
 
-def test_list_of_ended_ranks_is_none_where_its_descriptor_is_another(tmp_path):
-    """As in a program that a rank starts, which has the variable and not the descriptor."""
+def test_list_of_ended_ranks_wrong_descriptor_is_none(tmp_path):
+    """A program that a rank starts has the variable, but not the descriptor."""
     variable = "PYCOLLECTIVE_ENDED_FD"
     assert Ended.of_environment({}, 2, "a:1") is None
     for text in ("", "x", "-1", "99999"):
@@ -367,7 +367,7 @@ def test_list_of_ended_ranks_is_none_where_its_descriptor_is_another(tmp_path):
     made = Ended.create(2, "a:1")
     given = {variable: str(made.descriptor)}
     assert Ended.of_environment(given, 2, "a:1") is not None
-    # Those who are left meet as another group.
+    # The survivors make another group.
     assert Ended.of_environment(given, 1, "a:1") is None
     assert Ended.of_environment(given, 2, "a:2") is None
     made.close()

@@ -16,7 +16,7 @@ SECRET = b"0123456789abcdef"
 
 
 class Group:
-    """A leader, and what the ranks would set."""
+    """A leader, and the keys that the ranks set."""
 
     def __init__(self, size, **more):
         self.store = Store()
@@ -78,7 +78,7 @@ def test_leader_rank_that_comes_after_the_choice_changes_nothing(group):
 
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_leader_elastic_member_lost_in_the_middle_is_not_in_the_next_table(group, comes_back):
-    """Also where its new process has the key again in the same step."""
+    """This holds also if its new process sets the key again in the same step."""
     three = group(3, least=2)
     three.join(0, 1, 2)
     first = three.get("table")
@@ -88,7 +88,7 @@ def test_leader_elastic_member_lost_in_the_middle_is_not_in_the_next_table(group
     assert three.get("roll") == 1
     three.says(("here/0", 1))
     assert three.get("table") is first
-    if comes_back:  # it sees that it comes late
+    if comes_back:  # the rank sees that it is late
         three.says(("join/1", None))
     three.says(("here/2", 1))
     assert three.members == [0, 2]
@@ -145,7 +145,7 @@ def test_leader_rank_lost_before_the_choice_may_come_again(group):
     ],
 )
 def test_leader_hosts_are_what_ranks_have_reached_and_proved(group, reached, stands, shared, hosts):
-    """A rank that reaches one which does not stand for a host is alone."""
+    """A rank that reaches a rank which does not represent a host is alone on its host."""
     four = group(4)
     four.join(0, 1, 2, 3)
     four.answer("near", *reached)
@@ -155,7 +155,7 @@ def test_leader_hosts_are_what_ranks_have_reached_and_proved(group, reached, sta
     assert four.get("ready")["hosts"] == hosts
 
 
-def test_leader_gives_up_with_the_first_rank_and_names_who_is_missing(group, monkeypatch):
+def test_leader_first_rank_times_out_names_the_missing_ranks(group, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.0)
     three = group(3)
     three.join(0)
@@ -177,7 +177,7 @@ def test_leader_that_comes_late_names_rank_0_too(group, monkeypatch):
 
 @pytest.mark.parametrize(("pause", "ranks"), [(1.0, [2]), (15.0, [0, 2])])
 def test_leader_that_paused_for_most_of_a_wait_names_itself(group, monkeypatch, pause, ranks):
-    """A rank 0 that was stopped must not blame the rank alone whose time went by meanwhile."""
+    """A rank 0 that was stopped must not blame only the rank that timed out meanwhile."""
     now = time.monotonic()
     monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: now))
     three = group(3)

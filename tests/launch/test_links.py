@@ -1,4 +1,4 @@
-"""Trying links before a group is made: what each sees, and what all hear of it."""
+"""Link checks before a group is made: each worker's results, and the report that all workers share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quick(monkeypatch):
 
 
 class Rank:
-    """What `on_ranks` calls for each: tries its links."""
+    """Callable for `on_ranks` that checks the links of one rank."""
 
     def __init__(self, rank, size, addresses, seconds=10.0, pause=0.0, environment=ENVIRONMENT):
         self.arguments = rank, size, addresses, seconds, environment
@@ -48,7 +48,7 @@ def at_own(size):
 
 @pytest.mark.parametrize("known", ["all", "the first"])
 def test_all_links_work(on_ranks, known):
-    """In any order of starting; where only worker 0's address is known, they tell each other."""
+    """Workers start in any order. If only worker 0's address is known, they exchange the others."""
     addresses = at_own(4 if known == "all" else 1)
     begin = time.monotonic()
     ranks = [Rank(r, 4, addresses, pause=pause) for r, pause in enumerate((0.3, 0.0, 0.1, 0.2))]
@@ -56,22 +56,22 @@ def test_all_links_work(on_ranks, known):
         assert found.all_work(4)
         assert (found.missing(4), found.broken(), found.others, found.routes) == ([], [], {}, {})
         assert sorted(found.places) == [0, 1, 2, 3] if known == "all" else [0, 1, 2]
-    assert time.monotonic() - begin < 9  # nobody waits for the end
+    assert time.monotonic() - begin < 9  # no worker waits for the deadline
 
 
-def test_who_is_missing_is_known_to_all(on_ranks):
+def test_missing_worker_is_known_to_all(on_ranks):
     addresses = at_own(3)
     ranks = [Rank(r, 3, addresses, seconds=1.0) for r in (0, 2)]
     for found in on_ranks(ranks, call):
         assert found.missing(3) == [1]
         assert found.links[2, 1] == (links.REFUSED, "")
         assert found.links[2, 0] == (links.WORKS, "")
-        assert found.broken() == []  # of somebody who is not there
+        assert found.broken() == []  # a missing worker is not a broken link
 
 
 @pytest.mark.slow
-def test_one_link_is_broken(on_ranks, monkeypatch):
-    """Worker 2 finds nobody at worker 1's address, and worker 0 hears of it, and why."""
+def test_broken_link_is_reported_with_its_reason(on_ranks, monkeypatch):
+    """Worker 2 cannot reach worker 1, and worker 0 learns of this and of the reason."""
     real = links.Sockets.connected
 
     def connected(meeting, family, address, deadline):
@@ -87,10 +87,10 @@ def test_one_link_is_broken(on_ranks, monkeypatch):
         assert found.broken() == [(2, 1)]
         assert found.links[2, 1] == (links.HERE, "Invalid argument")
         assert found.missing(3) == []
-    assert time.monotonic() - begin < 18  # it is known that nothing will change
+    assert time.monotonic() - begin < 18  # all workers know the final result early
 
 
-def test_another_secret_and_another_description(on_ranks):
+def test_different_secret_or_description_is_reported(on_ranks):
     addresses = at_own(3)
     other = {"PYCOLLECTIVE_SECRET": SECRET[::-1]}
     ranks = [Rank(0, 3, addresses, 1.0), Rank(1, 3, addresses, 1.0, environment=other)]
@@ -104,14 +104,14 @@ def test_another_secret_and_another_description(on_ranks):
 
 
 @pytest.mark.slow
-def test_what_listens_there_is_no_worker():
+def test_foreign_listener_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as sock, contextlib.ExitStack() as held:
         where = f"127.0.0.1:{sock.getsockname()[1]}"
         mine = f"127.0.0.1:{free_port()}"
         found = probe(1, 2, [where, mine], 0.8, ENVIRONMENT)
         assert found.links[1, 0][0] == links.OTHER
         assert found.links[1, 0][1].startswith("somebody listens there, and does not speak as")
-        # One whose queue is full answers nothing, as behind a firewall that drops packets.
+        # A listener with a full queue never answers, like a firewall that drops packets.
         with contextlib.suppress(TimeoutError):
             while True:
                 held.enter_context(socket.create_connection(sock.getsockname(), 0.1))
@@ -132,11 +132,11 @@ def test_what_listens_there_is_no_worker():
         (ConnectionResetError(104, "reset\x1b[2J"), (links.OTHER, "reset?[2J")),
     ],
 )
-def test_what_errors_mean(error, outcome):
+def test_os_errors_map_to_link_results(error, outcome):
     assert links._outcome(error) == outcome
 
 
-def test_without_a_secret_only_loopback():
+def test_addresses_without_a_secret_must_be_loopback():
     with pytest.raises(
         RendezvousError, match="192.0.2.1 is not a loopback address, and there is no"
     ):
@@ -149,7 +149,7 @@ def test_without_a_secret_only_loopback():
     )
 
 
-def test_an_address_that_is_taken():
+def test_own_address_in_use_raises():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         mine = f"127.0.0.1:{sock.getsockname()[1]}"
         with pytest.raises(RendezvousError, match="Address already in use"):
@@ -164,8 +164,8 @@ GOOD = {
 }  # fmt: skip
 
 
-def test_news_that_are_none(on_ranks):
-    """Who knows the secret is believed, but only what has the right form."""
+def test_malformed_reports_are_refused(on_ranks):
+    """Even a process with the secret may send only well-formed reports."""
     port = free_port()
 
     def tell(news):

@@ -30,7 +30,7 @@ SOME = {"least": 2, "patience": 0.5, "join_timeout": 20.0}
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    """Call the roll early, and wait briefly for ranks that are silent."""
+    """Shorten the time limits for silent ranks."""
     monkeypatch.setattr(leader, "ATTEMPT_SECONDS", 0.5)
     monkeypatch.setattr(leader, "ROLL_SECONDS", 3.0)
     monkeypatch.setattr(peers, "STRANGER_SECONDS", 1.0)
@@ -78,10 +78,10 @@ def place(port, process="one"):
 
 
 class Doomed:
-    """A rank that is admitted and goes no further.
+    """A rank that joins and then does not continue.
 
-    It closes its connection when it has heard of the group, or it stays silent. Its listening socket
-    takes connections, as that of a stopped process does, and answers none.
+    The rank closes its connection after it gets the table of ranks, or stays silent. Its listening
+    socket accepts connections and never answers, like a stopped process.
     """
 
     def __init__(self, rank, ports, fate):
@@ -105,7 +105,7 @@ class Doomed:
 @pytest.mark.parametrize(
     "fate", ["dies", "dies when ready", pytest.param("is silent", marks=pytest.mark.slow)]
 )
-def test_meet_elastic_member_lost_after_the_table_rest_makes_the_group(on_ranks, fate):
+def test_rendezvous_elastic_member_lost_after_the_table_rest_makes_the_group(on_ranks, fate):
     ports = free_ports(4)
     doomed = Doomed(1, ports, fate)
 
@@ -122,8 +122,8 @@ def test_meet_elastic_member_lost_after_the_table_rest_makes_the_group(on_ranks,
 
 
 @pytest.mark.slow
-def test_meet_elastic_roll_call_longer_than_the_ranks_wait_rest_makes_the_group(on_ranks):
-    """Rank 0 begins its time anew after the roll call, in which it cannot tell the others anything."""
+def test_rendezvous_elastic_roll_call_longer_than_the_ranks_wait_rest_makes_the_group(on_ranks):
+    """Rank 0 restarts its timer after the roll call, during which it cannot notify the others."""
     ports = free_ports(3)
     doomed = Doomed(1, ports, "is silent")
 
@@ -137,7 +137,7 @@ def test_meet_elastic_roll_call_longer_than_the_ranks_wait_rest_makes_the_group(
     assert found == [(0, 2, 4.0), [0, 1, 2], (1, 2, 4.0)]
 
 
-def test_meet_elastic_two_members_lost_rest_makes_the_group(on_ranks):
+def test_rendezvous_elastic_two_members_lost_rest_makes_the_group(on_ranks):
     ports = free_ports(4)
     doomed = [Doomed(r, ports, "dies") for r in (1, 2)]
     ranks = [Rank(0, at(ports), **SOME), *doomed, Rank(3, at(ports), **SOME)]
@@ -145,8 +145,8 @@ def test_meet_elastic_two_members_lost_rest_makes_the_group(on_ranks):
     assert (found[0], found[3]) == ((0, 2, 5.0), (1, 2, 5.0))
 
 
-def test_meet_elastic_too_few_left_waits_for_others(on_ranks):
-    """The lost rank is started again, and is needed."""
+def test_rendezvous_elastic_too_few_left_waits_for_others(on_ranks):
+    """The group needs the lost rank, which is started again."""
     ports = free_ports(2)
 
     def again():
@@ -157,7 +157,7 @@ def test_meet_elastic_too_few_left_waits_for_others(on_ranks):
     assert found == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
-def test_meet_elastic_nobody_left_says_whom_it_waited_for(on_ranks):
+def test_rendezvous_elastic_no_rank_left_names_the_awaited_ranks(on_ranks):
     ports = free_ports(2)
     some = {**SOME, "join_timeout": 1.0}
     error, _ = on_ranks([Rank(0, at(ports), **some), Doomed(1, ports, "dies")], call)
@@ -165,8 +165,8 @@ def test_meet_elastic_nobody_left_says_whom_it_waited_for(on_ranks):
     assert "rank 0 waited 1 s for rank 1 of 2 to come to" in str(error)
 
 
-def test_meet_elastic_rank_0_lost_raises_first_rank_lost(on_ranks):
-    """The other ranks look for another one then; they do not take this for the end."""
+def test_rendezvous_elastic_rank_0_lost_raises_first_rank_lost(on_ranks):
+    """The other ranks then try another first rank instead of failing."""
     (port,) = free_ports(1)
 
     def rank_0():
@@ -180,8 +180,8 @@ def test_meet_elastic_rank_0_lost_raises_first_rank_lost(on_ranks):
     assert isinstance(error, FirstRankLostError)
 
 
-def test_meet_member_lost_all_needed_raises(on_ranks):
-    """Where no rank may be missing, its loss is everyone's end."""
+def test_rendezvous_member_lost_all_needed_raises(on_ranks):
+    """A group that needs all ranks fails on all ranks if one is lost."""
     ports = free_ports(3)
     ranks = [Rank(0, at(ports)), Doomed(1, ports, "dies"), Rank(2, at(ports))]
     first, _, last = on_ranks(ranks, call)
@@ -191,7 +191,7 @@ def test_meet_member_lost_all_needed_raises(on_ranks):
 
 
 def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
-    """The patience of the group's own rendezvous does not hold for groups that are made of it."""
+    """The patience of the rendezvous does not apply to splits of the group."""
     accept = tcp.Addresses.accept
 
     def late(addresses, offer, rank, members, seconds):
@@ -213,7 +213,7 @@ def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
     assert on_ranks([0, 1], work) == [2, 2]
 
 
-# Who is chosen --------------------------------------------------------------------------------
+# Chosen members -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_choose_waits_for_all_or_for_enough_when_it_is_late(came, least, is_late
     [(2, 1, [0, 1, 2, 3]), (1, 1, [0, 1, 3]), (0, 1, [0, 3]), (0, 3, [0, 1, 3])],
 )
 def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected):
-    """New processes come if a place is free, or the others are too few."""
+    """New processes are admitted if the roster has a free place, or the others are too few."""
     roster = Roster(limit=5, known={"survivor"})
     roster.left = left
     came = {
@@ -245,8 +245,8 @@ def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected
     assert roster.left == 5
 
 
-def test_meet_elastic_join_request_under_way_at_the_choice_comes_later(on_ranks):
-    """Rank 2 has reached the store, and sets its key when the members are chosen."""
+def test_rendezvous_elastic_join_request_under_way_at_the_choice_comes_later(on_ranks):
+    """Rank 2 has connected to the store, and sets its key after the members are chosen."""
     ports = free_ports(3)
     is_chosen = threading.Event()
 
@@ -273,8 +273,8 @@ def test_meet_elastic_join_request_under_way_at_the_choice_comes_later(on_ranks)
     assert found == ([0, 1], True, True)
 
 
-def test_meet_elastic_first_address_has_a_group_waits_for_it(on_ranks):
-    """A rank that was left out does not go on alone while the others answer."""
+def test_rendezvous_elastic_first_address_has_a_group_waits_for_it(on_ranks):
+    """A rank that was left out does not make a group alone while the others answer."""
     addresses = at(free_ports(2))
     requests = listen_for_join_requests(addresses, ENVIRONMENT)
     some = {"least": 1, "patience": 0.3, "join_timeout": 0.6}
@@ -283,7 +283,7 @@ def test_meet_elastic_first_address_has_a_group_waits_for_it(on_ranks):
         target=lambda: out.extend(on_ranks([Rank(1, addresses, **some)], call))
     )
     waits.start()
-    until = time.monotonic() + 1.5  # several times its patience
+    until = time.monotonic() + 1.5  # several times the rank's patience
     while time.monotonic() < until:
         assert waits.is_alive()
         time.sleep(0.05)

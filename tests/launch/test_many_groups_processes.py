@@ -1,4 +1,4 @@
-"""A thousand groups of processes are made and end: nothing of them is left."""
+"""A thousand groups of processes are made and closed, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ comm.barrier()
 @pytest.mark.parametrize(
     ("transport", "ranks", "many"), [("shm", 2, 1000), ("tcp", 2, 1000), ("mixed", 3, 1000)]
 )
-def test_many_groups(tmp_path, transport, ranks, many):
+def test_a_thousand_groups_of_processes_leave_nothing_behind(tmp_path, transport, ranks, many):
     before = set(os.listdir("/dev/shm"))
     done = run(tmp_path, transport, ranks, BODY.replace("MANY", str(many)), seconds=300)
     assert (set(done.codes), done.errors) == ({0}, "")
@@ -55,8 +55,8 @@ def test_many_groups(tmp_path, transport, ranks, many):
     assert {n for n in set(os.listdir("/dev/shm")) - before if "pycollective" in n} == set()
 
 
-def test_a_thousand_groups_in_one_process():
-    """Memory that is made, joined and left without any peer."""
+def test_a_thousand_groups_in_one_process_leave_nothing_behind():
+    """Shared memory is made, joined and left by one process."""
     from pycollective import _core
 
     def use():

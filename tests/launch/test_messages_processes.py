@@ -11,7 +11,7 @@ from processes import fast_on
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 
-def test_everybody_sends_first(run_on):
+def test_all_ranks_send_first_without_deadlock(run_on):
     body = """
 n, r = comm.size, comm.rank
 for size in (0, 1, 1000, 70_000, 2_000_003):

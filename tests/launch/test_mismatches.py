@@ -1,4 +1,4 @@
-"""Ranks that make calls which do not belong together: each hears of both calls, on every transport."""
+"""Mismatched calls: each rank's error names both calls, on every transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pycollective as pc
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
-# What most ranks call, what one calls, and how these are named.
+# Call of most ranks, call of one rank, and their names in the error.
 CASES = {
     "collective": (
         "all_reduce(np.ones(4))", "broadcast(np.ones(4), 1)",
@@ -90,7 +90,7 @@ CASES = {
     ),
 }  # fmt: skip
 
-# Some ranks may be done with the first call before anybody finds out: they hear of it in the next.
+# Some ranks may finish the first call before the mismatch is found: their next call raises.
 BODY = """
 odd = comm.rank == ODD
 for name, (call, other, *_) in CASES.items():
@@ -118,7 +118,7 @@ def check(case, odd, error):
     ("transport", "odd"),
     some_fast([(t, odd) for t in TRANSPORTS for odd in (1, 0)], [("shm", 1), ("tcp", 1)]),
 )
-def test_calls_of_processes(tmp_path, transport, odd):
+def test_mismatch_between_processes_names_both_calls(tmp_path, transport, odd):
     body = BODY.replace("CASES", repr(CASES)).replace("ODD", str(odd))
     done = run(tmp_path, transport, 3, body)
     for output in done.outputs:
@@ -129,7 +129,7 @@ def test_calls_of_processes(tmp_path, transport, odd):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_calls_of_threads(on_ranks, case):
+def test_mismatch_between_threads_names_both_calls(on_ranks, case):
     call, other, *_ = CASES[case]
 
     def work(group):
@@ -142,7 +142,7 @@ def test_calls_of_threads(on_ranks, case):
 
 
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "tcp"]))
-def test_messages(tmp_path, transport):
+def test_mismatched_messages_raise_on_all_ranks(tmp_path, transport):
     body = """
 for later in (False, True):
     for sent in (np.ones(3), np.ones(4, "int32"), np.ones((2, 2))):

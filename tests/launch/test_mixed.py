@@ -89,7 +89,7 @@ print(comm.hosts, repr(comm))
         pytest.param("abc", [0, 1, 2], "TCP", marks=pytest.mark.slow),
     ],
 )
-def test_collectives(tmp_path, hosts, numbers, how):
+def test_collectives_by_hosts_use_the_expected_transport(tmp_path, hosts, numbers, how):
     done = run_on_hosts(tmp_path, hosts, COLLECTIVES)
     codes, outputs = done.codes, done.outputs
     assert codes == [0] * len(hosts), done
@@ -101,7 +101,7 @@ def test_tcp_can_be_forced():
     comms = join(environments(["", ""], PYCOLLECTIVE_TRANSPORT="tcp"))
     assert [(c.hosts, c._group.transport) for c in comms] == [([0, 1], "TCP")] * 2
     close(comms)
-    # It is enough that one of the two wants it.
+    # One of the two ranks suffices to force TCP.
     envs = environments(["", ""])
     envs[1]["PYCOLLECTIVE_TRANSPORT"] = "tcp"
     comms = join(envs)
@@ -128,17 +128,17 @@ def test_groups_leave_nothing_behind(hosts, on_ranks):
         if i % 2:
             close(comms)
         del comms
-    gc.collect()  # errors hold frames that hold them
+    gc.collect()  # tracebacks keep the communicators alive
     assert descriptors() == before
     time.sleep(0.1)
     assert threading.active_count() == threads
 
 
-# The proof ------------------------------------------------------------------------------------
+# Access to shared memory ----------------------------------------------------------------------
 
 
-def test_who_cannot_reach_the_memory_talks_over_tcp(monkeypatch, caplog, on_ranks):
-    """Ranks 1 and 2 have the boot id of rank 0, and its socket is not in reach for them."""
+def test_ranks_that_cannot_reach_the_memory_use_tcp(monkeypatch, caplog, on_ranks):
+    """Ranks 1 and 2 have the boot id of rank 0, but cannot reach its socket."""
     caplog.set_level("INFO", "pycollective")
     real = memory.Sharing.reach
 
@@ -163,7 +163,7 @@ def test_who_cannot_reach_the_memory_talks_over_tcp(monkeypatch, caplog, on_rank
     assert "through shared memory with rank 3 and over TCP with the others, 2 hosts" in caplog.text
 
 
-def test_memory_that_cannot_be_had_is_no_error(monkeypatch, on_ranks):
+def test_memory_that_cannot_be_created_falls_back_to_tcp(monkeypatch, on_ranks):
     def create(*args):
         raise OSError("no memory")
 
@@ -174,7 +174,7 @@ def test_memory_that_cannot_be_had_is_no_error(monkeypatch, on_ranks):
     close(comms)
 
 
-def test_memory_that_is_not_joined_is_not_used(monkeypatch, on_ranks):
+def test_memory_that_cannot_be_joined_falls_back_to_tcp(monkeypatch, on_ranks):
     def joined(sock, place, size):
         socket.recv_fds(sock, 1, 1)
         raise ValueError("another version's")
@@ -187,8 +187,8 @@ def test_memory_that_is_not_joined_is_not_used(monkeypatch, on_ranks):
     close(comms)
 
 
-def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
-    """Whoever finds the socket without the key gets nothing, and disturbs nobody."""
+def test_memory_socket_without_the_key_gives_nothing(monkeypatch, on_ranks):
+    """A process without the key gets no descriptor and does not disturb the group."""
     got = []
     real = memory.Sharing.reach
 
@@ -213,7 +213,7 @@ def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
     close(comms)
 
 
-def test_a_rank_that_some_miss_is_named_by_all(monkeypatch):
+def test_rank_that_one_peer_waits_for_is_named_by_all(monkeypatch):
     """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
     real = peers.Reaching.until_reached
 
@@ -230,11 +230,11 @@ def test_a_rank_that_some_miss_is_named_by_all(monkeypatch):
         assert error.ranks == (2,)
 
 
-def test_boot_id():
+def test_boot_id_is_constant_and_not_empty():
     assert memory.boot_id() == memory.boot_id() != ""
 
 
-def test_groups_that_do_not_fit_together():
+def test_groups_with_inconsistent_arguments_raise():
     memory_of_two = _core.ShmGroup.create(2)
     memory_of_two.join(0)
     with pytest.raises(ValueError, match="`hosts` must have a number"):
@@ -258,11 +258,11 @@ LAYOUTS = [[0], [0, 0], [0, 1], [0, 0, 1], [0, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
-def test_the_hierarchical_schedule_is_proved(hosts):
+def test_hierarchical_schedule_is_verified(hosts):
     algorithms.verify(algorithms.hierarchical(hosts))
 
 
-def test_what_crosses_between_hosts_is_the_least_possible():
+def test_hierarchical_schedule_sends_the_least_between_hosts():
     hosts = [0] * 4 + [1] * 4 + [2] * 4
     schedule = algorithms.hierarchical(hosts)
     crossing = [0] * 3
@@ -274,19 +274,19 @@ def test_what_crosses_between_hosts_is_the_least_possible():
 
 
 @pytest.mark.parametrize("hosts", [[], [1], [0, 2], [-1], [0, 3, 1]])
-def test_layouts_that_are_none(hosts):
+def test_hierarchical_invalid_layout_raises(hosts):
     with pytest.raises(ValueError, match="host|ranks"):
         algorithms.hierarchical(hosts)
 
 
-def test_a_group_on_one_host_can_use_it(on_ranks):
+def test_hierarchical_on_one_host_sums(on_ranks):
     comms = pc.local_group(5)
     assert comms[0].hosts == [0] * 5
     results = on_ranks(comms, lambda c: c.all_reduce(np.arange(999.0), algorithm="hierarchical"))
     assert all(np.array_equal(r, 5 * np.arange(999.0)) for r in results)
 
 
-# What was measured ----------------------------------------------------------------------------
+# Measured tables ------------------------------------------------------------------------------
 
 
 def test_a_mixed_group_uses_rank_0s_table(tmp_path):
@@ -320,7 +320,7 @@ def test_bench_tunes_a_mixed_group(tmp_path):
     assert (what, name in timed) == ("all_reduce", True)
 
 
-# What is forced -------------------------------------------------------------------------------
+# Forced transports ----------------------------------------------------------------------------
 
 
 def test_shared_memory_can_be_forced():

@@ -1,4 +1,4 @@
-"""What ranks that are processes say of themselves: slow peers, groups, traces, timelines."""
+"""Output about ranks that are processes: slow peers, groups, traces, timelines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if comm.rank == 1:
 
 
 def warnings_of(text):
-    """The warnings of each rank, by rank: more than one would be one too many."""
+    """Return the warning of each rank, by rank; a rank may have only one."""
     found = re.findall(r"^rank (\d+) is in .*$", text, re.MULTILINE)
     assert sorted(found) == sorted(set(found)), text
     return {int(m[1]): m[0] for m in re.finditer(r"^rank (\d+) is in .*$", text, re.MULTILINE)}
@@ -55,20 +55,20 @@ def test_a_slow_rank_is_named_once(run_on, monkeypatch, call):
 
 
 @pytest.mark.slow
-def test_in_a_mixed_group(tmp_path):
+def test_slow_rank_in_a_mixed_group_is_named(tmp_path):
     call = LATE.format(call="comm.barrier()")
     group = run_on_hosts(tmp_path, "aabb", call, PYCOLLECTIVE_WARN_AFTER="0.3")
     assert group.codes == [0] * 4, group
     warnings = warnings_of(group.errors)
     assert sorted(warnings) == [0, 2, 3], group.errors
     for warning in warnings.values():
-        # Of ranks of other hosts it is known what they have said; those that wait have said so.
+        # A rank knows ranks of other hosts by their messages; waiting ranks have sent theirs.
         assert " for rank 1 to enter this call: rank 1 " in warning, warning
 
 
 @fast_on("shm")
-def test_a_rank_that_stopped_within_the_call(run_on, monkeypatch):
-    """All have come; one does not go on."""
+def test_rank_stopped_within_the_call_is_named(run_on, monkeypatch):
+    """All ranks have entered the call; one is stopped."""
     monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "0.3")
     body = """
 import threading
@@ -87,7 +87,7 @@ while comm.broadcast(np.array([time.monotonic() < until]))[0]:
 
 
 @fast_on("tcp")
-def test_debug_lines(run_on, monkeypatch):
+def test_debug_trace_describes_groups_and_calls(run_on, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "TRACE")
     status, _, err = run_on(2, "comm.all_reduce(np.ones(3)); comm.split(0)")
     assert status == 0, err
@@ -104,7 +104,7 @@ def test_debug_lines(run_on, monkeypatch):
 
 
 @fast_on("shm")
-def test_a_wrong_level_is_said_before_anyone_is_waited_for(run_on, monkeypatch):
+def test_wrong_debug_level_raises_before_the_rendezvous(run_on, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "LOUD")
     status, _, err = run_on(2, "")
     assert status == 1
@@ -123,12 +123,12 @@ def test_timelines_of_all_ranks(run_on, tmp_path, monkeypatch):
         assert sum(e["name"] == "barrier" for e in events) == 1
         (call,) = [e for e in events if e["name"] == "all_reduce"]
         spans.append((call["ts"], call["ts"] + call["dur"]))
-    # No rank is done before the other has come: so the clocks agree.
+    # No rank ends the call before the other enters it, so the spans overlap if the clocks agree.
     assert max(spans[0][0], spans[1][0]) < min(spans[0][1], spans[1][1])
 
 
 @fast_on("tcp")
-def test_a_timeline_tells_of_a_lost_rank(run_on, tmp_path, monkeypatch):
+def test_timeline_contains_the_error_of_a_lost_rank(run_on, tmp_path, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "of {rank}.json"))
     body = """
 comm.barrier()

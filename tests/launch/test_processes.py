@@ -53,7 +53,7 @@ def run(tmp_path, ranks, body, *options):
 
 
 @pytest.mark.parametrize("ranks", some_fast([1, 2, 3, 5], [1, 3]))
-def test_collectives(tmp_path, ranks):
+def test_collectives_of_processes_are_exact_for_all_sizes(tmp_path, ranks):
     body = """
 from pycollective import algorithms
 r, n = comm.rank, comm.size
@@ -189,8 +189,8 @@ def members(size):
     ]
 
 
-def test_who_is_silent():
-    """Each is known by its last beat, from one's own first one on."""
+def test_silent_returns_the_ranks_without_heartbeat():
+    """A rank judges its peers by their last heartbeat, after its own first heartbeat."""
     memory = _core.ShmGroup.create(3)
     a, b, c = (_core.ShmGroup.open(memory.descriptor) for _ in range(3))
     for rank, group in enumerate((a, b, c)):
@@ -211,7 +211,7 @@ def test_groups_leave_nothing_behind(on_ranks):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
-    gc.collect()  # what other tests have left behind
+    gc.collect()  # objects that other tests have left behind
     shared = set(os.listdir("/dev/shm"))
     before = descriptors()
     for _ in range(100):
@@ -224,7 +224,7 @@ def test_groups_leave_nothing_behind(on_ranks):
     assert set(os.listdir("/dev/shm")) <= shared
 
 
-def test_bad_environments(tmp_path):
+def test_init_bad_environment_raises_rendezvous_error(tmp_path):
     memory, comms = members(2)
     for broken, text in (
         (
@@ -259,7 +259,7 @@ def test_bad_environments(tmp_path):
         comms[0].barrier()
 
 
-def test_bad_commands(tmp_path, capsys, monkeypatch):
+def test_run_bad_command_exits_with_a_message(tmp_path, capsys, monkeypatch):
     from pycollective.cli import main
 
     for forced, text in (("thread", "processes talk through"), ("pigeon", "there are 'shm'")):

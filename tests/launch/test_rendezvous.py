@@ -1,4 +1,4 @@
-"""Meeting at addresses that are given: each rank at its own, or some of them only."""
+"""Rendezvous at given addresses, of all ranks or of some of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
 
 
 class Rank:
-    """What `on_ranks` calls for each rank: meets, and reduces."""
+    """Callable for `on_ranks` that makes a group and sums over it."""
 
     def __init__(self, rank, addresses, pause=0.0, **options):
         self.rank, self.addresses, self.pause, self.options = rank, addresses, pause, options
@@ -41,15 +41,15 @@ def call(rank):
     return rank()
 
 
-def test_each_at_its_own_address_in_any_order(on_ranks):
+def test_rendezvous_each_rank_at_its_own_address_in_any_order(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     pauses = (0.3, 0.0, 0.1)
     found = on_ranks([Rank(r, addresses, pauses[r]) for r in range(3)], call)
     assert found == [(r, 3, 6.0) for r in range(3)]
 
 
-def test_an_address_that_is_not_this_hosts_own(on_ranks):
-    """As that of a service in front of it: it listens at all addresses, which needs a secret."""
+def test_rendezvous_address_of_another_host_needs_a_secret(on_ranks):
+    """A service's address makes the rank listen at all addresses, which needs a secret."""
     addresses = [f"127.0.0.1:{free_port()}", f"192.0.2.1:{free_port()}"]
     found = on_ranks([Rank(r, addresses) for r in range(2)], call)
     assert found == [(r, 2, 3.0) for r in range(2)]
@@ -61,7 +61,7 @@ def test_an_address_that_is_not_this_hosts_own(on_ranks):
     assert "0.0.0.0 is not a loopback address, and there is no secret" in str(error)
 
 
-def test_those_who_come_in_time_are_enough(on_ranks):
+def test_rendezvous_enough_ranks_in_time_make_the_group(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
     some = {"least": 2, "patience": 0.5}
     found = on_ranks([Rank(r, addresses, **some) for r in (0, 2, 3)], call)
@@ -69,7 +69,7 @@ def test_those_who_come_in_time_are_enough(on_ranks):
     assert on_ranks([Rank(0, addresses, least=1, patience=0.2)], call) == [(0, 1, 1.0)]
 
 
-def test_who_is_missing_is_said_on_every_rank(on_ranks, caplog, monkeypatch):
+def test_rendezvous_missing_rank_is_logged_on_every_rank(on_ranks, caplog, monkeypatch):
     assert leader.LOG_EVERY == 10
     monkeypatch.setattr(leader, "LOG_EVERY", 0.2)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
@@ -80,7 +80,7 @@ def test_who_is_missing_is_said_on_every_rank(on_ranks, caplog, monkeypatch):
     assert caplog.messages.count(f"rank 1: {missing}") == caplog.messages.count(missing)
 
 
-def test_too_few(on_ranks):
+def test_rendezvous_too_few_ranks_raises_and_names_the_missing(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
     some = {"least": 3, "patience": 0.3, "join_timeout": 1.0}
     for error in on_ranks([Rank(r, addresses, **some) for r in (0, 1)], call):
@@ -89,8 +89,8 @@ def test_too_few(on_ranks):
 
 
 @pytest.mark.parametrize("after", ["welcome", "table", "reason"])
-def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
-    """At once where all had come; otherwise it may be started again, as long as there is time."""
+def test_rendezvous_rank_dies_while_others_join_raises(on_ranks, after):
+    """The error comes at once if all had joined; otherwise the rank may restart until the deadline."""
     port = free_port()
     rank_0 = Rank(0, [f"127.0.0.1:{port}"] * 2, join_timeout=0.5 if after == "welcome" else 20.0)
 
@@ -136,7 +136,7 @@ def test_join_requests_each_smaller_group_notices_them(on_ranks):
             requests.close()
 
 
-def test_is_there_sees_rank_0_of_the_group_and_no_stranger(on_ranks):
+def test_is_listening_sees_rank_0_of_the_group_and_no_foreign_listener(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     assert not launch.is_listening(addresses, ENVIRONMENT)
     with socket.create_server(host_and_port(addresses[0])) as stranger:
@@ -153,7 +153,7 @@ def test_is_there_sees_rank_0_of_the_group_and_no_stranger(on_ranks):
     assert on_ranks([Rank(0, addresses), looks], call) == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
-def test_addresses_that_are_none():
+def test_addresses_malformed_raise():
     assert host_and_port("[::1]:8") == ("::1", 8)
     for wrong in ("host", "host:", ":1", "host:0", "host:65536", "host:x"):
         with pytest.raises(ValueError, match="is not host:port"):

@@ -68,7 +68,7 @@ def test_key_of_user_made_by_many_at_once_is_one_key(runtime):
 
 
 def test_key_of_user_open_runtime_folder_uses_a_folder_of_its_own(runtime, monkeypatch):
-    """A folder that others can enter is not used, be it named by the variable or not."""
+    """A folder that others can enter is not used, even if the variable names it."""
     runtime.chmod(0o755)
     monkeypatch.setattr(secret, "_runtime_folders", lambda: iter([runtime]))
     monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(runtime.parent))
@@ -174,7 +174,7 @@ def test_init_without_a_secret_processes_of_one_user_join(runtime, transport):
 
 
 def test_init_without_a_secret_process_with_another_key_is_refused(runtime, tmp_path):
-    """As one of another user, or in another container, has."""
+    """A process of another user or in another container has another key."""
     theirs = tmp_path / "theirs"
     theirs.mkdir(mode=0o700)
     entered = []
@@ -242,7 +242,7 @@ def test_is_same_user_process_of_another_user_is_not():
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 @pytest.mark.parametrize("has_secret", [False, True])
 def test_sharing_with_another_user_needs_a_secret(on_ranks, monkeypatch, has_secret):
-    """Memory is handed to nobody else: those ranks talk over TCP."""
+    """Another user's rank gets no memory descriptor: the ranks use TCP."""
     monkeypatch.setattr(secret, "is_same_user", lambda sock: False)
     port = free_port()
     more = {"PYCOLLECTIVE_SECRET": SECRET} if has_secret else {"PYCOLLECTIVE_INSECURE": "1"}

@@ -1,4 +1,4 @@
-"""``pycollective.spawn``: results, errors of ranks, start methods, and that nothing is left running."""
+"""``pycollective.spawn``: results, errors of ranks, start methods, and processes left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A split that fails because of one rank: the others hear of that rank, by its number here."""
+"""A split that fails because of one rank names it on the others, by its rank in the old group."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ sys.exit(0)
 
 @fast_on("shm")
 def test_a_process_that_ends_without_leaving_is_lost_to_its_parts_alone(run_on):
-    """os._exit runs no exit functions, and its code says that nothing went wrong."""
+    """os._exit(0) runs no exit functions and reports success."""
     body = """
 pair = comm.split(comm.rank // 2)
 inner = pair.split(0)
@@ -121,7 +121,7 @@ except pc.MismatchError:
 
 
 @pytest.mark.slow
-def test_memory_that_cannot_be_opened_is_said(tmp_path, run_on):
+def test_split_memory_that_cannot_be_opened_is_reported(tmp_path, run_on):
     body = """
 from pycollective.comm import split
 def elsewhere(offer):

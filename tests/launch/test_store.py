@@ -1,4 +1,4 @@
-"""The key-value store at rank 0: what a rank may set, and what all others see of it."""
+"""The key-value store at rank 0: keys that a rank may set, and values that the others see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pycollective.launch.store import Client, Store
 
 
 class Served:
-    """A store, and ranks that are connected with it."""
+    """A store with connected ranks."""
 
     def __init__(self):
         self.store, self.changes, self._clients = Store(), [], []
@@ -72,7 +72,7 @@ def heard(client, key):
     return client.get(key)
 
 
-def test_store_values_for_all_reach_those_that_are_there_and_those_that_come(served):
+def test_store_values_for_all_reach_present_and_later_connections(served):
     one = served.connected("1")
     served.set("all/table", {"ranks": [0, 1]})
     assert heard(one, "all/table") == {"ranks": [0, 1]}
@@ -89,7 +89,7 @@ def test_store_compare_set_of_one_key_by_two_connections_succeeds_once(served):
     first, second = served.connected("1"), served.connected("1")
     assert first.compare_set("join/1", None, "a")
     assert not second.compare_set("join/1", None, "b")
-    assert not second.compare_set("join/1", "a", "b")  # it is not its own
+    assert not second.compare_set("join/1", "a", "b")  # the key belongs to another rank
     second.set("join/1", "b")
     assert not second.compare_set("join/1", "b", "b")  # answered after the request before it
     assert not first.compare_set("join/1", "b", "c")
@@ -101,7 +101,7 @@ def test_store_compare_set_of_one_key_by_two_connections_succeeds_once(served):
     second.close()
 
 
-def test_store_keys_vanish_with_the_connection_after_what_it_has_said(served):
+def test_store_connection_ends_values_arrive_before_its_keys_vanish(served):
     one = served.connected("1")
     one.set("join/1", "here")
     one.set("failed/1", "why")
@@ -144,7 +144,7 @@ def test_store_keys_of_one_connection_are_limited(served):
     one.close()
 
 
-def test_store_connection_that_is_ended_hears_why(served):
+def test_store_closed_connection_gets_the_reason(served):
     one = served.connected("1")
     assert one.compare_set("join/1", None, 1)
     with served._lock:
@@ -155,7 +155,7 @@ def test_store_connection_that_is_ended_hears_why(served):
 
 
 def test_joining_lost_first_rank_that_gave_a_reason_raises_the_reason():
-    """Rank 0 gives its reason and ends; this rank finds the end when it sends, and has not read yet."""
+    """Rank 0 gives its reason and ends. This rank's send fails before it reads the reason."""
     ours, theirs = (Channel(end) for end in socket.socketpair())
     ours.seal(b"key", True)
     theirs.seal(b"key", False)

@@ -1,4 +1,4 @@
-"""Strangers at the ports of a group that works: nothing they send disturbs it, none gets in."""
+"""Connections without the secret to the ports of a working group do not disturb it, and never join."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listening(pids):
 
 
 def noise(rng):
-    """What a stranger may send: noise, broken greetings, lies about lengths."""
+    """Yield data of a process without the secret: noise, broken greetings, wrong lengths."""
     hello = {"pycollective": 2, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": SIZE}
     data = json.dumps(hello).encode()
     whole = struct.pack("!I", len(data)) + data
@@ -64,7 +64,7 @@ def noise(rng):
 
 
 class Recorder:
-    """Stands between a rank and rank 0 at the meeting, and keeps what the rank says."""
+    """Proxy between a rank and rank 0 during the rendezvous; records the rank's data."""
 
     def __init__(self, port):
         self.said = []
@@ -79,7 +79,7 @@ class Recorder:
                 near = self._server.accept()[0]
                 try:
                     far = socket.create_connection(("127.0.0.1", self._port))
-                except OSError:  # rank 0 does not listen yet: it is tried again
+                except OSError:  # rank 0 does not listen yet: the rank tries again
                     near.close()
                     continue
                 for ends in ((near, far, self.said), (far, near, [])):
@@ -98,7 +98,7 @@ class Recorder:
 
 
 def bother(pids, replay, stop, seed, sent, replayed):
-    """Send to whatever listens; hold some connections open."""
+    """Send to every listening port; hold some connections open."""
     rng = random.Random(seed)
     held = []
     while not stop.is_set():
@@ -143,11 +143,11 @@ print("done")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["tcp", "mixed"])
-def test_strangers_do_not_disturb(tmp_path, transport):
+def test_group_connections_without_the_secret_do_not_disturb(tmp_path, transport):
     hosts = ["a", "b", "c"] if transport == "tcp" else ["a", "a", "b"]
     envs = environments(hosts)
     recorder = Recorder(int(envs[0]["PYCOLLECTIVE_ADDRESS"].rpartition(":")[2]))
-    envs[1]["PYCOLLECTIVE_ADDRESS"] = f"127.0.0.1:{recorder.port}"  # it is heard
+    envs[1]["PYCOLLECTIVE_ADDRESS"] = f"127.0.0.1:{recorder.port}"  # through the recorder
     script = write(tmp_path, BODY.replace("TURNS", "6"), PREPARED)
     stop, pids, sent, replayed, ranks = threading.Event(), [], [], [], []
     strangers = [
@@ -177,7 +177,7 @@ def test_strangers_do_not_disturb(tmp_path, transport):
         for thread in strangers:
             thread.start()
         until = time.monotonic() + 60
-        # Until rank 1's own words were played. Rank 0 alone listens so far, and rank 1 to its peers.
+        # Wait for a replay of rank 1's data. So far only rank 0 listens, and rank 1 for its peers.
         while time.monotonic() < until and not (any(replayed) and oversized() >= 2 * ENOUGH):
             time.sleep(0.01)
         begin(envs[2])
@@ -196,7 +196,7 @@ def test_strangers_do_not_disturb(tmp_path, transport):
         recorder.close()
     assert outputs == ["done\n"] * SIZE, outputs
     assert any(replayed) and oversized() >= 2 * ENOUGH
-    # What was heard is a whole conversation of a member, not a refusal.
+    # The recorder has a whole handshake of a member, not a refusal.
     greeting = b"".join(recorder.said)
     assert b'"purpose":"join"' in greeting and b'"proof"' in greeting
     assert handshake.key_of(SECRET.encode()) not in greeting

@@ -1,4 +1,4 @@
-"""Groups of real processes over TCP: collectives, faults, and who must not get in."""
+"""Groups of real processes over TCP: collectives, faults, and refused connections."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(tmp_path, ranks, body):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
-def test_collectives(tmp_path, ranks):
+def test_collectives_over_tcp_have_the_bits_of_threads(tmp_path, ranks):
     body = """
 from pycollective import algorithms
 r, n = comm.rank, comm.size
@@ -244,8 +244,8 @@ def test_a_wrong_secret_is_refused(caplog):
     assert "the secrets differ" in str(second)
 
 
-def test_a_secret_in_a_file(tmp_path):
-    """As good as one in a variable, which comes first; the end of the file's line is no part of it."""
+def test_secret_in_a_file_works_like_the_variable(tmp_path):
+    """A secret in a file works like the variable, which takes precedence; its newline is ignored."""
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
     file.chmod(0o600)
@@ -259,7 +259,7 @@ def test_a_secret_in_a_file(tmp_path):
     assert "the secrets differ" in str(join([both, by_file], 0.7)[1])
 
 
-def test_without_a_secret_only_loopback():
+def test_addresses_without_a_secret_must_be_loopback():
     for rank in range(2):
         for address in ("192.0.2.1", "0.0.0.0"):
             env = environment(rank, 2, 29_999, ADDRESS=f"{address}:29999")
@@ -272,7 +272,7 @@ def test_without_a_secret_only_loopback():
         init(environment=env, join_timeout=0.3)
 
 
-def test_bad_descriptions(tmp_path):
+def test_init_bad_tcp_description_raises_rendezvous_error(tmp_path):
     short = tmp_path / "secret"
     short.write_text("short\n")
     short.chmod(0o600)
@@ -312,7 +312,7 @@ def test_bad_descriptions(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_and_sizes_that_do_not_fit():
+def test_ranks_and_sizes_that_differ_raise_and_are_named():
     port = free_port()
     envs = [environment(0, 2, port), environment(1, 3, port)]
     first, second = join(envs, 0.7)
@@ -329,7 +329,7 @@ def test_ranks_and_sizes_that_do_not_fit():
     [("eth", "eth0 eth1"), ("=eth1", "eth1"), ("^eth", "ib0"), ("^=eth0", "eth1 ib0"),
      ("ib,eth", "eth0 eth1 ib0"), ("^eth,ib", "lo"), ("=lo", "lo"), ("ib,wl", "ib0")],
 )  # fmt: skip
-def test_interface_grammar(pattern, name):
+def test_interface_patterns_choose_the_expected_names(pattern, name):
     there = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("eth1", "10.0.1.1"), ("ib0", "10.1.0.1")]
     more = [("eth0", "10.0.0.9"), ("eth0", "2001:db8::7"), ("eth2", "2001:db8::8")]
     found = interfaces.choose(pattern, there + more)
@@ -370,7 +370,7 @@ def test_interfaces_with_ipv6_addresses(tmp_path, monkeypatch):
      (("=a,b", ""), {(1, 1): 5}), (("=a", "=a,b"), {(1, 1): 5})],
 )  # fmt: skip
 def test_streams_go_over_the_interfaces_of_both_ranks(on_ranks, monkeypatch, names, pairs):
-    """Control, messages and the streams 0 and 2 over the first, and stream 1 over the second."""
+    """The first interface carries control, messages and streams 0 and 2; the second carries stream 1."""
     there = [("a", "127.0.0.1"), ("b", "127.0.0.2")]
     monkeypatch.setattr(interfaces, "interface_addresses", lambda family: there)
     before, port = connections(), free_port()
@@ -404,11 +404,11 @@ def test_a_group_over_ipv6(on_ranks):
     close(comms)
 
 
-# Strangers ------------------------------------------------------------------------------------
+# Refused data ---------------------------------------------------------------------------------
 
 
 def frames(rng):
-    """What a stranger may send: noise, broken greetings, lies about lengths."""
+    """Yield data of a process without the secret: noise, broken greetings, wrong lengths."""
     hello = {"pycollective": 2, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
     data = json.dumps(hello).encode()
     yield rng.randbytes(rng.randrange(1, 3000))
@@ -456,23 +456,23 @@ def wait_until_listened_to(port):
 
 
 @pytest.mark.slow
-def test_strangers_do_not_disturb(on_ranks):
+def test_rendezvous_connections_without_the_secret_do_not_disturb(on_ranks):
     port, stop, counts = free_port(), threading.Event(), []
     strangers = [threading.Thread(target=bother, args=(port, stop, s, counts)) for s in range(2)]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     results = []
     zero = threading.Thread(target=lambda: results.extend(join([environment(0, 2, port)])))
     zero.start()
-    # Before rank 0 listens a stranger's attempts could connect the port to itself, and take it.
+    # Before rank 0 listens, an attempt to connect could connect the port to itself and occupy it.
     wait_until_listened_to(port)
     for t in strangers:
         t.start()
-    while len(counts) < 100:  # rank 0 waits among strangers for a while
+    while len(counts) < 100:  # rank 0 waits for a while under these connections
         time.sleep(0.01)
     results.extend(join([environment(1, 2, port)]))
     zero.join(20)
     comms = sorted(results, key=lambda c: c.rank)
-    # While the strangers keep connecting, the group works; nobody listens any more.
+    # The group works during these attempts; no rank listens any more.
     for _ in range(50):
         assert works(comms, on_ranks)
     stop.set()
@@ -487,8 +487,8 @@ def test_strangers_do_not_disturb(on_ranks):
     close(comms)
 
 
-def test_what_was_recorded_cannot_be_played_again():
-    """A stranger who heard a whole conversation repeats it."""
+def test_handshake_replayed_is_refused():
+    """A process replays a recorded handshake."""
     entered = []
     server = HandshakeServer(
         socket.create_server(("127.0.0.1", 0)),
@@ -516,7 +516,7 @@ def test_what_was_recorded_cannot_be_played_again():
         assert "nonce" in channel.receive(soon)
         sock.sendall(said[1])
         assert channel.receive(soon) == {"refused": "the secrets differ", "secret": False}
-    # A member's own proof sent back to it is none, nor is a changed message.
+    # A member's own proof sent back to it is refused, and so is a changed message.
     with socket.create_connection(server.address) as sock, pytest.raises(handshake.Refused):
         handshake.introduce(sock, handshake.key_of(b"other"), {}, soon)
     assert len(entered) == 1
@@ -559,11 +559,11 @@ def test_lengths_are_bounded_before_anything_is_read():
         b.close()
 
 
-# What the core makes of bytes that are no frames -----------------------------------------------
+# Malformed frames in the core ------------------------------------------------------------------
 
 
-def pair_with_a_stranger():
-    """A rank 0 of 2 whose peer is this test: control and message connection."""
+def pair_with_this_test():
+    """Return rank 0 of 2 whose peer is this test, with both connections."""
     (c0, c1), (m0, m1) = socket.socketpair(), socket.socketpair()
     group = _core.TcpGroup(0, [[], [c0.fileno(), m0.fileno()]])
     c0.close()
@@ -591,7 +591,7 @@ def header(kind=1, remaining=8, size=8, text=0, magic=0x6C6C6F63, version=3, cal
 
 
 def failure(kind, ranks=(), calls=("", ""), message=b"why"):
-    """Return the frame that tells a failure: a FailureRecord."""
+    """Return the frame of a failure: a FailureRecord."""
     bits = sum(1 << rank for rank in ranks).to_bytes(512, "little")
     texts = b"".join(call.encode().ljust(256, b"\0") for call in calls)
     record = struct.pack("=II", kind, 0) + bits + texts + message
@@ -612,8 +612,8 @@ TIMEOUT, MISMATCH, PEER_LOST, ABORTED = range(4)
      (header(size=3, remaining=8), "splits an item"),
      (header(size=0, remaining=8), "splits an item")],
 )  # fmt: skip
-def test_bad_message_frames(data, text):
-    group, comm, control, messages = pair_with_a_stranger()
+def test_malformed_message_frames_fail_the_group(data, text):
+    group, comm, control, messages = pair_with_this_test()
     messages.sendall(data)
     with pytest.raises(pc.PeerLostError, match=text):
         comm.barrier(5.0)
@@ -623,11 +623,11 @@ def test_bad_message_frames(data, text):
 
 
 def test_a_message_of_another_call_is_a_mismatch_and_its_text_is_cleaned():
-    _, comm, control, messages = pair_with_a_stranger()
+    _, comm, control, messages = pair_with_this_test()
     messages.sendall(header(text=16, size=0, remaining=0) + b"all\n\x1b[1m\xff\xc0_thing")
     with pytest.raises(pc.MismatchError, match=r"rank 1 called all\?\?\[1m\?\?_thing\."):
         comm.barrier(5.0)
-    # The other side is told.
+    # The peer gets the mismatch.
     assert b"rank 1 called all" in control.recv(10_000)
     control.close()
     messages.close()
@@ -642,8 +642,8 @@ def test_a_message_of_another_call_is_a_mismatch_and_its_text_is_cleaned():
      failure(ABORTED, message=bytes(4001))],
     ids=lambda data: f"{len(data)} bytes, kind {data[6]}, {data[64:74].hex()}",
 )  # fmt: skip
-def test_bad_control_frames(data):
-    _, comm, control, messages = pair_with_a_stranger()
+def test_malformed_control_frames_fail_the_group(data):
+    _, comm, control, messages = pair_with_this_test()
     control.sendall(data)
     with pytest.raises(pc.PeerLostError, match="sent an invalid control frame"):
         comm.barrier(5.0)
@@ -652,7 +652,7 @@ def test_bad_control_frames(data):
 
 
 def test_told_failure_has_ranks_and_call_and_its_texts_are_cleaned():
-    _, comm, control, messages = pair_with_a_stranger()
+    _, comm, control, messages = pair_with_this_test()
     control.sendall(failure(PEER_LOST, [0, 1], ["recv \x1b[1m", ""], b"it\nended"))
     with pytest.raises(pc.PeerLostError) as caught:
         comm.barrier(5.0)
@@ -665,7 +665,7 @@ def test_told_failure_has_ranks_and_call_and_its_texts_are_cleaned():
 
 def test_told_mismatch_has_calls_only_if_each_rank_has_one():
     for calls, expected in ((["a", "b"], {0: "a", 1: "b"}), (["a", ""], {}), (["", ""], {})):
-        _, comm, control, messages = pair_with_a_stranger()
+        _, comm, control, messages = pair_with_this_test()
         control.sendall(failure(MISMATCH, [0, 1], calls))
         with pytest.raises(pc.MismatchError) as caught:
             comm.barrier(5.0)
@@ -675,7 +675,7 @@ def test_told_mismatch_has_calls_only_if_each_rank_has_one():
 
 
 def test_recv_connection_for_messages_ended_names_the_peer_before_the_deadline():
-    """The control connection stays, and says nothing of a peer that left."""
+    """The control connection stays open, and does not report that the peer left."""
     pairs = [socket.socketpair() for _ in range(3)]
     control, data, pipe = (mine.fileno() for mine, _ in pairs)
     comm = _core.Communicator(_core.TcpGroup(0, [[], [control, data]], [-1, pipe]), 0)
@@ -688,9 +688,9 @@ def test_recv_connection_for_messages_ended_names_the_peer_before_the_deadline()
         theirs.close()
 
 
-def test_who_is_silent():
-    group, comm, control, messages = pair_with_a_stranger()
-    assert group.silent(0) == []  # nobody has promised to say anything
+def test_silent_returns_the_peer_without_heartbeat():
+    group, comm, control, messages = pair_with_this_test()
+    assert group.silent(0) == []  # no heartbeat was promised yet
     group.send_heartbeat()
     assert control.recv(64)[6] == 5  # in no call
     time.sleep(0.03)
@@ -703,10 +703,10 @@ def test_who_is_silent():
     with pytest.raises(pc.CollectiveTimeoutError):
         comm.barrier(0.1)
     said = control.recv(10_000)
-    assert said[6] == 2, said  # what it is in
+    assert said[6] == 2, said  # the call that the rank is in
     control.sendall(header(kind=4, size=0, call=7))
     time.sleep(0.03)
-    assert group.silent(0.02) == []  # it has left
+    assert group.silent(0.02) == []  # the peer has left
     control.close()
     messages.close()
 
@@ -714,7 +714,7 @@ def test_who_is_silent():
 def test_noise_never_crashes_the_core():
     rng = random.Random(1)
     for _ in range(200):
-        _, comm, control, messages = pair_with_a_stranger()
+        _, comm, control, messages = pair_with_this_test()
         for sock in (control, messages):
             data = bytearray(
                 header(kind=rng.randrange(7), text=rng.randrange(300), size=rng.randrange(64))
@@ -730,7 +730,7 @@ def test_noise_never_crashes_the_core():
             comm.barrier(2.0)
 
 
-def test_descriptors_that_are_no_connections(tmp_path):
+def test_descriptors_that_are_no_sockets_raise(tmp_path):
     with open(tmp_path / "file", "w") as f, socket.socket() as loose:
         for wrong in (f.fileno(), loose.fileno(), 9999, -1):
             with pytest.raises(ValueError, match="not a connected stream socket"):

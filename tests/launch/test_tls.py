@@ -1,4 +1,4 @@
-"""Control connections in TLS: who shows which certificate, and what the core hears through them."""
+"""Control connections in TLS: certificates of the ranks, and messages to the core through TLS."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _openssl(folder, *words):
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """Return the variables of a rank, by (who signed its certificate, whom it trusts)."""
+    """Return the variables of a rank, by (signer of its certificate, signer that it trusts)."""
     folder = tmp_path_factory.mktemp("tls")
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     for name in ("ours", "theirs"):
@@ -58,7 +58,7 @@ def certificates(tmp_path_factory):
 
 
 def met(environments, work, addresses=None, seconds=20.0):
-    """Return a function for each rank that meets the others and works."""
+    """Return a function for each rank that joins the group and calls `work`."""
     addresses = addresses or [f"127.0.0.1:{free_port()}"] * len(environments)
 
     def rank(i):
@@ -99,7 +99,7 @@ def total(comm):
         "two",
     ],
 )
-def test_all_goes_on_as_without(on_ranks, certificates, hosts):
+def test_tls_collectives_equal_those_without_tls(on_ranks, certificates, hosts):
     own = [certificates() for _ in range(3)]
     for rank, env in enumerate(own if hosts != "tcp" else ()):
         env["PYCOLLECTIVE_TRANSPORT"] = ""
@@ -107,7 +107,7 @@ def test_all_goes_on_as_without(on_ranks, certificates, hosts):
     assert on_ranks(met(own, total), call) == [[299_997.0, 3.0]] * 3
 
 
-def test_nothing_of_the_meeting_can_be_read(on_ranks, certificates):
+def test_tls_rendezvous_is_encrypted(on_ranks, certificates):
     for own, secret in ([certificates()] * 2, True), ([{}] * 2, False):
         port = free_port()
         between = Recorder(port)
@@ -120,7 +120,7 @@ def test_nothing_of_the_meeting_can_be_read(on_ranks, certificates):
         assert (b"purpose" not in said) == secret
 
 
-def test_strangers_do_not_disturb(on_ranks, certificates):
+def test_tls_connections_without_a_certificate_do_not_disturb(on_ranks, certificates):
     port = free_port()
     greeting = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -166,7 +166,7 @@ def test_strangers_do_not_disturb(on_ranks, certificates):
             sock.close()
 
 
-def test_a_failure_is_heard_with_its_reason(on_ranks, certificates):
+def test_tls_failure_reaches_all_ranks_with_its_reason(on_ranks, certificates):
     def fails(comm):
         if comm.rank == 1:
             time.sleep(0.1)
@@ -178,8 +178,8 @@ def test_a_failure_is_heard_with_its_reason(on_ranks, certificates):
         assert "mine" in str(error)
 
 
-def test_who_is_silent(on_ranks, certificates):
-    """Who does not beat is known to those that do, through the threads that stand between."""
+def test_tls_silent_returns_the_rank_without_heartbeat(on_ranks, certificates):
+    """Ranks with heartbeats notice the rank without, through the TLS threads."""
     known = [threading.Event() for _ in range(3)]
     known[1].set()
 
@@ -196,7 +196,7 @@ def test_who_is_silent(on_ranks, certificates):
     assert on_ranks(met([certificates()] * 3, beats), call) == [True] * 3
 
 
-def test_who_has_left_is_named(on_ranks, certificates):
+def test_tls_rank_that_left_is_named(on_ranks, certificates):
     def leaves(comm):
         if comm.rank == 1:
             comm.all_reduce(np.ones(1))
@@ -213,7 +213,7 @@ def test_who_has_left_is_named(on_ranks, certificates):
 
 
 def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
-    """Though the core sees of the control connection only what stands for it."""
+    """The core sees only a local socket in place of the control connection."""
 
     def rank_0(comm):
         return comm._group.address(0)
@@ -233,8 +233,8 @@ def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
         ),
     ],
 )
-def test_processes_that_end(tmp_path, certificates, end, says):
-    """In good order, though nobody closes; or killed, where a forked child has copies of all."""
+def test_tls_process_that_ends_is_named(tmp_path, certificates, end, says):
+    """The process ends without close(), or is killed while a forked child has its descriptors."""
     body = f"""
 def child():
     wait_until = time.monotonic() + 10
@@ -268,7 +268,7 @@ Path("heard").touch()
         (None, "this rank speaks TLS only"),
     ],
 )
-def test_who_is_not_wanted(on_ranks, certificates, others, why):
+def test_tls_untrusted_certificate_is_refused(on_ranks, certificates, others, why):
     own = [certificates(), certificates(*others) if others else {}]
     first, second = on_ranks(met(own, total, seconds=0.4), call)
     assert isinstance(first, RendezvousError)
@@ -278,7 +278,7 @@ def test_who_is_not_wanted(on_ranks, certificates, others, why):
 
 
 @pytest.mark.slow
-def test_tls_at_a_rank_without(on_ranks, certificates):
+def test_tls_peer_without_tls_is_refused(on_ranks, certificates):
     _, second = on_ranks(met([{}, certificates()], total, seconds=0.4), call)
     assert isinstance(second, RendezvousError)
     assert "it speaks no TLS: PYCOLLECTIVE_TLS_CERT" in str(second)
@@ -300,7 +300,7 @@ def refusing(certificates):
 
 
 def refused(server, certificates):
-    """Return a connection whose own part of the TLS handshake is done, with a foreign certificate."""
+    """Return a connection with a foreign certificate that has finished its part of the TLS handshake."""
     theirs = certificates("theirs", "ours")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -334,7 +334,7 @@ def test_accept_refused_peer_that_stays_is_hung_up(refusing, certificates, sends
 
 
 def test_accept_refused_peer_is_heard_until_it_ends(refusing, certificates, monkeypatch):
-    """Data that nobody reads reset a connection, and the alert on its way is lost with it."""
+    """Unread data would reset the connection and lose the alert."""
     monkeypatch.setattr(tls, "_HEARING_SECONDS", 60.0)
     with refused(refusing, certificates) as sock:
         with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
@@ -346,7 +346,7 @@ def test_accept_refused_peer_is_heard_until_it_ends(refusing, certificates, monk
     until(lambda: refusing.turned_away)
 
 
-def test_variables_that_do_not_fit(certificates, tmp_path):
+def test_tls_inconsistent_variables_raise(certificates, tmp_path):
     own = certificates()
     del own["PYCOLLECTIVE_TLS_KEY"]
     with pytest.raises(RendezvousError, match="PYCOLLECTIVE_TLS_KEY is not: TLS needs all three"):
@@ -376,7 +376,7 @@ def test_tls_key_that_others_can_read_raises(certificates, tmp_path):
 
 @pytest.mark.slow
 def test_links_are_tried_in_tls(on_ranks, certificates):
-    """And one that has no TLS is told so."""
+    """A rank without TLS gets the reason."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
 
     def tried(rank):

@@ -79,7 +79,7 @@ def test_all_reduce_moves_its_bytes_over_the_interfaces_that_are_named(tmp_path,
         ended = run(tmp_path, names, **more)
     for code, output, errors in ended:
         assert (code, errors) == (0, "")
-        shares = json.loads(output)  # of the array's bytes, each of which is sent once
+        shares = json.loads(output)  # bytes of the array, each sent once
         if sum(used) == 2:
             assert min(shares) > 0.25
         else:
