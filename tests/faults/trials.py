@@ -23,9 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [p for p in (str(HERE), str(HERE.parent)) if p not in sys.path]
-sys.path.append(
-    str(HERE.parents[1])
-)  # last: an installed package takes precedence over the source tree
+sys.path.append(str(HERE.parents[1]))  # last: an installed package takes precedence
 
 
 def _environment() -> dict[str, str]:
