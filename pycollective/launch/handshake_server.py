@@ -129,7 +129,7 @@ class HandshakeServer:
     def _becomes(self, guest: socket.socket, sock: socket.socket) -> None:
         with self._lock:
             if id(guest) not in self._strangers:
-                raise HandshakeError("it had to make room")
+                raise HandshakeError("this handshake was the oldest of too many, and was ended")
             self._strangers[id(guest)] = sock
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ class Joining(Reaching):
             for text, ranks in self.leader.reasons.values() if self.leader else ():
                 raise RendezvousError(text, ranks=ranks)
             raise RendezvousError(
-                f"{self.title()} waits for the others in vain: {ended.text}", ranks=ended.ranks
+                f"{self.title()} cannot get all of its ranks: {ended.text}", ranks=ended.ranks
             )
         failure = self.old.failure if self.old is not None else None
         if failure:

@@ -297,7 +297,7 @@ class Probe:
             well = {_rank(r, size) for r in news["well"]}
             addresses = [_clean(a) for a in news["addresses"]]
             if not all(kind in _KINDS for kind, _, _ in links.values()):
-                raise ValueError("a kind that there is not")
+                raise ValueError("an unknown kind of finding")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise HandshakeError(f"no news: {error}") from None
         with self._changed:

@@ -242,8 +242,8 @@ class _Call:
         except Exception as error:
             raise TypeError(
                 f"a process that was started by {self._method!r} cannot find the function or its "
-                f"arguments ({_named(error)}): functions and classes of a notebook or an interactive "
-                "session exist in its own process only; put them into a module, or give "
+                f"arguments ({_named(error)}). Functions and classes of a notebook or an interactive "
+                "session exist in its own process only. Put them into a module, or give "
                 "context='fork' or threads=True"
             ) from error
         return call

@@ -203,6 +203,6 @@ def test_rendezvous_ended_rank_is_in_the_ranks_of_the_error(on_ranks):
     rank_0 = Rank(0, at(ports), join_timeout=20.0, environment=environment)
     (error,) = on_ranks([rank_0], call)
     assert isinstance(error, RendezvousError)
-    assert "waits for the others in vain: rank 2 has ended" in str(error)
+    assert "cannot get all of its ranks: rank 2 has ended" in str(error)
     assert error.ranks == (2,)
     ended.close()

@@ -263,7 +263,7 @@ def test_spawn_in_an_interactive_session_forks_or_says_what_to_do(tmp_path):
     )  # fmt: skip
     first, second = done.stdout.splitlines()
     assert first == "[0, 1]"
-    assert "functions and classes of a notebook or an interactive session" in second
+    assert "Functions and classes of a notebook or an interactive session" in second
     assert "context='fork'" in second
 
 
