@@ -25,5 +25,3 @@ threaded=(tests/core/test_{direct,suite,communicator,messages,message_traffic,as
 tests/sanitize.sh address "${threaded[@]}" tests/core/test_{empty,several_parts,collectives}.py tests/device
 tests/sanitize.sh thread "${threaded[@]}" \
   tests/nn/test_nn_conv_kernels.py::test_{calls_from_many_threads_give_the_same_bits,threads_that_are_in_kernels_when_the_interpreter_ends}
-
-tests/aarch64.sh "$work"
