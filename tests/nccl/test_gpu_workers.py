@@ -53,12 +53,12 @@ def begin(tmp_path, fake_path, body, replicas=1, **more):
 
 
 ALIKE = """
-meet = d.ReplicaContext.meet
-def meet_and_be_late(context, *args, **kwargs):
-    result = meet(context, *args, **kwargs)
+merge = d.ReplicaContext.merge
+def merge_and_be_late(context, *args, **kwargs):
+    result = merge(context, *args, **kwargs)
     time.sleep(0.02 * here())  # what replica 0 is given next comes before all that this one still does
     return result
-d.ReplicaContext.meet = meet_and_be_late
+d.ReplicaContext.merge = merge_and_be_late
 x = np.random.default_rng(1).normal(size=(11, 3)).astype(np.float32)
 numbers = np.random.default_rng(2).integers(-9, 9, (4, 50))
 for how in ("RING", "NCCL", "AUTO"):
