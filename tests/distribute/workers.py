@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import hangs
 from ports import free_ports
 
 PREAMBLE = """
@@ -65,6 +66,7 @@ def start(tmp_path, tasks, body, replicas=1, cluster=None, hosts=False, **more):
             cwd=tmp_path,
             env={
                 **os.environ,
+                **hangs.STACKS,
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "TF_CONFIG": json.dumps(
                     {"cluster": cluster, "task": {"type": job, "index": index}}
@@ -82,16 +84,15 @@ def start(tmp_path, tasks, body, replicas=1, cluster=None, hosts=False, **more):
     ]
 
 
-def ended(processes, seconds=60):
-    """Wait for the workers; kill those that hang."""
+def ended(processes, seconds=hangs.SECONDS):
+    """Wait for the workers; end those that hang, and show their stacks."""
     said = []
     try:
         for process in processes:
             said.append(process.communicate(timeout=seconds))
     except subprocess.TimeoutExpired:
         for process in processes[len(said) :]:
-            process.kill()
-            said.append(process.communicate())
+            said.append(hangs.end(process))
         raise AssertionError(f"workers hang\n{said}") from None
     outputs, errors = zip(*said, strict=True)
     return Ended([p.returncode for p in processes], list(outputs), list(errors))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import hangs
 import pytest
 from fast_cases import some_fast
 from ports import free_port
@@ -52,7 +53,7 @@ class Ended:
 
 def surroundings(**more):
     """Return an environment with the tested package and the tests' scripts."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
+    return {**os.environ, **hangs.STACKS, "PYTHONPATH": os.pathsep.join(sys.path), **more}
 
 
 def addresses(count=8):
@@ -98,7 +99,7 @@ def launch(tmp_path, transport, ranks, body, *options, preamble=PREAMBLE, **more
     )
 
 
-def ended(process, seconds=60):
+def ended(process, seconds=hangs.SECONDS):
     """Wait for `pycollective run`; return status, output, errors."""
     try:
         out, err = process.communicate(timeout=seconds)
@@ -109,7 +110,7 @@ def ended(process, seconds=60):
     return process.returncode, out, err
 
 
-def run_on_hosts(tmp_path, hosts, body, preamble=PREAMBLE, seconds=60, **more):
+def run_on_hosts(tmp_path, hosts, body, preamble=PREAMBLE, seconds=hangs.SECONDS, **more):
     """Run a process for each rank, with the arguments of `environments`."""
     script = write(tmp_path, body, preamble)
     processes = [
@@ -129,14 +130,13 @@ def run_on_hosts(tmp_path, hosts, body, preamble=PREAMBLE, seconds=60, **more):
             said.append(p.communicate(timeout=seconds))
     except subprocess.TimeoutExpired:
         for p in processes[len(said) :]:
-            p.kill()
-            said.append(p.communicate())
+            said.append(hangs.end(p))
         raise AssertionError(f"ranks hang\n{said}") from None
     outputs, errors = zip(*said, strict=True)
     return Ended([p.returncode for p in processes], list(outputs), "".join(errors))
 
 
-def run(tmp_path, transport, ranks, body, preamble=PREAMBLE, seconds=60, **more):
+def run(tmp_path, transport, ranks, body, preamble=PREAMBLE, seconds=hangs.SECONDS, **more):
     """Run a script on n ranks over one of TRANSPORTS."""
     if transport in ("host", "mixed"):
         hosts = ["a" if transport == "host" or 2 * r < ranks else "b" for r in range(ranks)]
