@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, array_backend, init, launch, local_group, spawn, tuning
+from pycollective import __version__, array_backend, init, local_group, spawn, tuning
 from pycollective.algorithms import Algorithm, Collective
 from pycollective.benchmark import load, report
 from pycollective.benchmark.cases import (
@@ -26,7 +26,8 @@ from pycollective.benchmark.measure import Row, measure_all
 from pycollective.benchmark.tune import choose, past_cache_from
 from pycollective.cli import options
 from pycollective.comm import Communicator
-from pycollective.launch import RANK, launcher
+from pycollective.launch import launcher
+from pycollective.launch.description import RANK, forced
 from pycollective.plots import size_text
 
 __all__ = ["add_parser"]
@@ -128,9 +129,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table; return 1 if a result was wrong."""
     launched = RANK in os.environ
     try:
-        transport = args.transport or (
-            "group" if launched else launch.forced(os.environ) or "thread"
-        )
+        transport = args.transport or ("group" if launched else forced(os.environ) or "thread")
         _check(args, args.ranks if transport != "group" else None)
         if transport in ("shm", "tcp") and not launched:
             return launcher.run(options.this_program(*args.words), args.ranks, "never", transport)

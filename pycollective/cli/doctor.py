@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, array_backend, launch, nccl
+from pycollective import _core, array_backend, nccl
 from pycollective.cli import options
 from pycollective.cli.version import facts, versions
 from pycollective.cluster import ClusterResolver
@@ -21,8 +21,8 @@ from pycollective.cluster.sources import sources_of_environment
 from pycollective.comm import Communicator, on_device
 from pycollective.distribute.multi_worker import join_workers
 from pycollective.errors import CollectiveError, NcclNotFoundError, RendezvousError
-from pycollective.launch import LISTENER
-from pycollective.launch.links import Findings
+from pycollective.launch.description import LISTENER, host_and_port, protection
+from pycollective.launch.links import Findings, probe
 from pycollective.nccl.loading import require_cuda
 from pycollective.nn import cudnn
 
@@ -114,9 +114,9 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
     try:
         if are_errors(os.environ):
             wrong, doubtful = [*wrong, *doubtful], []
-        protection = launch.protection()
+        protected = protection()
     except (ValueError, RendezvousError) as error:
-        wrong, protection = [*wrong, str(error)], ""
+        wrong, protected = [*wrong, str(error)], ""
     report |= {"cluster": source_of(resolver), "wrong": wrong, "doubtful": doubtful}
     if member is not None:
         report["workers"] = dict(zip(member.names, member.addresses, strict=False))
@@ -128,7 +128,7 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
         return 1
     if member is None or member.size == 1:
         return 0
-    print(f"  {protection}")
+    print(f"  {protected}")
     return _met(member, timeout)
 
 
@@ -147,7 +147,7 @@ def _met(member: Membership, seconds: float) -> int:
     begin = time.monotonic()
     try:
         if member.addresses and not _is_one_host(member):
-            findings = launch.probe(member.rank, member.size, member.addresses, seconds)
+            findings = probe(member.rank, member.size, member.addresses, seconds)
             lines = [f"  WRONG: {line}" for line in diagnosis(findings, member, seconds)]
             print("\n".join(lines), end="\n" * bool(lines), flush=True)
             if lines:
@@ -172,7 +172,7 @@ def _met(member: Membership, seconds: float) -> int:
 
 def _is_one_host(member: Membership) -> bool:
     """Return True if all workers use worker 0's loopback address, so that there are no links to try."""
-    host, _ = launch.host_and_port(member.addresses[0])
+    host, _ = host_and_port(member.addresses[0])
     return len(member.addresses) < member.size and host in ("127.0.0.1", "::1", "localhost")
 
 

@@ -173,9 +173,10 @@ class Communicator(Extremes, Prefixes, Objects):
         if made is None:
             return None
         group, rank, family = made
-        part = Communicator(group, rank, self.timeout, family, self._lane)
+        choices = None
         if group.transport in ("threads", "shared memory"):  # all ranks read the same file
-            part._prefer(tuning.rows(group.transport, part.size))
+            choices = tuning.rows(group.transport, group.size)
+        part = Communicator(group, rank, self.timeout, family, self._lane, choices)
         who = f"rank {rank} of {part.size} (rank {self.rank} before), {group.transport}"
         group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
@@ -235,9 +236,9 @@ def threads(size: int, timeout: float, source: str) -> list[Communicator]:
     group = _core.ThreadGroup(size)
     family = Threads()
     choices = tuning.rows(group.transport, size)
-    communicators = [Communicator(group, rank, timeout, family) for rank in range(size)]
-    for communicator in communicators:
-        communicator._prefer(choices)
+    communicators = [
+        Communicator(group, rank, timeout, family, choices=choices) for rank in range(size)
+    ]
     ranks = "rank 0 of 1, alone" if size == 1 else f"ranks 0 to {size - 1}, threads of this process"
     group_made(communicators[0], ranks, source, str(tuning.path()))
     return communicators

@@ -49,7 +49,9 @@ class Member(_core.CommunicatorBase):
         timeout: float,
         family: Family | None,
         lane: int | None = None,
+        choices: tuning.Rows | None = None,
     ) -> None:
+        """``choices``: rows for algorithm="auto", the same on all ranks."""
         self._group = group
         self._family = family
         self._host: HostEngine | None = (
@@ -62,6 +64,8 @@ class Member(_core.CommunicatorBase):
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
+        if choices is not None:
+            self._host.prefer(choices)
         self._trace(None)
         tracing.join(self)
         live.add(self)
@@ -253,10 +257,6 @@ class Member(_core.CommunicatorBase):
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )
 
-    def _prefer(self, choices: tuning.Rows) -> None:
-        """Use rows for algorithm="auto", the same on all ranks, before the first call."""
-        self._core.prefer(choices)
-
     # Every call ---------------------------------------------------------------------------------
 
     @property
@@ -404,6 +404,13 @@ def _end_calls() -> None:
     """Close communicators whose threads run Python, before the interpreter ends."""
     for member in list(_need_python):
         member._close_at_exit()
+
+
+def leave_processes() -> None:
+    """Leave all groups of processes, at the end of this process; threads end with it."""
+    for member in list(live):
+        if member.transport != "threads":
+            member._close_at_exit()
 
 
 def _exit_with(error: MismatchError) -> None:

@@ -34,7 +34,8 @@ from pycollective.errors import (
     PeerLostError,
     RendezvousError,
 )
-from pycollective.launch.description import FirstRankLostError
+from pycollective.launch.description import LISTENER, FirstRankLostError
+from pycollective.launch.join_requests import JoinRequests, is_listening
 from pycollective.launch.members import Roster
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
@@ -142,7 +143,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             on_mpi = _on_mpi()
             member = _member_of(on_mpi)
         else:
-            listens = launch.LISTENER in os.environ
+            listens = LISTENER in os.environ
             if cluster_resolver is not None:
                 member = membership_of(resolver, here=True, listens=listens)
             else:
@@ -386,7 +387,7 @@ def _watching_for_workers(member: Membership, workers: Workers) -> Iterator[None
         yield
     elif member.rank == 0:
         try:
-            requests = launch.listen_for_join_requests(member.addresses)
+            requests = JoinRequests(member.addresses)
         except RendezvousError as error:
             _log.warning("lost workers cannot join again: %s", error)
             yield
@@ -397,7 +398,7 @@ def _watching_for_workers(member: Membership, workers: Workers) -> Iterator[None
         finally:
             requests.close()
     else:
-        workers.worker_waits = partial(launch.is_listening, member.addresses)
+        workers.worker_waits = partial(is_listening, member.addresses)
         yield
 
 

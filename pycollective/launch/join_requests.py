@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pycollective.errors import RendezvousError
@@ -21,9 +22,15 @@ _NO_MEMBERS: dict[str, Any] = {"values": {"all/table": {"ranks": []}}}
 """Store contents after the choice of members: a rank that is not in the table tries again later."""
 
 
-def is_listening(about: Description) -> bool:
-    """Return True if a process that belongs to the group listens at rank 0's address."""
-    sockets = Sockets(about)
+def is_listening(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
+    """Return True if a process of the group listens at the first of the group's addresses.
+
+    Raises
+    ------
+    RendezvousError
+        As `pycollective.launch.rendezvous`.
+    """
+    sockets = Sockets(Description.of_environment(environment, 1, len(addresses), addresses))
     soon = time.monotonic() + _LOOK_SECONDS
     try:
         sock = sockets.connected(*sockets.resolve(), soon)
@@ -36,11 +43,14 @@ def is_listening(about: Description) -> bool:
 class JoinRequests:
     """A server at rank 0's address that asks all joining ranks to try again later.
 
-    Raises RendezvousError if this process cannot listen there.
+    Raises RendezvousError as `pycollective.launch.rendezvous`, or if this process cannot listen there.
     """
 
-    def __init__(self, about: Description) -> None:
+    def __init__(
+        self, addresses: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self._last = -_FRESH_SECONDS
+        about = Description.of_environment(environment, 0, len(addresses), addresses)
         sockets = Sockets(about)
         try:
             sock = sockets.listen_at_own_address()

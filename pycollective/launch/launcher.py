@@ -17,22 +17,21 @@ from typing import Protocol
 
 from pycollective import _core, tuning
 from pycollective.environment import arena_bytes
-from pycollective.launch import (
+from pycollective.launch import cores, ended
+from pycollective.launch.description import (
     ADDRESS,
     LISTENER,
     MEMORY,
     RANK,
-    SECRET,
     SIZE,
     TRANSPORT,
-    cores,
-    ended,
     forced,
     launched_environment,
 )
 from pycollective.launch.ended import Ended
 from pycollective.launch.guardian import Guardian
 from pycollective.launch.output import Output
+from pycollective.launch.secret import SECRET
 
 __all__ = [
     "LaunchedGroup",

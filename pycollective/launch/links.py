@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycollective.errors import RendezvousError
-from pycollective.launch.description import Description
+from pycollective.launch.description import Description, host_and_port
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
 from pycollective.launch.handshake_server import HandshakeServer
 from pycollective.launch.sockets import Sockets
 
-__all__ = ["Findings", "Probe"]
+__all__ = ["Findings", "probe"]
 
 CONNECT_SECONDS = 2.0
 """Seconds that a connection may take; an answer takes far less."""
@@ -78,7 +78,37 @@ class Findings:
         return all(self.links.get(pair, ("", ""))[0] == WORKS for pair in pairs)
 
 
-class Probe:
+def probe(
+    rank: int,
+    size: int,
+    addresses: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> Findings:
+    """Test the links between all workers, together with the other workers.
+
+    Parameters
+    ----------
+    rank, size, addresses, environment
+        As of `pycollective.launch.rendezvous`.
+    seconds : float
+        The longest time that the test takes. The test ends earlier if all links work, or if all
+        workers take part and nothing changes.
+
+    Raises
+    ------
+    RendezvousError
+        If this process cannot take part, for example because it cannot listen at its address.
+    """
+    about = Description.of_environment(environment, rank, size, addresses)
+    try:
+        places = {r: host_and_port(address) for r, address in enumerate(addresses)}
+        return _Probe(about, addresses, places).run(seconds)
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+
+
+class _Probe:
     """One worker's part of the test: it listens, tries its links, and exchanges findings.
 
     ``addresses`` and ``places`` come from the description: those of all workers, or of rank 0 alone.

@@ -12,11 +12,9 @@ import contextlib
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from pycollective import _core
@@ -25,21 +23,12 @@ from pycollective.launch import secret
 from pycollective.launch.handshake import Channel, HandshakeError, introduce
 from pycollective.launch.handshake_server import HandshakeServer
 
-__all__ = ["PROOF_SECONDS", "Sharing", "boot_id", "take"]
+__all__ = ["PROOF_SECONDS", "Sharing", "take"]
 
 PROOF_SECONDS = 10.0
 """Seconds that a rank has to connect to another rank's socket."""
 _ENTER_SECONDS = 3.0
 """Seconds that a connected rank has to join the memory."""
-
-
-def boot_id() -> str:
-    """Return the id of this host's kernel since it booted; empty if unknown."""
-    if sys.platform != "linux":
-        return ""  # neither memfd nor abstract sockets
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 class Sharing:

@@ -14,20 +14,51 @@ import stat
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pycollective.errors import RendezvousError
 
-__all__ = ["check_private", "is_same_user", "of_file", "of_user"]
+__all__ = ["check_private", "is_same_user", "of_environment", "of_user"]
 
+SECRET = "PYCOLLECTIVE_SECRET"
+SECRET_FILE = "PYCOLLECTIVE_SECRET_FILE"
+_SHORTEST = 16
 _NAME = "pycollective.key"
 _BYTES = 64
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 _INSTEAD = "set PYCOLLECTIVE_SECRET to the same long random text on every rank"
 
 
-def of_file(path: str) -> bytes:
+def of_environment(env: Mapping[str, str]) -> bytes:
+    """Return the group's secret; empty if the environment has none.
+
+    Raises
+    ------
+    ValueError
+        If the secret is too short, or its file cannot be used.
+    """
+    if SECRET in env:
+        secret, source = env[SECRET].strip().encode(), SECRET
+    elif SECRET_FILE in env:
+        source, path = SECRET_FILE, env[SECRET_FILE]
+        try:
+            secret = _of_file(path)
+        except OSError as error:
+            raise ValueError(f"{SECRET_FILE}={path!r} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"{SECRET_FILE}={error}") from None
+    else:
+        return b""
+    if len(secret) < _SHORTEST:
+        raise ValueError(
+            f"the secret of {source} has {len(secret)} bytes, and less than {_SHORTEST} can be "
+            "guessed: python -c 'import secrets; print(secrets.token_hex())' makes a good one"
+        )
+    return secret
+
+
+def _of_file(path: str) -> bytes:
     """Return the secret in a file; if this user owns the file, no other user may have access.
 
     The modes of other owners' files are ignored: Kubernetes and Docker mount secrets that root owns.

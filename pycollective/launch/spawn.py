@@ -23,7 +23,7 @@ from pycollective.arguments import seconds, switch, whole
 from pycollective.comm import DEFAULT_TIMEOUT, Communicator, local_group
 from pycollective.environment import MAX_RANKS
 from pycollective.errors import CollectiveError, RankError
-from pycollective.launch import _leave_all, cores, init, launcher
+from pycollective.launch import cores, init, launcher, leave_all
 from pycollective.launch.guardian import Guardian
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def _rank(place: _Place, call: _Call, writer: Any) -> None:
         ended = _failure(place.rank, error)
     else:
         ended = _run(comm, fn, args, _pickled)
-        _leave_all()  # `multiprocessing` does not run atexit functions
+        leave_all()  # `multiprocessing` does not run atexit functions
     if isinstance(ended.error, SystemExit):
         raise ended.error
     result, ended.result = ended.result, None

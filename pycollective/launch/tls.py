@@ -149,9 +149,7 @@ def of_environment(environment: Mapping[str, str]) -> Tls | None:
     return Tls(*(environment[name] for name in _NAMES))
 
 
-def _context(
-    protocol: ssl._SSLMethod, certificate: str, key: str, authority: str
-) -> ssl.SSLContext:
+def _context(protocol: int, certificate: str, key: str, authority: str) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

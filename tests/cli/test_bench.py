@@ -448,7 +448,8 @@ def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
 
 
 def test_bad_rows_from_a_launcher():
-    from pycollective.launch import RendezvousError, init, launched_environment
+    from pycollective.launch import RendezvousError, init
+    from pycollective.launch.description import launched_environment
 
     memory = _core.ShmGroup.create(2)
     for bad in ("x", "{}", '[["all_reduce", 8, "bus"]]', json.dumps([["barrier", 1, "x"]] * 65)):

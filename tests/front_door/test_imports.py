@@ -10,9 +10,9 @@ import pycollective
 ROOT = pathlib.Path(pycollective.__file__).parent
 COMPILED = ("_core", "_nn")
 #: Packages whose functions still import other modules of the package.
-INNER_IMPORTS = ("launch", "cluster", "array_backend")
-#: A module that imports another one in a function because that one needs an extra at its top.
-FOR_EXTRAS = ("keras.callbacks.tensorboard",)
+INNER_IMPORTS = ("cluster", "array_backend")
+#: Modules that import another one in a function because that one needs an extra or OpenSSL at its top.
+FOR_EXTRAS = ("keras.callbacks.tensorboard", "launch.description", "launch.peers")
 
 
 def modules():

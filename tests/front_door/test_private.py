@@ -6,8 +6,6 @@ import pathlib
 import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
-#: Packages that still read private attributes of others. A package that is done leaves this list.
-EXEMPT = ("launch",)
 #: Read although they are another package's: the compiled modules; attributes of NumPy before 1.25, of
 #: ctypes (a documented one) and of argparse.
 KNOWN = {"_core", "_nn", "_seed_seq", "_handle", "_actions"}
@@ -45,7 +43,6 @@ def test_private_attributes_are_read_by_their_own_package():
     found = [
         f"{folder.name}: {read}"
         for folder, trees in packages.items()
-        if folder.name not in EXEMPT
         for read in reads_of_others(trees)
         if read.rsplit(".", 1)[1] not in KNOWN
     ]

@@ -11,8 +11,10 @@ import pytest
 from ports import free_port
 from processes import SECRET
 
-from pycollective.launch import RendezvousError, links, probe, protection
+from pycollective.launch import RendezvousError, links
+from pycollective.launch.description import protection
 from pycollective.launch.handshake import introduce, key_of
+from pycollective.launch.links import probe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 

@@ -15,12 +15,12 @@ from pycollective.launch import (
     RendezvousError,
     handshake,
     leader,
-    listen_for_join_requests,
     peers,
     rendezvous,
     tcp,
 )
 from pycollective.launch.description import FirstRankLostError
+from pycollective.launch.join_requests import JoinRequests
 from pycollective.launch.members import Candidate, Roster, choose
 from pycollective.launch.store import Client
 
@@ -276,7 +276,7 @@ def test_rendezvous_elastic_join_request_under_way_at_the_choice_comes_later(on_
 def test_rendezvous_elastic_first_address_has_a_group_waits_for_it(on_ranks):
     """A rank that was left out does not make a group alone while the others answer."""
     addresses = at(free_ports(2))
-    requests = listen_for_join_requests(addresses, ENVIRONMENT)
+    requests = JoinRequests(addresses, ENVIRONMENT)
     some = {"least": 1, "patience": 0.3, "join_timeout": 0.6}
     out = []
     waits = threading.Thread(

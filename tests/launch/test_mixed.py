@@ -16,7 +16,7 @@ from processes import environments, run_on_hosts
 
 import pycollective as pc
 from pycollective import _core, algorithms, tuning
-from pycollective.launch import RendezvousError, init, memory, peers
+from pycollective.launch import RendezvousError, description, init, memory, peers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 
@@ -231,7 +231,7 @@ def test_rank_that_one_peer_waits_for_is_named_by_all(monkeypatch):
 
 
 def test_boot_id_is_constant_and_not_empty():
-    assert memory.boot_id() == memory.boot_id() != ""
+    assert description.boot_id() == description.boot_id() != ""
 
 
 def test_groups_with_inconsistent_arguments_raise():

@@ -16,7 +16,8 @@ from fast_cases import some_fast
 
 import pycollective as pc
 from pycollective import _core
-from pycollective.launch import RendezvousError, init, launched_environment
+from pycollective.launch import RendezvousError, init
+from pycollective.launch.description import launched_environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 

@@ -12,8 +12,9 @@ import pytest
 from ports import free_port
 from processes import SECRET
 
-from pycollective import launch
-from pycollective.launch import RendezvousError, handshake, host_and_port, leader, rendezvous
+from pycollective.launch import RendezvousError, handshake, leader, rendezvous
+from pycollective.launch.description import host_and_port
+from pycollective.launch.join_requests import JoinRequests, is_listening
 from pycollective.launch.store import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
@@ -126,7 +127,7 @@ def test_rendezvous_rank_dies_while_others_join_raises(on_ranks, after):
 def test_join_requests_each_smaller_group_notices_them(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     for _ in range(2):
-        requests = launch.listen_for_join_requests(addresses, ENVIRONMENT)
+        requests = JoinRequests(addresses, ENVIRONMENT)
         try:
             assert not requests.waiting()
             (error,) = on_ranks([Rank(1, addresses, join_timeout=0.1)], call)
@@ -138,14 +139,14 @@ def test_join_requests_each_smaller_group_notices_them(on_ranks):
 
 def test_is_listening_sees_rank_0_of_the_group_and_no_foreign_listener(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    assert not launch.is_listening(addresses, ENVIRONMENT)
+    assert not is_listening(addresses, ENVIRONMENT)
     with socket.create_server(host_and_port(addresses[0])) as stranger:
         threading.Thread(target=lambda: stranger.accept()[0].close()).start()
-        assert not launch.is_listening(addresses, ENVIRONMENT)
+        assert not is_listening(addresses, ENVIRONMENT)
 
     def looks():
         until = time.monotonic() + 20
-        while not launch.is_listening(addresses, ENVIRONMENT):
+        while not is_listening(addresses, ENVIRONMENT):
             assert time.monotonic() < until
             time.sleep(0.01)
         return Rank(1, addresses)()

@@ -275,7 +275,7 @@ def test_secret_file_of_this_user_alone_is_used(tmp_path, mode):
     file = tmp_path / "secret"
     file.write_text(SECRET + "\n")
     file.chmod(mode)
-    assert secret.of_file(str(file)) == SECRET.encode()
+    assert secret.of_environment({"PYCOLLECTIVE_SECRET_FILE": str(file)}) == SECRET.encode()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -285,4 +285,4 @@ def test_secret_file_of_another_owner_is_not_judged(tmp_path):
     file.write_text(SECRET)
     file.chmod(0o644)
     os.chown(file, 12345, 12345)
-    assert secret.of_file(str(file)) == SECRET.encode()
+    assert secret.of_environment({"PYCOLLECTIVE_SECRET_FILE": str(file)}) == SECRET.encode()

@@ -20,8 +20,10 @@ from processes import SECRET, run_on_hosts
 from test_strangers import Recorder
 
 import pycollective as pc
-from pycollective.launch import RendezvousError, handshake, probe, protection, rendezvous, tls
+from pycollective.launch import RendezvousError, handshake, rendezvous, tls
+from pycollective.launch.description import protection
 from pycollective.launch.handshake_server import HandshakeServer
+from pycollective.launch.links import probe
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Linux"),
