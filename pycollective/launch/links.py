@@ -1,20 +1,20 @@
 """A test of the connections that a group needs, by all of its workers.
 
-In a rendezvous each worker connects to all workers of lower rank. The test tries these links. Over each
-link that works the two workers exchange their findings. In the end, all workers that can reach each
-other, even through a third one, have the result of every link.
+In a rendezvous each worker connects to all workers of lower rank. The test tries these links. Each
+worker writes a report of its own links. Over each link that works the two workers exchange all reports
+that they have. In the end, all workers that can reach each other, even through a third one, have the
+result of every link.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pycollective.errors import RendezvousError
@@ -108,94 +108,132 @@ def probe(
         raise RendezvousError(str(error)) from None
 
 
+@dataclass
+class _Report:
+    """The findings of one worker, which only that worker changes; the newest version counts."""
+
+    rank: int
+    addresses: list[str]
+    """The addresses in the worker's description."""
+    version: int = 0
+    links: dict[int, tuple[str, str]] = field(default_factory=dict)
+    routes: dict[int, str] = field(default_factory=dict)
+    place: tuple[str, int] | None = None
+    """The host and port where the worker listens, if the description has none."""
+    is_well: bool = False
+    """True: the worker knows that all links work."""
+
+    @classmethod
+    def of(cls, value: Any, size: int) -> _Report:
+        """Return the report in a message; raise one of several errors if it is malformed."""
+        links = {_number(int(peer), size): found for peer, found in value["links"].items()}
+        host, port = value["place"] or ("", 0)
+        return cls(
+            _number(value["rank"], size),
+            [_clean(address) for address in value["addresses"]],
+            _number(value["version"], 1 << 30),
+            {
+                peer: (_KINDS[_KINDS.index(kind)], _clean(text))
+                for peer, (kind, text) in links.items()
+            },
+            {_number(int(peer), size): _clean(text) for peer, text in value["routes"].items()},
+            (_clean(host), _number(port, 65536)) if host else None,
+            value["is_well"] is True,
+        )
+
+
 class _Probe:
-    """One worker's part of the test: it listens, tries its links, and exchanges findings.
+    """One worker's part of the test: it listens, tries its links, and exchanges reports.
 
     ``addresses`` and ``places`` come from the description: those of all workers, or of rank 0 alone.
     Raises RendezvousError for an address beyond loopback if there is no secret.
     """
 
     def __init__(
-        self, about: Description, addresses: Sequence[str], places: Mapping[int, tuple[str, int]]
+        self, about: Description, addresses: Sequence[str], places: dict[int, tuple[str, int]]
     ) -> None:
         self._about = about
-        self._addresses = list(addresses)
-        self._cleanup = contextlib.ExitStack()
         self._sockets = Sockets(about)
-        self._changed = threading.Condition()
-        self._last_change = time.monotonic()
-        self._versions: dict[tuple[int, int], int] = {}
-        self._well: set[int] = set()  # the workers that know that all links work
-        self._busy: set[int] = set()
-        self._told: dict[int, float] = {}
-        self.findings = Findings({about.rank}, {}, {}, dict(places), {})
         self._server: HandshakeServer | None = None
         self._threads: list[threading.Thread] = []
+        self._changed = threading.Condition()  # guards the rest
+        self._places = places
+        self._own = _Report(about.rank, list(addresses))
+        self._reports = {about.rank: self._own}
+        self._last_change = time.monotonic()
+        self._well_since = 0.0
+        self._busy: set[int] = set()
+        self._told: dict[int, float] = {}
 
     def run(self, seconds: float) -> Findings:
         """Try the links until all work, nothing changes any more, or the time is over."""
         deadline = time.monotonic() + seconds
-        size, rank = self._about.size, self._about.rank
-        well_since = 0.0
         try:
-            if rank == 0 or self._about.own is not None:
+            if self._about.rank == 0 or self._about.own is not None:
                 self._listen()
-            while True:
-                now = time.monotonic()
+            while not self._is_over(deadline):
                 self._look_at_routes()
-                with self._changed:
-                    if self.findings.all_work(size):
-                        self._well.add(rank)
-                        well_since = well_since or now
-                        if len(self._well) == size or now > well_since + _GRACE_SECONDS:
-                            break
-                    tried = len(self.findings.links) == size * (size - 1) // 2
-                    everybody = len(self.findings.heard) == size and tried
-                    if everybody and now > self._last_change + _SETTLED_SECONDS:
-                        break
-                if now >= deadline:
-                    break
                 self._begin_round(deadline)
                 with self._changed:
-                    self._changed.wait(min(_ROUND_SECONDS, max(0.0, deadline - now)))
+                    left = max(0.0, deadline - time.monotonic())
+                    self._changed.wait(min(_ROUND_SECONDS, left))
         finally:
             for thread in self._threads:
                 thread.join()  # each ends within the time limit of a connection
             if self._server is not None:
                 self._server.close()
-            self._cleanup.close()
+        return self._findings()
+
+    def _findings(self) -> Findings:
         with self._changed:
-            return self.findings
+            reports = self._reports.values()
+            return Findings(
+                set(self._reports),
+                {(r.rank, peer): result for r in reports for peer, result in r.links.items()},
+                {(r.rank, peer): text for r in reports for peer, text in r.routes.items()},
+                dict(self._places),
+                {r.rank: r.addresses for r in reports if r.addresses != self._own.addresses},
+            )
+
+    def _is_over(self, deadline: float) -> bool:
+        """Return True if the findings are final and all workers know them, or the time is over."""
+        size, now = self._about.size, time.monotonic()
+        with self._changed:
+            found = self._findings()
+            if found.all_work(size):
+                if not self._own.is_well:
+                    self._own.is_well, self._well_since = True, now
+                    self._has_changed()
+                others_know = sum(r.is_well for r in self._reports.values()) == size
+                if others_know or now > self._well_since + _GRACE_SECONDS:
+                    return True
+            is_complete = len(found.heard) == size and len(found.links) == size * (size - 1) // 2
+            is_final = is_complete and now > self._last_change + _SETTLED_SECONDS
+        return is_final or now >= deadline
+
+    def _has_changed(self) -> None:
+        """Begin a new version of this worker's report, with the lock held."""
+        self._own.version += 1
+        self._last_change = time.monotonic()
 
     # Listening ------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         if self._about.rank == 0:
-            sock = self._sockets.listen_at_own_address()
+            self._open(self._sockets.listen_at_own_address())
         else:
-            sock = self._sockets.listen_for_peers(self._local_address(self.findings.places[0]))
-        self._open(sock)
+            address, _ = _route(self._places[0])
+            self._open(self._sockets.listen_for_peers(address or "0.0.0.0"))
 
     def _open(self, sock: socket.socket) -> None:
         self._server = HandshakeServer(
             sock, self._sockets.key, self._about.size, self._enter, self._about.tls
         )
 
-    def _local_address(self, place: tuple[str, int]) -> str:
-        """Return the address of this host from which a place is reached."""
-        with contextlib.suppress(OSError):
-            family, _, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect(address)
-                return str(sock.getsockname()[0])
-        return "0.0.0.0"
-
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
-        soon = time.monotonic() + CONNECT_SECONDS
-        peer = hello.get("from")
-        known = type(peer) is int and 0 <= peer < self._about.size
-        if hello.get("purpose") != "probe" or not known:
+        if hello.get("purpose") != "probe":
             raise HandshakeError("this is not the address of the rendezvous")
+        soon = time.monotonic() + CONNECT_SECONDS
         with contextlib.closing(channel):
             self._take(channel.receive(soon))
             channel.send(self._news(), soon)
@@ -203,15 +241,14 @@ class _Probe:
     # Trying ---------------------------------------------------------------------------------
 
     def _begin_round(self, deadline: float) -> None:
-        """Try the links that do not work yet, and exchange findings over some that do."""
-        rank, now = self._about.rank, time.monotonic()
+        """Try the links that do not work yet, and exchange reports over some that do."""
+        now = time.monotonic()
         with self._changed:
-            lower = [b for b in range(rank) if b in self.findings.places and b not in self._busy]
-            works = [b for b in lower if self.findings.links.get((rank, b), ("",))[0] == WORKS]
+            lower = [b for b in range(self._about.rank) if b in self._places.keys() - self._busy]
+            works = [b for b in lower if self._own.links.get(b, ("",))[0] == WORKS]
             fresh = sorted(works, key=lambda b: (b != 0, self._told.get(b, 0.0)))[:_NEWS_FROM]
             chosen = [b for b in lower if b not in works] + fresh
-            for b in chosen:
-                self._told[b] = now
+            self._told |= dict.fromkeys(chosen, now)
             self._busy.update(chosen)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         for b in chosen:
@@ -225,12 +262,11 @@ class _Probe:
         try:
             # Look up the address in each round: a name may resolve only later.
             family, _, _, _, address = socket.getaddrinfo(
-                *self.findings.places[peer], type=socket.SOCK_STREAM
+                *self._places[peer], type=socket.SOCK_STREAM
             )[0]
             self._sockets.allow(str(address[0]))
             sock = self._sockets.connected(family, address, soon)
-            hello = {"purpose": "probe", "from": self._about.rank}
-            with contextlib.closing(_introduced(self._sockets, sock, hello, soon)) as channel:
+            with contextlib.closing(self._introduced(sock, soon)) as channel:
                 self._reached(channel)
                 # This exchange fails if the peer has already ended its test.
                 with contextlib.suppress(OSError, HandshakeError):
@@ -240,14 +276,23 @@ class _Probe:
             kind, text = _outcome(error)
         with self._changed:
             self._busy.discard(peer)
-            pair = self._about.rank, peer
-            before = self.findings.links.get(pair, ("",))[0]
+            before = self._own.links.get(peer, ("",))[0]
             # A link that works keeps its result when the peer ends its test. A refusal keeps its
             # result until the link works.
             gone = before == TURNED_AWAY and kind != WORKS
             if before not in (WORKS, kind) and not gone:
-                self._put(pair, (kind, text), self._versions.get(pair, 0) + 1)
+                self._own.links[peer] = kind, text
+                self._has_changed()
             self._changed.notify_all()
+
+    def _introduced(self, sock: socket.socket, deadline: float) -> Channel:
+        try:
+            hello = {"purpose": "probe", "from": self._about.rank}
+            return self._sockets.introduced(sock, hello, deadline)
+        except OSError as error:
+            raise HandshakeError(
+                f"somebody listens there, and does not speak as a worker does: {error}"
+            ) from None
 
     def _reached(self, channel: Channel) -> None:
         """Listen at a connection's local address if the description has none for this worker."""
@@ -255,118 +300,63 @@ class _Probe:
             if self._about.own is not None or self._server is not None:
                 return
             own = self._sockets.own_addresses(str(channel.socket.getsockname()[0]))[0]
-            family = socket.AF_INET6 if ":" in own else socket.AF_INET
-            sock = socket.create_server((own, 0), family=family, backlog=self._about.size)
+            sock = self._sockets.listen(own)
             self._open(sock)
-            self.findings.places[self._about.rank] = own, int(sock.getsockname()[1])
+            self._own.place = self._places[self._about.rank] = own, int(sock.getsockname()[1])
+            self._has_changed()
 
     def _look_at_routes(self) -> None:
-        """Ask this host's routing table for a route to each worker; nothing is sent."""
-        rank = self._about.rank
-        for peer, place in list(self.findings.places.items()):
-            if peer == rank:
-                continue
-            text = ""
-            with contextlib.suppress(socket.gaierror):
-                family, _, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
-                with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                    try:
-                        sock.connect(address)
-                    except OSError as error:
-                        text = _words(error)
-            with self._changed:
-                if text:
-                    self.findings.routes[rank, peer] = text
-                else:
-                    self.findings.routes.pop((rank, peer), None)
+        """Ask this host's routing table for a route to each worker."""
+        with self._changed:
+            peers = [(r, place) for r, place in self._places.items() if r != self._about.rank]
+        routes = {peer: why for peer, place in peers if (why := _route(place)[1])}
+        with self._changed:
+            if routes != self._own.routes:
+                self._own.routes = routes
+                self._has_changed()
 
-    # The exchange of findings ---------------------------------------------------------------
-
-    def _put(self, pair: tuple[int, int], outcome: tuple[str, str], version: int) -> None:
-        """Store the newest result of a link, from the worker that tries it."""
-        self._versions[pair] = version
-        if self.findings.links.get(pair) != outcome:
-            self.findings.links[pair] = outcome
-            self._last_change = time.monotonic()
+    # The exchange of reports ----------------------------------------------------------------
 
     def _news(self) -> dict[str, Any]:
         with self._changed:
-            found = self.findings
-            return {
-                "from": self._about.rank,
-                "heard": sorted(found.heard),
-                "links": [[*p, *what, self._versions[p]] for p, what in found.links.items()],
-                "routes": [[a, b, text] for (a, b), text in found.routes.items()],
-                "places": [[r, *place] for r, place in found.places.items()],
-                "others": {str(r): a for r, a in found.others.items()},
-                "well": sorted(self._well),
-                "addresses": self._addresses,
-            }
+            return {"reports": [vars(report) for report in self._reports.values()]}
 
     def _take(self, news: dict[str, Any]) -> None:
-        """Add another worker's findings, except those about this worker's own links."""
-        size, rank = self._about.size, self._about.rank
+        """Keep the newest report of every other worker."""
+        size = self._about.size
         try:
-            peer = _rank(news["from"], size)
-            heard = {_rank(r, size) for r in news["heard"]}
-            links = {
-                (_rank(a, size), _rank(b, size)): (str(kind), _clean(text), _rank(version, 1 << 30))
-                for a, b, kind, text, version in news["links"]
-            }
-            routes = {
-                (_rank(a, size), _rank(b, size)): _clean(text) for a, b, text in news["routes"]
-            }
-            places = {
-                _rank(r, size): (_clean(host), _rank(port, 65536))
-                for r, host, port in news["places"]
-            }
-            others = {
-                _rank(int(r), size): [_clean(a) for a in addresses]
-                for r, addresses in news["others"].items()
-            }
-            well = {_rank(r, size) for r in news["well"]}
-            addresses = [_clean(a) for a in news["addresses"]]
-            if not all(kind in _KINDS for kind, _, _ in links.values()):
-                raise ValueError("an unknown kind of finding")
+            reports = [_Report.of(value, size) for value in news["reports"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise HandshakeError(f"no news: {error}") from None
         with self._changed:
-            before = json.dumps([sorted(self.findings.heard), sorted(self.findings.places)])
-            self.findings.heard |= heard | {peer}
-            if addresses != self._addresses:
-                self.findings.others[peer] = addresses
-            for r, theirs in others.items():
-                if r != rank and theirs != self._addresses:
-                    self.findings.others.setdefault(r, theirs)
-            for pair, (*what, version) in links.items():
-                if pair[0] != rank and version > self._versions.get(pair, 0):
-                    self._put(pair, (what[0], what[1]), version)
-            for pair, text in routes.items():
-                if pair[0] != rank:
-                    self.findings.routes[pair] = text
-            if len(self._addresses) < size:  # else the description has all addresses
-                for r, place in places.items():
-                    if r not in (0, rank):
-                        self.findings.places[r] = place
-            self._well |= well
-            after = json.dumps([sorted(self.findings.heard), sorted(self.findings.places)])
-            if before != after:
+            for report in reports:
+                known = self._reports.get(report.rank)
+                if known is self._own or (known and known.version >= report.version):
+                    continue
+                self._reports[report.rank] = report
                 self._last_change = time.monotonic()
+                if report.place and report.rank and len(self._own.addresses) < size:
+                    self._places[report.rank] = report.place
             self._changed.notify_all()
 
 
-def _introduced(
-    sockets: Sockets, sock: socket.socket, hello: dict[str, Any], deadline: float
-) -> Channel:
-    try:
-        return sockets.introduced(sock, hello, deadline)
-    except OSError as error:
-        raise HandshakeError(
-            f"somebody listens there, and does not speak as a worker does: {error}"
-        ) from None
+def _route(place: tuple[str, int]) -> tuple[str, str]:
+    """Return this host's address towards a place, or why it has no route; nothing is sent.
+
+    Both texts are empty if the host's name cannot be resolved.
+    """
+    with contextlib.suppress(socket.gaierror):
+        family, _, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            try:
+                sock.connect(address)
+                return str(sock.getsockname()[0]), ""
+            except OSError as error:
+                return "", _words(error)
+    return "", ""
 
 
-def _rank(value: Any, size: int) -> int:
+def _number(value: Any, size: int) -> int:
     if type(value) is not int or not 0 <= value < size:
         raise ValueError(f"{value!r} is not a number below {size}")
     return value

@@ -12,7 +12,7 @@ from ports import free_port
 from processes import SECRET
 
 from pycollective.launch import RendezvousError, links
-from pycollective.launch.description import protection
+from pycollective.launch.description import Description, protection
 from pycollective.launch.handshake import introduce, key_of
 from pycollective.launch.links import probe
 
@@ -161,8 +161,8 @@ def test_own_address_in_use_raises():
 
 
 GOOD = {
-    "from": 1, "heard": [0, 1], "links": [[1, 0, "works", "", 1]], "routes": [[1, 0, "x"]],
-    "places": [[1, "h", 1]], "others": {"1": ["a"]}, "well": [1], "addresses": ["a"],
+    "rank": 1, "addresses": ["a"], "version": 1, "links": {"0": ["works", ""]},
+    "routes": {"0": "x"}, "place": ["h", 1], "is_well": True,
 }  # fmt: skip
 
 
@@ -186,24 +186,33 @@ def test_malformed_reports_are_refused(on_ranks):
 
     def other():
         for change in (
-            {"from": 2},
-            {"from": True},
-            {"heard": 3},
-            {"links": [[1, 0, "done", "", 1]]},
-            {"links": [[1, 0, "works", 7, 1]]},
-            {"links": [[1, 0]]},
-            {"routes": [[1, 9, "x"]]},
-            {"places": [[1, "h", 70000]]},
-            {"others": {"x": []}},
-            {"others": []},
-            {"well": [None]},
+            {"rank": 2},
+            {"rank": True},
+            {"version": -1},
+            {"links": {"0": ["done", ""]}},
+            {"links": {"0": ["works", 7]}},
+            {"links": {"0": ["works"]}},
+            {"links": {"x": ["works", ""]}},
+            {"routes": {"9": "x"}},
+            {"place": ["h", 70000]},
+            {"place": ["h"]},
             {"addresses": [1]},
         ):
-            assert tell({**GOOD, **change}) is None, change
-        return tell(GOOD)
+            assert tell({"reports": [{**GOOD, **change}]}) is None, change
+        for news in ({}, {"reports": 3}, {"reports": [3]}, {"reports": [{}]}):
+            assert tell(news) is None, news
+        return tell({"reports": [GOOD]})
 
     found, heard = on_ranks([Rank(0, 2, [f"127.0.0.1:{port}"]), other], call)
-    assert (heard["heard"], heard["from"]) == ([0, 1], 0)
+    assert [report["rank"] for report in heard["reports"]] == [0, 1]
     assert found.all_work(2)
     assert found.routes == {(1, 0): "x"}
     assert found.others == {1: ["a"]}
+
+
+def test_older_report_is_ignored():
+    about = Description.of_environment(ENVIRONMENT, 0, 2, ["127.0.0.1:1"])
+    probe = links._Probe(about, ["127.0.0.1:1"], {0: ("127.0.0.1", 1)})
+    for version, text in ((2, "new"), (1, "old")):
+        probe._take({"reports": [{**GOOD, "version": version, "routes": {"0": text}}]})
+    assert probe._findings().routes == {(1, 0): "new"}
