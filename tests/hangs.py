@@ -1,4 +1,4 @@
-"""How long the processes of a test may take, and the stacks of a process that takes longer."""
+"""A time limit for the processes of a test, and the stacks of a process that exceeds it."""
 
 from __future__ import annotations
 
