@@ -111,7 +111,7 @@ struct DirectForward {
 void direct_forward(const DirectForward<float>& a);
 void direct_forward(const DirectForward<double>& a);
 // Overwrites the gradients of the weights and (unless null) of the bias. Without `pool`, g has the
-// output's shape, and only g where y > 0 counts, unless y is null. With `pool`, codes give the
+// output's shape, and is used where y > 0, or everywhere if y is null. With `pool`, codes give the
 // position of each g.
 template <typename T>
 struct DirectGradient {
@@ -132,7 +132,7 @@ void direct_gradient(const DirectGradient<double>& a);
 // Like direct_forward. A pooling window must be 2 x 2 with a stride of 2.
 void winograd_forward(const DirectForward<float>& a);
 // Without pooling. Overwrites the gradients of the images, the weights and the bias that are not
-// null. Only g where y > 0 counts, unless y is null.
+// null. Uses g where y > 0, or everywhere if y is null.
 struct WinogradGradient {
   const float* x;
   const float* weights;
@@ -147,8 +147,8 @@ struct WinogradGradient {
 void winograd_gradient(const WinogradGradient& a);
 
 // ---- gradients of convolution, relu and pooling (sparse.cc) -----------------------------------
-// Uses only those g that pooling and relu let pass. Overwrites the gradients of the images, the
-// weights and the bias that are not null.
+// Uses only the g of outputs that relu did not set to 0. Overwrites the gradients of the images,
+// the weights and the bias that are not null.
 struct SparseGradient {
   const float* x;
   const float* weights;
@@ -169,8 +169,8 @@ bool sparse_fits(const Window& w, Index filters);
 // Like direct_forward. Pooling windows must cover the rows of the result without gap or overlap.
 void blocked_forward(const DirectForward<float>& a);
 // Overwrites the gradients of the images, the weights and the bias that are not null. Without
-// `pool`, only g where y > 0 counts, unless y is null. With `pool`, codes give the position of each
-// g.
+// `pool`, uses g where y > 0, or everywhere if y is null. With `pool`, codes give the position of
+// each g.
 struct BlockedGradient {
   const float* x;
   const float* weights;
@@ -191,7 +191,7 @@ void blocked_gradient(const BlockedGradient& a);
 void dense_forward(const float* x, const float* weights, const float* bias, float* y, Index rows,
                    Index inputs, Index units, bool relu);
 // Overwrites the gradients of x [rows, inputs], weights [inputs, units] and bias that are not null.
-// Only g where y > 0 counts, unless y is null.
+// Uses g where y > 0, or everywhere if y is null.
 struct DenseGradient {
   const float* x;
   const float* weights;
@@ -213,8 +213,8 @@ void batch_scale(const float* x, const float* mean, const float* factor, const f
                  float* y, Index rows, Index channels, bool relu);
 void batch_scale(const double* x, const double* mean, const double* factor, const double* shift,
                  double* y, Index rows, Index channels, bool relu);
-// Sums by channel of g and of g (x - mean). Unless bias is null, only g where (x - mean) factor +
-// bias > 0 counts.
+// Sums by channel of g and of g (x - mean). Uses g where (x - mean) factor + bias > 0, or
+// everywhere if bias is null.
 void batch_sums(const float* g, const float* x, const float* mean, const float* factor,
                 const float* bias, float* sums, float* products, Index rows, Index channels);
 void batch_sums(const double* g, const double* x, const double* mean, const double* factor,

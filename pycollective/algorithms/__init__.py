@@ -144,10 +144,10 @@ def verify(
 
     The proof is exact up to 64 ranks. Beyond 64 ranks, contributions are random numbers modulo a prime
     near 2^61. For each chunk of each rank, the probability to accept an error is about 10^-18. Arrays
-    shorter than the number of chunks are not checked then. The ranks are played in one order only, so
+    shorter than the number of chunks are not checked then. The ranks are executed in one order only, so
     that a chunk that is overwritten too early may stay undetected.
 
-    The steps of a named algorithm are made while they are played. Memory is 8 bytes for each chunk of
+    The steps of a named algorithm are generated one at a time. Memory is 8 bytes for each chunk of
     each rank: a ring of 10,000 ranks takes about half a minute and 0.8 GiB. Ctrl-C stops the proof.
 
     Parameters
@@ -213,8 +213,8 @@ def draw(
 ) -> Figure:
     """Draw the messages of a schedule: ranks from left to right, rounds from top to bottom.
 
-    An arrow is a message, and the text at its head names the chunks. Rounds are those of `rounds`. A
-    display is not needed, matplotlib is (``pip install 'pycollective[plot]'``).
+    An arrow is a message, and the text at its head names the chunks. Rounds are those of `rounds`. The
+    function needs matplotlib (``pip install 'pycollective[plot]'``), and no display.
 
     Parameters
     ----------

@@ -46,7 +46,8 @@ void batch_scale(const Array& x, const Array& mean, const Array& factor, const A
   });
 }
 
-// Checks that both or neither are given: gradients pass where relu(... factor + bias) is positive.
+// Requires both or neither. With both, the kernels compute again where relu passed the result, and
+// mask the gradient.
 void check_cut(const MaybeArray& factor, const MaybeArray& bias) {
   if (factor.has_value() != bias.has_value()) {
     throw py::value_error("factor and bias of the result that relu cuts off go together");
