@@ -21,7 +21,6 @@ _COMMANDS = ("train", "bench", "simulate", "run", "doctor", "timeline", "complet
 _EPILOG = """\
 examples:
   pycollective train                          train a CNN on handwritten digits, 2 replicas
-  pycollective train --data auto --epochs 1   … on whatever digits can be had without a network
   pycollective train --data auto --epochs 1   … on the digits that are available without a network
   pycollective bench --transport shm -n 4     time all-reduce among 4 processes
   pycollective simulate --ranks 256           time every all-reduce on a simulated cluster
@@ -70,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WrongOptionError as error:
         args.parser.error(str(error))
         raise  # mypy does not know that the line above ends the program
-    except BrokenPipeError:  # the reader of our output has gone: `pycollective bench | head`
+    except BrokenPipeError:  # the reader of the output has ended: `pycollective bench | head`
         sys.stderr.close()
         return 0
     except (DataError, CheckpointError, CollectiveError, ImportError, OSError) as error:
