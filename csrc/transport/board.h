@@ -77,7 +77,7 @@ class Board {
   // Returns true if this rank may post call `next`: no peer reads the old data of that slot. Fails
   // the group if a peer's call before `next` differs from this rank's.
   bool is_slot_free(std::uint64_t next);
-  // Returns true if one peer does not read that slot: the peer has posted call
+  // Returns true if this peer no longer reads that slot: it has posted call
   // next + 1 - kBoardSlots, or a later one.
   bool has_released(int peer, std::uint64_t next) const {
     return slot(peer, next + 1).sequence.load(std::memory_order_acquire) + kBoardSlots > next;
