@@ -163,7 +163,7 @@ def simulate(
     --------
     >>> from pycollective.algorithms import Cluster, Link, simulate
     >>> cluster = Cluster.flat(4, Link(latency=1e-6, bandwidth=1e9))
-    >>> print(f"{simulate('ring', cluster, 4_096_000).seconds:.5f}")  # 6 of 1 µs and 1,024,000 bytes
+    >>> print(f"{simulate('ring', cluster, 4_096_000).seconds:.5f}")  # 6 rounds of 1.024 ms + 1 µs
     0.00615
     """
     cluster = size_or_cluster
@@ -259,7 +259,7 @@ def plot(
 ) -> Figure:
     """Plot simulated times against the size (for the most ranks) and against the number of ranks.
 
-    A display is not needed, matplotlib is (``pip install 'pycollective[plot]'``).
+    The function needs matplotlib (``pip install 'pycollective[plot]'``), and no display.
 
     Parameters
     ----------

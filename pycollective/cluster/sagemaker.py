@@ -16,7 +16,7 @@ __all__ = ["SageMakerClusterResolver"]
 class SageMakerClusterResolver(ClusterResolver):
     """A cluster from ``SM_HOSTS`` and ``SM_CURRENT_HOST``, whose hosts are workers in sorted order.
 
-    The variables are read each time.
+    Each call reads the variables again.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class RMSprop(Optimizer):
         self.centered = bool(centered)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the names of the mean of squares, the step, and the mean, as far as used."""
+        """Return the slots: the mean of squares; with momentum the step; if centered the mean."""
         names = ["velocity"]
         if self.momentum:
             names.append("momentum")
