@@ -1,4 +1,4 @@
-"""The reductions of the strategy level."""
+"""Reductions over the replicas of a strategy."""
 
 from __future__ import annotations
 

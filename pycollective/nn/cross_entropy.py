@@ -14,7 +14,7 @@ def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array 
     """Return the loss of each row of logits ``[rows, classes]``, and with ``gradient`` its derivative.
 
     Logits are NumPy arrays of float32 or float64, labels are integers in ``[0, classes)``. The
-    derivative is ``softmax(logits) - onehot(labels)``, else None.
+    derivative is ``softmax(logits) - onehot(labels)``; None without ``gradient``.
     """
     found = native(logits)
     if found is None:
