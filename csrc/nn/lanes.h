@@ -16,7 +16,7 @@ template <>
 struct Lanes<float> {
   static constexpr Index kCount = 16;
   typedef float Vector __attribute__((vector_size(64)));
-  using Lane = std::int32_t;  // comparisons give it: all bits are set where true
+  using Lane = std::int32_t;  // of a comparison: all bits are set where it is true
   typedef Lane Mask __attribute__((vector_size(64)));
 };
 

@@ -309,7 +309,7 @@ class Nccl(GpuEngine):
             raise ValueError("NCCL has no tags: use tag 0 for messages of GPU arrays")
         if self._registered("message", [array]):
             raise ValueError(
-                "messages cannot use memory of empty(), because both ranks would have to: give a copy"
+                "a message needs ordinary memory, not that of empty(), on both ranks: give a copy"
             )
 
     # The end ------------------------------------------------------------------------------------

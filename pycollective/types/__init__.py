@@ -1,4 +1,4 @@
-"""Types to annotate and to test with, under the path of ``tf.types``."""
+"""Types for annotations and for ``isinstance``, under the path of ``tf.types``."""
 
 from __future__ import annotations
 
