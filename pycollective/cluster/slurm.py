@@ -263,7 +263,7 @@ def _slurm(env: Mapping[str, str], name: str) -> str:
 
 
 _narrowed: tuple[str | None, str] | None = None
-"""``CUDA_VISIBLE_DEVICES`` before and after a resolver narrowed it, so that the next uses the first."""
+"""``CUDA_VISIBLE_DEVICES`` before and after a resolver set it; the next one begins with the first."""
 
 
 def _before_narrowing() -> str | None:
