@@ -1,6 +1,6 @@
 #include "support/huge_pages.h"
 
-// Only Linux has such a request.
+// Only Linux has a request for huge pages.
 
 namespace pycollective {
 
