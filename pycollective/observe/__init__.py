@@ -1,7 +1,7 @@
-"""Log lines, traces of calls, and timelines; see ``docs/how-to/find_a_slow_rank.md``.
+"""Logs of groups and of calls, and timelines; see ``docs/how-to/find_a_slow_rank.md``.
 
-All of it is off by default, and then costs nothing. When it is on, `pycollective.comm.tracing` wraps the
-engines of every communicator, and calls do not take the compiled fast path.
+They are off by default, and cost nothing then. To log or time calls, `pycollective.comm.tracing` wraps
+the engines of every communicator, and calls do not take the compiled fast path.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def summed_gradients(
     target
         The loss.
     variables
-        The variables. In every replica, the same ones have a gradient.
+        The variables. The same of them must have a gradient in every replica.
     scale
         A factor of the gradients.
     """
@@ -73,8 +73,8 @@ def summed_gradients(
     with context.collective():
         totals = reduction.finish()
     if missing:
-        # A recorded operation gave no gradient, so that all_reduce makes other buckets. A new sum has
-        # the bits of those buckets.
+        # An operation on the tape gave no gradient. `all_reduce` puts only the existing gradients into
+        # buckets, which differ from these. Only a new sum gives the same bits.
         return local, False
     summed: list[Tensor | None] = [None] * len(variables)
     for place, total in zip(likes, totals, strict=True):
