@@ -141,7 +141,7 @@ class DeviceMessages:
         )  # fmt: skip
 
     def _keep(self, here: int, stream: int, arrays: Any) -> _core.device.Event:
-        """Keep arrays until a stream has executed all its work so far; return that event."""
+        """Keep arrays until a stream has executed its work so far; return the event after that work."""
         event = self._runtime.mark(here, stream)
         self._kept.append((partial(self._runtime.over, event), arrays))
         return event

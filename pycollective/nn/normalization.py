@@ -263,7 +263,7 @@ def normalize_batch(
         inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
         slope = inverse if factor is None else inverse * factor
     relu = activation is not None
-    # From their inputs, the kernels compute the mask of relu again.
+    # The kernels compute the mask of relu again from their inputs.
     by_kernel = on_gpu or (channels > 0 and native(rows, slope) is not None)
     cut = (slope, np.zeros_like(slope) if shift is None else shift) if relu and by_kernel else ()
     y = _scaled(rows, mean, slope, shift, relu=relu)
