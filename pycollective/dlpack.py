@@ -68,7 +68,7 @@ def _tensor_in(capsule: Any) -> _Tensor:
 
 
 def is_bfloat16(value: Any) -> bool:
-    """Return True if the dtype's name of another library's array contains bfloat16."""
+    """Return True if the name of an array's dtype contains bfloat16, in any library."""
     return "bfloat16" in str(getattr(value, "dtype", ""))
 
 
