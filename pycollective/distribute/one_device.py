@@ -30,7 +30,7 @@ class OneDeviceStrategy(Strategy):
     Parameters
     ----------
     device : str
-        Such as ``"cpu:0"`` or ``"/gpu:1"``.
+        The device's name, such as ``"cpu:0"`` or ``"/gpu:1"``.
 
     Raises
     ------

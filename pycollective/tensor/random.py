@@ -171,7 +171,7 @@ def shuffle(value: Any, seed: int | None = None) -> Tensor:
 
 
 def _of_seeds(seed: Any) -> AbstractContextManager[None]:
-    """Return a scope in which random numbers depend on two integers only."""
+    """Return a scope in which random numbers depend only on two integers."""
     words = np.asarray(as_tensor(seed).array)
     if words.shape != (2,) or words.dtype.kind not in "iu":
         raise ValueError(
@@ -184,7 +184,7 @@ def _of_seeds(seed: Any) -> AbstractContextManager[None]:
 def stateless_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
 ) -> Tensor:
-    """Return normally distributed numbers that depend on the seed, two integers, only."""
+    """Return normally distributed numbers that depend only on the seed, two integers."""
     with _of_seeds(seed):
         return normal(shape, mean, stddev, dtype)
 
@@ -192,7 +192,7 @@ def stateless_normal(
 def stateless_truncated_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
 ) -> Tensor:
-    """Return the numbers of `truncated_normal`, which depend on the seed, two integers, only."""
+    """Return numbers as `truncated_normal` does, from the seed alone, which is two integers."""
     with _of_seeds(seed):
         return truncated_normal(shape, mean, stddev, dtype)
 
@@ -200,6 +200,6 @@ def stateless_truncated_normal(
 def stateless_uniform(
     shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = float32
 ) -> Tensor:
-    """Return the numbers of `uniform`, which depend on the seed, two integers, only."""
+    """Return numbers as `uniform` does, from the seed alone, which is two integers."""
     with _of_seeds(seed):
         return uniform(shape, minval, maxval, dtype)
