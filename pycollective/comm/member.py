@@ -286,7 +286,7 @@ class Member(_core.CommunicatorBase):
         return call.target if place is None else deliver(call.target, place)
 
     def _result(self, shape: tuple[int, ...], like: Array) -> Array:
-        """Make an array for a result: a large one where the other ranks of the host reach it."""
+        """Make an array for a result; a large one lies in memory that the host's other ranks map."""
         if array_backend.on_host(like):
             return self._core.empty(shape, like.dtype, True)
         return array_backend.empty(shape, like.dtype, like)
