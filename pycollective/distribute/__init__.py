@@ -32,10 +32,11 @@ from pycollective.distribute.input_options import (
 from pycollective.distribute.mirrored import MirroredStrategy
 from pycollective.distribute.multi_worker import MultiWorkerMirroredStrategy
 from pycollective.distribute.one_device import OneDeviceStrategy
+from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.unavailable import ParameterServerStrategy, Server, TPUStrategy
+from pycollective.distribute.unavailable import Server, TPUStrategy
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.verify import verify_equivalence
 

@@ -1,15 +1,372 @@
-"""Names of ``tf.distribute.coordinator``; the classes are not available, see `unavailable`."""
+"""`ClusterCoordinator`: functions that the workers of a `ParameterServerStrategy` run asynchronously.
+
+The coordinator is the program's own thread. `_Queue` holds the scheduled functions. Each worker is a
+thread that takes one function after the other. A `RemoteValue` is the result of a function.
+"""
 
 from __future__ import annotations
 
-from pycollective.distribute.unavailable import ClusterCoordinator, PerWorkerValue, RemoteValue
+import os
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+from pycollective import nest
+from pycollective.data import Dataset
+from pycollective.distribute.blas_threads import shared_among
+from pycollective.distribute.input import DistributedDataset
+from pycollective.distribute.parameter_server import ParameterServerStrategy, this_thread
+from pycollective.distribute.per_worker import (
+    ClosureInputError,
+    PerWorkerDataset,
+    PerWorkerValues,
+    RemoteValue,
+    Worker,
+    as_result,
+    refuse_in_worker,
+)
+from pycollective.errors import CancelledError, DeadlineExceededError, OutOfRangeError
 
 __all__ = [
+    "ClosureInputError",
     "ClusterCoordinator",
     "PerWorkerValue",
+    "PerWorkerValues",
     "RemoteValue",
     "experimental_get_current_worker_index",
 ]
+
+PerWorkerValue = PerWorkerValues
+
+#: Held while a strategy gets its coordinator.
+_making = threading.Lock()
+
+#: The number of functions that wait for a worker before `schedule` waits, as in TensorFlow.
+_QUEUE_SIZE = 262_144
+
+
+class _Closure:
+    """A scheduled function with its arguments, and the value for its result."""
+
+    def __init__(
+        self, strategy: ParameterServerStrategy, function: Any, args: Any, kwargs: Any
+    ) -> None:
+        self.strategy = strategy
+        self.function = function
+        self.arguments = args, kwargs
+        self.value = RemoteValue()
+        leaves = nest.flatten(self.arguments)
+        if any(isinstance(leaf, RemoteValue) for leaf in leaves):
+            raise ValueError(
+                "`tf.distribute.experimental.coordinator.RemoteValue` used as an input to scheduled "
+                "function is not yet supported. Fetch it first."
+            )
+        self._differs = any(isinstance(leaf, PerWorkerValues) for leaf in leaves)
+
+    def run(self, worker: Worker) -> Any:
+        """Call the function on a worker, and return its result."""
+        args, kwargs = self.arguments
+        with self.strategy.scope():
+            if self._differs:
+                args, kwargs = nest.map_structure(
+                    lambda v: v.on(worker) if isinstance(v, PerWorkerValues) else v, (args, kwargs)
+                )
+            return nest.map_structure(as_result, self.function(*args, **kwargs))
+
+
+class _Queue:
+    """The functions that wait, the workers that run them, and the first error."""
+
+    def __init__(self, workers: int) -> None:
+        self._process = os.getpid()
+        lock = threading.Lock()
+        self._work, self._changed = threading.Condition(lock), threading.Condition(lock)
+        self._closures: deque[_Closure] = deque()
+        self._in_flight = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._divided: shared_among | None = None
+        self._workers = [Worker(number) for number in range(workers)]
+        for worker in self._workers:
+            self._start(worker)
+
+    def _start(self, worker: Worker) -> None:
+        threading.Thread(
+            target=self._serve,
+            args=(worker,),
+            name=f"pycollective-worker-{worker.number}",
+            daemon=True,
+        ).start()
+
+    # The coordinator -------------------------------------------------------------------------
+
+    def put(self, closure: _Closure) -> None:
+        """Add a function; wait while the queue is full."""
+        self._check_thread("schedule")
+        with self._changed:
+            self._raise_error()
+            if len(self._closures) >= _QUEUE_SIZE:
+                self._changed.wait_for(lambda: self._error or len(self._closures) < _QUEUE_SIZE)
+                self._raise_error()
+            self._closures.append(closure)
+            self._work.notify()
+
+    def join(self, timeout: float | None) -> None:
+        """Wait until no function waits or runs."""
+        self._check_thread("join")
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._error or self._is_idle(), timeout):
+                raise DeadlineExceededError(
+                    f"join: {self._in_flight} functions run and {len(self._closures)} wait after "
+                    f"{timeout} seconds; they go on, call join() again"
+                )
+            self._raise_error()
+
+    def is_done(self) -> bool:
+        """Return True if no function waits or runs."""
+        self._check_thread("done")
+        with self._changed:
+            self._raise_error()
+            return self._is_idle()
+
+    def lose(self, number: int) -> None:
+        """Replace a worker by a new one, and schedule its function again, before all others."""
+        with self._changed:
+            lost, fresh = self._workers[number], Worker(number)
+            self._workers[number] = fresh
+            lost.lost = True
+            if lost.closure is not None:
+                self._closures.appendleft(lost.closure)
+                self._ended()
+            self._work.notify_all()
+        self._start(fresh)
+
+    def close(self) -> None:
+        """End the workers; functions that still wait are cancelled."""
+        if self._process != os.getpid():
+            return  # the lock may be held by a thread that this process does not have
+        with self._changed:
+            self._closed = True
+            self._cancel()
+            self._work.notify_all()
+
+    def _check_thread(self, call: str) -> None:
+        refuse_in_worker(f"{call}()")
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"{call}(): the workers are threads of the process that forked this one; make a new "
+                "strategy and a new coordinator"
+            )
+
+    def _is_idle(self) -> bool:
+        return not self._closures and not self._in_flight
+
+    def _raise_error(self) -> None:
+        """Raise the first error of a function, if any, when no other function runs any more."""
+        if self._error is None:
+            return
+        self._cancel()
+        self._changed.wait_for(lambda: not self._in_flight)
+        error, self._error = self._error, None
+        if error is not None:  # else another thread has raised it
+            raise error
+
+    def _cancel(self) -> None:
+        while self._closures:
+            self._closures.popleft().value.complete(
+                None,
+                CancelledError(
+                    "The corresponding function is cancelled. Please reschedule the function."
+                ),
+            )
+
+    # The workers -----------------------------------------------------------------------------
+
+    def _serve(self, worker: Worker) -> None:
+        """Run functions in the thread of a worker, until it is lost or the queue is closed."""
+        this_thread.worker = worker.number
+        while self._take(worker):
+            closure = worker.closure
+            assert closure is not None
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = closure.run(worker)
+            except StopIteration as end:
+                text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
+                error = end if isinstance(end, OutOfRangeError) else OutOfRangeError(text)
+            except BaseException as found:
+                error = found
+            self._finish(worker, closure, result, error)
+            del closure, result, error  # an idle worker keeps no argument or result alive
+
+    def _take(self, worker: Worker) -> bool:
+        """Wait for a function, and give it to a worker; return False if the worker shall end."""
+        with self._work:
+            while not (self._closures or self._closed or worker.lost):
+                self._work.wait()
+            if self._closed or worker.lost:
+                return False
+            worker.closure = self._closures.popleft()
+            self._in_flight += 1
+            if self._in_flight > 1 and self._divided is None:
+                # A function that runs alone uses all cores.
+                self._divided = shared_among(len(self._workers))
+                self._divided.__enter__()
+            if len(self._closures) == _QUEUE_SIZE - 1:
+                self._changed.notify_all()
+            return True
+
+    def _finish(
+        self, worker: Worker, closure: _Closure, result: Any, error: BaseException | None
+    ) -> None:
+        """Set the result of a function, unless its worker was lost meanwhile."""
+        with self._changed:
+            if worker.lost:
+                return
+            worker.closure = None
+            closure.value.complete(result, error)
+            if self._error is None:
+                self._error = error
+            self._ended()
+
+    def _ended(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight and self._divided is not None:
+            self._divided.__exit__()
+            self._divided = None
+        if self._error is not None or not self._in_flight:
+            self._changed.notify_all()
+
+
+class ClusterCoordinator:
+    """Schedules functions on the workers of a `ParameterServerStrategy`.
+
+    Parameters
+    ----------
+    strategy : ParameterServerStrategy
+        The strategy. It has one coordinator: a second call returns the same object.
+
+    Raises
+    ------
+    ValueError
+        ``strategy`` is another strategy.
+
+    Notes
+    -----
+    If a function raises an error, the next `schedule`, `join` or `done` cancels the functions that
+    wait, waits for those that run, and raises the error once. The coordinator can then be used again.
+    Errors of further functions are dropped; `RemoteValue.fetch` raises each function's own error.
+    """
+
+    strategy: ParameterServerStrategy
+    _queue: _Queue
+
+    def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
+        """Return the strategy's coordinator; make it if there is none."""
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise ValueError(
+                "Only `tf.distribute.experimental.ParameterServerStrategy` is supported to work with "
+                "`tf.distribute.experimental.coordinator.ClusterCoordinator` currently, not "
+                f"{strategy!r}."
+            )
+        with _making:
+            known = strategy.coordinator
+            if isinstance(known, ClusterCoordinator) and known.strategy is strategy:
+                return known
+            self = super().__new__(cls)
+            self.strategy = strategy
+            self._queue = _Queue(strategy.extended.num_parameter_workers)
+            weakref.finalize(self, self._queue.close)
+            strategy.coordinator = self
+            return self
+
+    def schedule(self, fn: Any, args: Any = None, kwargs: Any = None) -> RemoteValue:
+        """Run a function on the next free worker, and return at once.
+
+        Parameters
+        ----------
+        fn : callable
+            A function that ``tf.function`` returned. It runs in the strategy's scope, at least once:
+            again on another worker if its worker is lost.
+        args, kwargs : sequence, dict, optional
+            Its arguments. `PerWorkerValues` are replaced by the worker's own value.
+
+        Returns
+        -------
+        RemoteValue
+            The result: a nest of tensors, arrays, numbers, texts and None.
+
+        Raises
+        ------
+        TypeError
+            ``fn`` was not made by ``tf.function``.
+        ValueError
+            An argument is a `RemoteValue`.
+        RuntimeError
+            This is a scheduled function.
+        Exception
+            The error of a function that was scheduled before.
+        """
+        if not hasattr(fn, "python_function"):
+            raise TypeError(
+                "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a "
+                f"`tf.function` or a concrete function, not {fn!r}; decorate it with @tf.function."
+            )
+        closure = _Closure(self.strategy, fn, tuple(args or ()), dict(kwargs or {}))
+        self._queue.put(closure)
+        return closure.value
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until all scheduled functions have ended, or raise the error of the first that failed.
+
+        Raises
+        ------
+        DeadlineExceededError
+            Functions run or wait after ``timeout`` seconds; by default there is no limit.
+        """
+        self._queue.join(timeout)
+
+    def done(self) -> bool:
+        """Return True if all scheduled functions have ended; errors as `join`."""
+        return self._queue.is_done()
+
+    def fetch(self, val: Any) -> Any:
+        """Return a nest with the results of the `RemoteValue` objects in it; see `RemoteValue.fetch`."""
+        return nest.map_structure(lambda v: v.fetch() if isinstance(v, RemoteValue) else v, val)
+
+    def create_per_worker_dataset(self, dataset: Any) -> PerWorkerDataset:
+        """Return a dataset for each worker, over all of whose elements the worker iterates.
+
+        Parameters
+        ----------
+        dataset : Dataset, DistributedDataset, or callable
+            The dataset, or a function without arguments that returns it. Each worker calls the function
+            once for each iterator; it must not create variables.
+
+        Raises
+        ------
+        TypeError
+            ``dataset`` is something else.
+        """
+        if not (isinstance(dataset, (Dataset, DistributedDataset)) or callable(dataset)):
+            raise TypeError(
+                "create_per_worker_dataset() needs a Dataset, a distributed dataset or a function that "
+                f"returns one, got {dataset!r}"
+            )
+        return PerWorkerDataset(dataset)
+
+    def simulate_worker_loss(self, worker: int) -> None:
+        """Replace a worker, as if its machine had been preempted, to test a program.
+
+        The worker's function is scheduled again. Its thread runs to the end of the function, whose
+        result is dropped. The new worker makes its own iterators.
+        """
+        workers = self.strategy.extended.num_parameter_workers
+        if not 0 <= worker < workers:
+            raise ValueError(f"there is no worker {worker}; there are 0 to {workers - 1}")
+        self._queue.lose(worker)
 
 
 def experimental_get_current_worker_index() -> int:
@@ -18,9 +375,12 @@ def experimental_get_current_worker_index() -> int:
     Raises
     ------
     RuntimeError
-        Always: pycollective has no coordinator.
+        This is not a scheduled function.
     """
-    raise RuntimeError(
-        "Cannot retrieve the worker index. `get_worker_idx_and_num_workers` should be called from "
-        "within a tf.function being executed on a worker: there is no coordinator here"
-    )
+    worker = this_thread.worker
+    if worker is None:
+        raise RuntimeError(
+            "Cannot retrieve the worker index. `get_worker_idx_and_num_workers` should be called from "
+            "within a tf.function being executed on a worker."
+        )
+    return worker

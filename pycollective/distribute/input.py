@@ -276,6 +276,7 @@ class DistributedDataset:
         return self._parts.extended
 
     def __iter__(self) -> DistributedIterator:
+        self._parts.extended.begin_pass()
         return DistributedIterator(self._parts, self._after_pass)
 
     @property

@@ -38,6 +38,9 @@ class AnyExtended(Protocol):
     ) -> Variable:
         """Create a variable on a device."""
 
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
+        """Create variables in the block on the devices of a variable."""
+
     def reduce_to(self, reduce_op: ReduceOp, value: Any, destinations: Any) -> Any:
         """Reduce a value over the replicas."""
 

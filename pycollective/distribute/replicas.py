@@ -142,6 +142,9 @@ class Replicas:
     def begin_run(self) -> None:
         """Prepare a run of several replicas."""
 
+    def begin_pass(self) -> None:
+        """Prepare an iteration over a distributed dataset, or raise an error."""
+
     def reduce_in_replica(
         self,
         context: AnyContext,

@@ -9,23 +9,13 @@ from pycollective.errors import NotAvailableError
 
 __all__ = [
     "Client",
-    "ClusterCoordinator",
-    "ParameterServerStrategy",
-    "PerWorkerValue",
     "PreemptionWatcher",
-    "RemoteValue",
     "RpcServer",
     "Server",
     "TPUClusterResolver",
     "TPUStrategy",
     "Unavailable",
 ]
-
-_PROCESSES = (
-    "for several replicas in one process use MirroredStrategy; among processes, start them with "
-    "`pycollective run` and reduce gradients with the communicator that pycollective.init() returns"
-)
-
 
 _NO_TPU = (
     "it needs TPU hardware, and pycollective runs on CPUs and GPUs. Use MirroredStrategy for the "
@@ -51,12 +41,6 @@ class Unavailable:
         )
 
 
-class ParameterServerStrategy(Unavailable, Strategy):
-    """Asynchronous training with variables on parameter servers."""
-
-    instead = _PROCESSES
-
-
 class TPUStrategy(Unavailable, Strategy):
     """Training on TPUs."""
 
@@ -74,33 +58,12 @@ class TPUClusterResolver(Unavailable):
         return cls()
 
 
-class ClusterCoordinator(Unavailable):
-    """Schedules functions on the workers of a `ParameterServerStrategy`."""
-
-    instead = _PROCESSES
-
-
-class RemoteValue(Unavailable):
-    """The result of a function that a `ClusterCoordinator` scheduled."""
-
-    instead = "only a ClusterCoordinator returns one, and it is not available; call the function"
-
-
-class PerWorkerValue(Unavailable):
-    """A value for each worker of a `ClusterCoordinator`."""
-
-    instead = (
-        "only a ClusterCoordinator returns one, and it is not available; values of replicas are "
-        "PerReplica, see Strategy.experimental_distribute_values_from_function"
-    )
-
-
 class Server(Unavailable):
     """The server of a task in a cluster."""
 
     instead = (
-        "no task needs one; `pycollective run` starts processes, and in each of them "
-        "pycollective.init() joins the group"
+        "no task needs one: the servers and workers of ParameterServerStrategy are threads of its "
+        "process, and MultiWorkerMirroredStrategy joins the processes that `pycollective run` starts"
     )
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         compute_average_loss,
         scale_regularization_loss,
     )
+    from pycollective.distribute.sharded import embedding_lookup
 
 swish = silu
 
@@ -64,6 +65,7 @@ __all__ = [
     "depthwise_conv2d",
     "dropout",
     "elu",
+    "embedding_lookup",
     "gelu",
     "grouped_conv2d",
     "hard_sigmoid",
@@ -95,12 +97,19 @@ __all__ = [
 ]
 
 
+#: TensorFlow has these functions in this module. Here they belong to modules of
+#: pycollective.distribute, because they need strategies; that package imports this one.
+_IN_DISTRIBUTE = {
+    "compute_average_loss": "loss_scaling",
+    "embedding_lookup": "sharded",
+    "scale_regularization_loss": "loss_scaling",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # TensorFlow has loss scaling in this module. Here it belongs to pycollective.distribute, because it
-    # needs the current strategy; that package imports this one.
-    if name in ("compute_average_loss", "scale_regularization_loss"):
-        loss_scaling = importlib.import_module("pycollective.distribute.loss_scaling")
+    if name in _IN_DISTRIBUTE:
+        module = importlib.import_module(f"pycollective.distribute.{_IN_DISTRIBUTE[name]}")
         # Store the function, so that later uses do not call `__getattr__`.
-        globals()[name] = getattr(loss_scaling, name)
+        globals()[name] = getattr(module, name)
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

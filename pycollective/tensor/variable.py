@@ -150,6 +150,10 @@ class Variable(Operators, metaclass=_VariableMeta):
     _distributed_container: Any = None
     #: A function of a tensor that optimizers apply to the value after each step, or None.
     constraint: Callable[[Any], Any] | None = None
+    #: The name of the parameter server that has the value; only its variables have this attribute.
+    device: str
+    #: True if updates write to the array in place, also while other threads read or update it.
+    _lock_free = False
 
     def __init__(
         self,
@@ -318,6 +322,9 @@ class Variable(Operators, metaclass=_VariableMeta):
             The shape is different, or a tensor's dtype.
         """
         array = self.checked(value, "assign")
+        if self._lock_free:
+            self.update_inplace(lambda own: np.copyto(own, array))
+            return self
         with self._lock:
             own, free = self._release()
             try:
@@ -395,11 +402,11 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._scatter("scatter_update", sparse_delta)
 
     def _scatter(self, method: str, slices: Any) -> Variable:
-        index, rows = self._checked_rows(slices, method)
+        index, rows = self.checked_rows(slices, method)
         self.update_inplace(lambda own: SCATTER[method](own, index, rows))
         return self
 
-    def _checked_rows(self, slices: Any, method: str) -> tuple[Array, Array]:
+    def checked_rows(self, slices: Any, method: str) -> tuple[Array, Array]:
         """Return indices and rows; raise an error if they do not match the variable."""
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
@@ -456,7 +463,11 @@ class Variable(Operators, metaclass=_VariableMeta):
 
         The array is copied first if there are other references to it, so that values that were read
         do not change. Other threads that read the variable wait until the update is finished.
+        A lock-free variable is neither copied nor locked.
         """
+        if self._lock_free:
+            update_together([self], lambda arrays: update(arrays[0]))
+            return
         with self._lock:
             array, free = self._release()
             try:
@@ -517,6 +528,9 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
     The function is `Variable.update_inplace` for several variables. The locks are always taken in the
     same order, so that two threads that update overlapping sets of variables do not deadlock.
     """
+    if True in [variable._lock_free for variable in variables]:
+        _update_without_locks(variables, update)
+        return
     order = sorted(variables, key=id)
     tensors: list[Tensor] = []
     held = 0
@@ -539,6 +553,22 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
             variable._tensor = tensor
         for variable in order[held - 1 :: -1] if held else ():
             variable._lock.release()
+
+
+def _update_without_locks(
+    variables: Sequence[Variable], update: Callable[[list[Array]], Any]
+) -> None:
+    """Do the work of `update_together` for variables of which some are lock-free."""
+    arrays = [v.current().array if v._lock_free else None for v in variables]
+
+    def with_all(locked: list[Array]) -> None:
+        rest = iter(locked)
+        update([next(rest) if array is None else array for array in arrays])
+
+    update_together([v for v in variables if not v._lock_free], with_all)
+    for variable, array in zip(variables, arrays, strict=True):
+        if array is not None:
+            variable.set_array(array)  # a new key, so that tapes see another value
 
 
 def _value(array: Array) -> Tensor:

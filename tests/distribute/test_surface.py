@@ -38,7 +38,7 @@ NAMES = {
     "": "VariableSynchronization VariableAggregation GradientTape Variable IndexedSlices function",
     "VariableSynchronization": "AUTO NONE ON_WRITE ON_READ",
     "VariableAggregation": "NONE SUM MEAN ONLY_FIRST_REPLICA",
-    "nn": "compute_average_loss scale_regularization_loss",
+    "nn": "compute_average_loss embedding_lookup scale_regularization_loss",
     "data.experimental": "AutoShardPolicy DistributeOptions SHARD_HINT",
     "data": "Dataset Options AUTOTUNE experimental",
     "keras.callbacks": "BackupAndRestore",

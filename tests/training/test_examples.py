@@ -19,6 +19,7 @@ COMMANDS = {
     "kmeans.py": "--points 4000",
     "kmeans_mpi4py.py": "--points 4000",
     "multi_worker.py": "--epochs 1",
+    "parameter_server.py": "",
 }
 pytestmark = pytest.mark.slow
 

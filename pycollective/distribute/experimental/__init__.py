@@ -12,12 +12,9 @@ from pycollective.distribute.communication import (
 )
 from pycollective.distribute.experimental import coordinator, partitioners, rpc
 from pycollective.distribute.multi_worker import MultiWorkerMirroredStrategy
+from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.replica_context import ValueContext
-from pycollective.distribute.unavailable import (
-    ParameterServerStrategy,
-    PreemptionWatcher,
-    TPUStrategy,
-)
+from pycollective.distribute.unavailable import PreemptionWatcher, TPUStrategy
 
 if TYPE_CHECKING:
     from pycollective.train.preemption import PreemptionCheckpointHandler, TerminationConfig

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pycollective.distribute.unavailable import ClusterCoordinator, PerWorkerValue, RemoteValue
+from pycollective.distribute.coordinator import ClusterCoordinator, PerWorkerValues, RemoteValue
 
 __all__ = ["ClusterCoordinator", "PerWorkerValues", "RemoteValue"]
-
-PerWorkerValues = PerWorkerValue

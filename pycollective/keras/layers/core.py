@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.distribute.sharded import embedding_lookup
 from pycollective.keras import activations
 from pycollective.keras.layers.layer import Layer
 from pycollective.keras.layers.shapes import Shape
@@ -178,7 +179,7 @@ class Embedding(Layer):
         if inputs.dtype.kind not in "iu":
             inputs = ops.cast(inputs, np.int32)
         try:
-            return ops.gather(self.embeddings, inputs)
+            return embedding_lookup(self.embeddings, inputs)
         except IndexError as error:
             raise IndexError(
                 f'layer "{self._name}": the table has rows 0 to {self.input_dim - 1} ({error})'

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.array_backend import Array
+from pycollective.distribute.sharded import shards_of
 from pycollective.keras.dry_run import in_dry_run
 from pycollective.keras.metrics.metric import Metric
 from pycollective.tensor import Tensor, Variable, as_tensor
@@ -65,7 +66,7 @@ class Holder(Trackable):
         """Return each variable once, with True if it is trained."""
         found: dict[int, tuple[Variable, bool]] = {}
         for layer, variables in self._walk():
-            for variable in variables:
+            for variable in shards_of(variables):
                 trained = variable.trainable and layer._trainable
                 found.setdefault(id(variable), (variable, trained))
         return list(found.values())
@@ -85,10 +86,13 @@ class Holder(Trackable):
 
     @property
     def weights(self) -> list[Variable]:
-        """All variables, layer by layer, each layer's trainable variables first; as in Keras."""
+        """All variables, layer by layer, each layer's trainable variables first; as in Keras.
+
+        The shards of a `ShardedVariable` are variables of their own.
+        """
         found: dict[int, Variable] = {}
         for _, variables in self._walk():
-            for variable in sorted(variables, key=lambda v: not v.trainable):
+            for variable in sorted(shards_of(variables), key=lambda v: not v.trainable):
                 found.setdefault(id(variable), variable)
         return list(found.values())
 

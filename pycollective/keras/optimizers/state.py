@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.interfaces import AnyStrategy
+from pycollective.distribute.sharded import shards_of, whole_of
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
@@ -162,11 +164,15 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def slot_variables(self) -> list[Variable]:
-        """The slots of all variables, in Keras's order."""
+        """The slots of all variables, in Keras's order; one for all shards of a variable."""
         groups = [*((name,) for name in self._common_slots()), *self._slot_order()]
-        return [
-            slots[name] for group in groups for _, slots in self._slots.values() for name in group
+        found = [
+            whole_of(slots[name])
+            for group in groups
+            for _, slots in self._slots.values()
+            for name in group
         ]
+        return list({id(slot): slot for slot in found}.values())
 
     @property
     def built(self) -> bool:
@@ -202,19 +208,21 @@ class OptimizerState(CopiedByConfig, Trackable):
         return rate
 
     def build(self, var_list: Iterable[Variable]) -> None:
-        """Create the missing slots of these variables."""
+        """Create the missing slots of these variables; the shards of a variable get them together."""
         with self._creation(self):
+            number = len({id(whole_of(variable)) for variable, _ in self._slots.values()})
             for variable in var_list:
                 if id(variable) in self._slots:
                     continue
-                number = len(self._slots)
-                slots = {
-                    name: self._make_like(
-                        variable, f"{name}/{number}", variable.shape, self._slot_start(name)
-                    )
-                    for name in (*self._common_slots(), *self.slot_names())
-                }
-                self._slots[id(variable)] = (variable, slots)
+                whole, slots = whole_of(variable), {}
+                for name in (*self._common_slots(), *self.slot_names()):
+                    start = self._slot_start(name)
+                    slot = self._make_like(whole, f"{name}/{number}", whole.shape, start)
+                    slots[name] = shards_of([slot])
+                number += 1
+                for place, part in enumerate(shards_of([whole])):
+                    own = {name: parts[place] for name, parts in slots.items()}
+                    self._slots[id(part)] = (part, own)
 
     def _common_slots(self) -> tuple[str, ...]:
         """Return the names of the slots that every optimizer can have."""
@@ -224,12 +232,15 @@ class OptimizerState(CopiedByConfig, Trackable):
     def _make_like(
         self, variable: Variable, name: str, shape: tuple[int, ...], start: float
     ) -> Variable:
-        """Make a variable with the dtype and the number of components of another one."""
+        """Make a variable with the dtype and the number of components, or shards, of another one."""
         dtype = variable.dtype
         strategy = getattr(variable, "_distribute_strategy", None)
-        if strategy is None or current_mode() is not None:
+        if strategy is None:
             return self._make(name, lambda: np.full(shape, start, dtype), dtype, shape)
-        with strategy.scope():
+        with (
+            strategy.scope() if current_mode() is None else nullcontext(),
+            strategy.extended.colocate_vars_with(variable),
+        ):
             return self._make(name, lambda: np.full(shape, start, dtype), dtype, shape)
 
     def exclude_from_weight_decay(

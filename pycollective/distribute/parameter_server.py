@@ -1,0 +1,332 @@
+"""`ParameterServerStrategy`: variables on servers, and workers that train asynchronously."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pycollective.cluster import rules
+from pycollective.cluster.resolver import ClusterResolver
+from pycollective.cluster.tf_config import TFConfigClusterResolver
+from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
+from pycollective.distribute.devices import Device
+from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.sharded import ShardedVariable
+from pycollective.distribute.strategy import Strategy
+from pycollective.errors import NotAvailableError
+from pycollective.tensor import (
+    Tensor,
+    TensorShape,
+    Variable,
+    VariableSynchronization,
+    as_tensor,
+)
+
+__all__ = ["ParameterServerStrategy", "this_thread"]
+
+_log = logging.getLogger("pycollective")
+
+
+class _Thread(threading.local):
+    #: The number of the worker whose thread this is, or None outside of scheduled functions.
+    worker: int | None = None
+    #: Variables are created on the servers of this variable, if it is not None.
+    beside: Variable | None = None
+
+
+this_thread = _Thread()
+
+
+class _ParameterServerExtended(StrategyExtended):
+    """One replica for each worker, and variables on servers in turn."""
+
+    def __init__(
+        self,
+        workers: int,
+        servers: int,
+        partitioner: Callable[..., Sequence[int]] | None,
+        lock_free: bool,
+    ) -> None:
+        super().__init__([Device("CPU", 0)], ReductionToOneDevice())
+        self.num_parameter_workers = workers
+        self.num_servers = servers
+        self._partitioner = partitioner
+        self._lock_free = lock_free
+        self._placed = 0
+        #: For each server, the number of its variables, and their bytes.
+        self.loads = [(0, 0)] * servers
+
+    def start_afresh(self) -> None:
+        """Create the locks and threads, in a copy and in a forked process again."""
+        super().start_afresh()
+        self._placing = threading.Lock()
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        return tuple(_server_name(number) for number in range(self.num_servers))
+
+    def begin_pass(self) -> None:
+        """Raise ValueError outside of the workers."""
+        if this_thread.worker is None:
+            raise ValueError(
+                "To use this dataset, you need to pass this dataset to "
+                "ClusterCoordinator.create_per_worker_dataset."
+            )
+
+    # Variables -------------------------------------------------------------------------------
+
+    def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
+        """Make a variable on the next server, or one with shards on the next servers."""
+        name = kwargs.get("name") or "Variable"
+        initial: Any = kwargs.get("initial_value")
+        if initial is None:
+            raise ValueError(
+                f"variable {name!r}: it looks like you are using `ParameterServerStrategy`, and "
+                "trying to create a variable without specifying `initial_value`. This is not "
+                "allowed. Please specify the `initial_value`."
+            )
+        if kwargs.get("synchronization") is VariableSynchronization.ON_READ:
+            return self._on_server(next_creator(**kwargs), self._next_server())
+        shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+        by_parts = callable(initial) and _takes_partitions(initial)
+        if by_parts and (shape is None or dtype is None):
+            by_parts = False
+        if not by_parts:
+            value = initial() if callable(initial) else initial
+            initial = kwargs["initial_value"] = as_tensor(value, dtype)
+            if shape is not None and TensorShape(shape) != initial.shape:
+                return next_creator(**kwargs)  # raises the error for both shapes
+            shape, dtype = initial.shape, initial.dtype
+        shape = TensorShape(shape)
+        beside = this_thread.beside
+        if beside is not None:
+            servers = [_server_of(part) for part in _parts(beside)]
+            lengths = [len(part) for part in _parts(beside)] if len(servers) > 1 else [0]
+            if len(servers) > 1 and shape != beside.shape:
+                servers = servers[:1]
+        else:
+            lengths = self._lengths(shape, dtype)
+            servers = [self._next_server() for _ in lengths]
+        if len(servers) == 1:
+            return self._on_server(next_creator(**kwargs), servers[0])
+        shards, begin = [], 0
+        for number, (length, server) in enumerate(zip(lengths, servers, strict=True)):
+            part = TensorShape((length, *shape[1:]))
+            if by_parts:
+                offset = (begin, *[0] * (len(shape) - 1))
+                value = initial(partition_shape=part, partition_offset=offset)
+            else:
+                value = Tensor(initial.array[begin : begin + length])
+            own = {**kwargs, "initial_value": value, "shape": part, "name": f"{name}/part_{number}"}
+            shards.append(self._on_server(next_creator(**own), server))
+            begin += length
+        return ShardedVariable(shards, name)
+
+    def _lengths(self, shape: TensorShape, dtype: Any) -> list[int]:
+        """Return the number of rows of each shard, as the partitioner wants it."""
+        if self._partitioner is None or not len(shape):
+            return [0]
+        counts = self._partitioner(shape=shape, dtype=dtype)
+        if (
+            not isinstance(counts, (list, tuple))
+            or not counts
+            or counts[0] < 1
+            or any(count != 1 for count in counts[1:])
+        ):
+            raise ValueError(
+                "variable_partitioner must return a list/tuple whose elements are 1 besides the first "
+                f"element (non-zero), got: {counts!r}"
+            )
+        rows = int(shape[0])
+        shards = max(1, min(int(counts[0]), rows))
+        base, rest = divmod(rows, shards)
+        return [base + (number < rest) for number in range(shards)]
+
+    def _next_server(self) -> int:
+        with self._placing:
+            self._placed += 1
+            return (self._placed - 1) % self.num_servers
+
+    def _on_server(self, variable: Variable, server: int) -> Variable:
+        """Assign a new variable to a server."""
+        variable._distribute_strategy = self.strategy
+        variable.device = _server_name(server)
+        # Counters and sums must lose no addition, so they keep their locks.
+        counts = variable.synchronization is VariableSynchronization.ON_READ or not variable.ndim
+        variable._lock_free = self._lock_free and not counts
+        with self._placing:
+            variables, size = self.loads[server]
+            self.loads[server] = variables + 1, size + variable.current().array.nbytes
+        return variable
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Create variables in the block on the server of a variable of this strategy.
+
+        They have no shards, except for a variable in the shape of a `ShardedVariable`, which gets the
+        same shards on the same servers.
+        """
+        with super().colocate_vars_with(colocate_with_variable):
+            before, this_thread.beside = this_thread.beside, colocate_with_variable
+            try:
+                yield
+            finally:
+                this_thread.beside = before
+
+
+def _parts(variable: Variable) -> list[Variable]:
+    return variable.variables if isinstance(variable, ShardedVariable) else [variable]
+
+
+def _server_name(server: int) -> str:
+    return f"/job:ps/replica:0/task:{server}/device:CPU:0"
+
+
+def _server_of(variable: Variable) -> int:
+    return int(variable.device.split("task:")[1].split("/")[0])
+
+
+def _takes_partitions(function: Callable[..., Any]) -> bool:
+    """Return True if an initializer makes the rows of one shard by itself."""
+    return {"partition_shape", "partition_offset"} <= inspect.signature(function).parameters.keys()
+
+
+class ParameterServerStrategy(Strategy):
+    """Asynchronous training: variables are on servers, and each worker trains on its own.
+
+    `ClusterCoordinator` schedules functions on the workers. Servers and workers are threads of this
+    process; servers and workers in other processes are not implemented yet.
+
+    Parameters
+    ----------
+    cluster_resolver : ClusterResolver, optional
+        Must be None: a cluster of other processes raises NotAvailableError.
+    variable_partitioner : callable, optional
+        A function ``variable_partitioner(shape=, dtype=)`` that returns the number of shards of each
+        axis, 1 for all axes but the first, such as the partitioners of
+        ``tf.distribute.experimental.partitioners``. By default no variable has shards.
+    num_workers, num_ps : int
+        The numbers of workers and of parameter servers.
+    consistency : {"locked", "hogwild"}
+        ``"locked"``: updates of a variable are made one after the other, and a value that was read
+        never changes. ``"hogwild"``: updates write to the memory that other workers read and update
+        at the same time. This needs no copy, but updates can be lost in part. Counters and metrics are
+        always locked.
+
+    Raises
+    ------
+    NotAvailableError
+        ``cluster_resolver`` or ``TF_CONFIG`` describes a cluster of processes.
+    ValueError
+        The cluster has no parameter server, no worker or a task of unknown type; there is no worker
+        or no server; ``consistency`` is unknown.
+    """
+
+    extended: _ParameterServerExtended
+    #: The strategy's `ClusterCoordinator`, once there is one; a copy of the strategy has none.
+    coordinator: Any = None
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Callable[..., Sequence[int]] | None = None,
+        *,
+        num_workers: int = 2,
+        num_ps: int = 2,
+        consistency: str = "locked",
+    ) -> None:
+        _refuse_cluster(cluster_resolver)
+        if num_ps < 1:
+            raise ValueError(f"There must be at least one ps. num_ps is {num_ps}.")
+        if num_workers < 1:
+            raise ValueError(f"There must be at least one worker. num_workers is {num_workers}.")
+        if consistency not in ("locked", "hogwild"):
+            raise ValueError(f"consistency must be 'locked' or 'hogwild', got {consistency!r}")
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise TypeError(
+                "variable_partitioner must be a function of shape and dtype, got "
+                f"{variable_partitioner!r}"
+            )
+        super().__init__(
+            _ParameterServerExtended(
+                num_workers, num_ps, variable_partitioner, consistency == "hogwild"
+            )
+        )
+        self._warned = False
+        _log.info(
+            "ParameterServerStrategy with %d workers and %d parameter servers, threads of this process",
+            num_workers,
+            num_ps,
+        )
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Call a function once, in replica context; see `Strategy.run`.
+
+        Call this method in a function that `ClusterCoordinator.schedule` runs on a worker. Elsewhere
+        the function runs in the caller's thread, with a warning in the log.
+        """
+        self._warn_outside_workers()
+        return super().run(fn, args, kwargs, options)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Reduce the value of this worker's replica; see `Strategy.reduce`, and `run`."""
+        self._warn_outside_workers()
+        return super().reduce(reduce_op, value, axis)
+
+    def _warn_outside_workers(self) -> None:
+        if this_thread.worker is None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "It is detected that a function used with "
+                "`tf.distribute.experimental.ParameterServerStrategy` is executed locally on the "
+                "coordinator. This is inefficient but may be valid for one-off tasks such as inferring "
+                "output signature. To properly distribute functions to run on workers, `run` or "
+                "`reduce` should be used within a function passed to "
+                "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule`."
+            )
+
+    def describe(self) -> str:
+        """Return a line about the workers, and one for each server with its variables and bytes."""
+        extended = self.extended
+        lines = [f"workers: {extended.num_parameter_workers} threads of this process"]
+        for name, (variables, size) in zip(extended.parameter_devices, extended.loads, strict=True):
+            lines.append(f"{name}: {variables} variables, {size:,} bytes")
+        return "\n".join(lines)
+
+
+def _refuse_cluster(resolver: ClusterResolver | None) -> None:
+    """Raise the error for a cluster of processes, if there is one."""
+    source = "cluster_resolver"
+    if resolver is None:
+        if not TFConfigClusterResolver.applies(os.environ):
+            return
+        source, resolver = "TF_CONFIG", TFConfigClusterResolver()
+    cluster = resolver.cluster_spec()
+    if not cluster.jobs:
+        raise ValueError(
+            f"Cluster spec must be non-empty in {source}; leave it out to run servers and workers as "
+            "threads of this process"
+        )
+    rules.validate(cluster, None, None)
+    for job in ("ps", "worker"):
+        if not rules.task_count(cluster, job):
+            raise ValueError(f"There must be at least one {job}. The {source} has none.")
+    raise NotAvailableError(
+        f"{source} describes a cluster of processes, and parameter servers in other processes are not "
+        "implemented yet. Use ParameterServerStrategy(num_workers="
+        f"{cluster.num_tasks('worker')}, num_ps={cluster.num_tasks('ps')}) without it: servers and "
+        "workers are then threads of this process. MultiWorkerMirroredStrategy trains on several "
+        "processes"
+    )

@@ -1,0 +1,204 @@
+"""Values of the workers of a `ClusterCoordinator`: results, arguments, and datasets."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.data import Dataset
+from pycollective.distribute.input import DistributedDataset
+from pycollective.distribute.parameter_server import this_thread
+from pycollective.tensor import IndexedSlices, Tensor, Variable, creator_scope
+
+__all__ = [
+    "ClosureInputError",
+    "PerWorkerDataset",
+    "PerWorkerIterator",
+    "PerWorkerValues",
+    "RemoteValue",
+    "Worker",
+    "as_result",
+    "refuse_in_worker",
+]
+
+
+class Worker:
+    """A worker: its number, the scheduled function that it runs, and the iterators that it has made."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.closure: Any = None
+        self.lost = False
+        self.made: weakref.WeakKeyDictionary[PerWorkerIterator, Any] = weakref.WeakKeyDictionary()
+
+
+class ClosureInputError(Exception):
+    """An argument of a scheduled function could not be made on the worker.
+
+    Attributes
+    ----------
+    original_exception : Exception
+        The error of the function that makes the argument, such as a ``dataset_fn``.
+    """
+
+    def __init__(self, original_exception: BaseException) -> None:
+        if isinstance(original_exception, ClosureInputError):
+            original_exception = original_exception.original_exception
+        self.original_exception: BaseException = original_exception
+        super().__init__(
+            f"Input has an error, the original exception is {original_exception!r}, error message is "
+            f"{original_exception}."
+        )
+
+
+class RemoteValue:
+    """The result of a function that `ClusterCoordinator.schedule` got; it may not be there yet."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def fetch(self) -> Any:
+        """Wait for the function, and return its result with NumPy arrays in the place of tensors.
+
+        Raises
+        ------
+        CancelledError
+            The function was cancelled, because another one had failed.
+        Exception
+            The error of the function.
+        """
+        return nest.map_structure(_as_numpy, self.get())
+
+    def get(self) -> Any:
+        """Wait for the function, and return its result with tensors; errors as `fetch`."""
+        refuse_in_worker("RemoteValue.get()")
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def complete(self, value: Any, error: BaseException | None = None) -> None:
+        """Set the result or the error, and wake the threads that wait for it."""
+        self._value, self._error = value, error
+        self._ready.set()
+
+    def __repr__(self) -> str:
+        state = "not ready"
+        if self._ready.is_set():
+            state = "ready" if self._error is None else f"failed: {self._error!r}"
+        return f"<RemoteValue, {state}>"
+
+
+class PerWorkerValues:
+    """A value for each worker; a scheduled function gets the value of the worker that runs it."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = tuple(values)
+
+    def on(self, worker: Worker) -> Any:
+        """Return the value for a worker."""
+        return self._values[worker.number]
+
+
+class PerWorkerIterator(PerWorkerValues):
+    """An iterator for each worker, which the worker makes when a function first needs it.
+
+    A worker that takes the place of a lost one makes its own iterator.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self._make = make
+
+    def on(self, worker: Worker) -> Any:
+        """Return the worker's iterator; raise ClosureInputError if it cannot be made."""
+        made = worker.made.get(self)
+        if made is None:
+            try:
+                made = self._make()
+            except BaseException as error:
+                made = ClosureInputError(error)
+            worker.made[self] = made
+        if isinstance(made, ClosureInputError):
+            raise made
+        return made
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
+
+    def __next__(self) -> NoReturn:
+        """Raise NotImplementedError: only workers iterate."""
+        raise NotImplementedError(
+            "the coordinator cannot iterate over a per-worker dataset: give the iterator to a function "
+            "that ClusterCoordinator.schedule() runs on a worker, and call next() there"
+        )
+
+    get_next = __next__
+
+
+class PerWorkerDataset:
+    """A dataset for each worker; ``iter()`` returns an iterator for each worker."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def _dataset(self) -> Any:
+        if isinstance(self._source, (Dataset, DistributedDataset)):
+            return self._source
+        with creator_scope(_no_variable):
+            return self._source()
+
+    def __iter__(self) -> PerWorkerIterator:
+        if this_thread.worker is not None:
+            raise RuntimeError(
+                "__iter__() of a per-worker dataset is not supported inside of a scheduled function: "
+                "call iter() on the coordinator, and give the function the result"
+            )
+        return PerWorkerIterator(lambda: iter(self._dataset()))
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of the elements; a function that makes the dataset is called for it."""
+        before, this_thread.worker = this_thread.worker, 0
+        try:
+            return self._dataset().element_spec
+        finally:
+            this_thread.worker = before
+
+
+def _no_variable(next_creator: Callable[..., Variable], **kwargs: Any) -> NoReturn:
+    raise ValueError("Creating variables in `dataset_fn` is not allowed.")
+
+
+def refuse_in_worker(call: str) -> None:
+    """Raise RuntimeError in a scheduled function."""
+    if this_thread.worker is not None:
+        raise RuntimeError(
+            f"{call} was called in a scheduled function, where it could wait for itself; call it on the "
+            "coordinator"
+        )
+
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.ndarray, np.generic)
+
+
+def as_result(value: Any) -> Any:
+    """Return a leaf of a function's result; a variable becomes its present value."""
+    if isinstance(value, Variable):
+        return Tensor(value.current().array.copy())
+    if isinstance(value, (Tensor, IndexedSlices, *_PLAIN)):
+        return value
+    raise TypeError(
+        f"a scheduled function returned a {type(value).__name__}, which cannot be sent from a worker: "
+        "return a nest of tensors, arrays, numbers, texts and None"
+    )
+
+
+def _as_numpy(value: Any) -> Any:
+    return value.numpy() if isinstance(value, Tensor) else value

@@ -1,0 +1,614 @@
+"""`ParameterServerStrategy`: placement of variables, shards, checkpoints, and asynchronous training."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import threading
+
+import numpy as np
+import pytest
+from strategies import mirrored
+
+import pycollective as tf
+from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.distribute.coordinator import ClusterCoordinator
+from pycollective.distribute.sharded import ShardedVariable
+from pycollective.errors import NotAvailableError
+
+P = tf.distribute.experimental.partitioners
+
+
+def servers(shards=None, **options):
+    """Return a strategy; with ``shards``, each variable has so many."""
+    partitioner = None if shards is None else P.FixedShardsPartitioner(shards)
+    return tf.distribute.ParameterServerStrategy(variable_partitioner=partitioner, **options)
+
+
+def table(rows=7, shards=3, **options):
+    with servers(shards).scope():
+        return tf.Variable(np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2), **options)
+
+
+def whole(rows=7):
+    return np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
+
+
+# The constructor ----------------------------------------------------------------------------------
+
+
+def resolver(**jobs):
+    return SimpleClusterResolver(ClusterSpec(jobs))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "text"),
+    [
+        ({}, "Cluster spec must be non-empty in cluster_resolver"),
+        ({"worker": ["a:1"]}, "There must be at least one ps."),
+        ({"ps": ["a:1"]}, "There must be at least one worker."),
+        ({"ps": ["a:1"], "worker": ["b:1"], "queen": ["c:1"]}, "Disallowed task type found"),
+    ],
+)
+def test_strategy_wrong_cluster_raises(jobs, text):
+    with pytest.raises(ValueError, match=text):
+        tf.distribute.ParameterServerStrategy(resolver(**jobs))
+
+
+def test_strategy_cluster_of_processes_raises_and_names_the_replacement(monkeypatch):
+    jobs = {"ps": ["a:1"], "worker": ["b:1", "c:1"], "chief": ["d:1"]}
+    text = r"Use ParameterServerStrategy\(num_workers=2, num_ps=1\) without it"
+    with pytest.raises(NotAvailableError, match=text):
+        tf.distribute.ParameterServerStrategy(resolver(**jobs))
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}})
+    )
+    with pytest.raises(NotAvailableError, match=f"TF_CONFIG describes .* {text}"):
+        tf.distribute.ParameterServerStrategy()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_workers": 0}, "There must be at least one worker."),
+        ({"num_ps": 0}, "There must be at least one ps."),
+        ({"consistency": "some"}, "consistency must be 'locked' or 'hogwild', got 'some'"),
+    ],
+)
+def test_strategy_wrong_number_raises(options, text):
+    with pytest.raises(ValueError, match=text):
+        servers(**options)
+
+
+def test_strategy_partitioner_that_is_no_function_raises():
+    with pytest.raises(TypeError, match="must be a function of shape and dtype, got 3"):
+        tf.distribute.ParameterServerStrategy(variable_partitioner=3)
+
+
+def test_strategy_has_one_replica_and_its_servers():
+    strategy = servers(num_ps=2)
+    assert strategy.num_replicas_in_sync == 1
+    assert strategy.extended.parameter_devices == (
+        "/job:ps/replica:0/task:0/device:CPU:0",
+        "/job:ps/replica:0/task:1/device:CPU:0",
+    )
+    with strategy.scope():
+        tf.Variable(np.zeros((3, 2), np.float32))
+        tf.Variable(np.float32(0))
+    assert strategy.describe().splitlines() == [
+        "workers: 2 threads of this process",
+        "/job:ps/replica:0/task:0/device:CPU:0: 1 variables, 24 bytes",
+        "/job:ps/replica:0/task:1/device:CPU:0: 1 variables, 4 bytes",
+    ]
+
+
+def test_run_outside_of_a_worker_warns_once(caplog):
+    strategy = servers()
+    with caplog.at_level(logging.WARNING, "pycollective"):
+        assert int(strategy.run(lambda: tf.constant(3))) == 3
+        assert float(strategy.reduce("SUM", tf.constant(2.0), axis=None)) == 2
+        ClusterCoordinator(strategy).schedule(tf.function(lambda: strategy.run(lambda: 1))).get()
+    assert caplog.text.count("is executed locally on the coordinator") == 1
+
+
+# Placement ----------------------------------------------------------------------------------------
+
+
+def servers_of(variables):
+    return [int(v.device.split("task:")[1].split("/")[0]) for v in variables]
+
+
+def test_variables_are_placed_on_the_servers_in_turn():
+    strategy = servers(num_ps=3)
+    with strategy.scope():
+        variables = [tf.Variable(float(n)) for n in range(5)]
+    assert servers_of(variables) == [0, 1, 2, 0, 1]
+    assert all(v.distribute_strategy is strategy for v in variables)
+    assert not hasattr(tf.Variable(1.0), "device")
+
+
+def test_shards_are_placed_in_turn_with_the_first_ones_longer():
+    strategy = servers(3, num_ps=2)
+    with strategy.scope():
+        first = tf.Variable(1.0)
+        v = tf.Variable(whole(), name="table")
+    assert servers_of([first, *v.variables]) == [0, 1, 0, 1]
+    assert [tuple(part.shape) for part in v] == [(3, 2), (2, 2), (2, 2)]
+    assert [part.name for part in v] == [f"table/part_{n}" for n in range(3)]
+    assert np.array_equal(np.concatenate([part.numpy() for part in v]), whole())
+
+
+def test_shards_are_at_most_the_rows():
+    with servers(5).scope():
+        v = tf.Variable(whole(3))
+        one = tf.Variable(whole(1))
+        scalar = tf.Variable(1.0)
+    assert [len(part) for part in v.variables] == [1, 1, 1]
+    assert type(one) is type(scalar) is tf.Variable
+
+
+def test_colocated_variables_have_no_shards_and_the_same_server():
+    strategy = servers(3, num_ps=4)
+    with strategy.scope():
+        base = tf.Variable(1.0)
+        with strategy.extended.colocate_vars_with(base):
+            v = tf.Variable(whole())
+        other = tf.Variable(1.0)
+    assert type(v) is tf.Variable
+    assert servers_of([base, v, other]) == [0, 0, 1]
+    with pytest.raises(ValueError, match="`colocate_vars_with` must only be passed a variable"):
+        with strategy.extended.colocate_vars_with(tf.Variable(1.0)):
+            pass
+
+
+def test_sums_of_metrics_have_no_shards():
+    with servers(2).scope():
+        metric = tf.keras.metrics.AUC(num_thresholds=5)
+    metric.update_state([0, 1], [0.2, 0.7])
+    assert max(v.ndim for v in metric.variables) > 0
+    assert all(type(v) is tf.Variable for v in metric.variables)
+
+
+@pytest.mark.parametrize("counts", [[2, 2], [0, 1], [], "2", [1, 3]])
+def test_partitioner_with_a_wrong_result_raises(counts):
+    strategy = tf.distribute.ParameterServerStrategy(
+        variable_partitioner=lambda shape, dtype: counts
+    )
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match="variable_partitioner must return a list/"),
+    ):
+        tf.Variable(whole())
+
+
+def test_variable_without_initial_value_raises():
+    with servers().scope(), pytest.raises(ValueError, match="Please specify the `initial_value`"):
+        tf.Variable(shape=(2,))
+
+
+def test_variable_with_another_shape_raises():
+    with servers(2).scope(), pytest.raises(ValueError, match=r"has shape \(7, 2\), but shape is"):
+        tf.Variable(whole(), shape=(7, 3))
+
+
+def test_initializer_of_partitions_makes_each_shard_by_itself():
+    asked = []
+
+    def rows(partition_shape, partition_offset):
+        asked.append((tuple(partition_shape), partition_offset))
+        return np.full(partition_shape, len(asked), np.float32)
+
+    with servers(2).scope():
+        v = tf.Variable(rows, shape=(5, 2), dtype=tf.float32)
+    assert asked == [((3, 2), (0, 0)), ((2, 2), (3, 0))]
+    assert v.numpy()[:, 0].tolist() == [1, 1, 1, 2, 2]
+
+
+# Sharded variables --------------------------------------------------------------------------------
+
+
+def test_sharded_variable_has_the_shape_and_dtype_of_the_whole():
+    v = table()
+    assert isinstance(v, ShardedVariable)
+    assert (tuple(v.shape), v.dtype, v.ndim, len(v)) == ((7, 2), np.float32, 2, 7)
+    assert v.trainable and v.name == "Variable"
+    assert "part_2" in repr(v)
+    assert np.array_equal(v.numpy(), whole())
+    assert np.array_equal(np.asarray(v), whole())
+    assert np.array_equal((v + 1.0).numpy(), whole() + 1)
+    assert np.array_equal(tf.matmul(v, tf.ones((2, 1))).numpy(), whole().sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "text"),
+    [
+        ([], TypeError, "Argument `variables` should be a non-empty list"),
+        ([1], TypeError, "Argument `variables` should be a non-empty list"),
+        (lambda: [tf.Variable([1.0]), tf.Variable([1])], ValueError, "must have the same dtype"),
+        (lambda: [tf.Variable([1.0]), tf.Variable([[1.0]])], ValueError, "the same shapes except"),
+        (lambda: [tf.Variable(1.0)], ValueError, "the same shapes except"),
+    ],
+)
+def test_sharded_variable_of_unlike_variables_raises(variables, error, text):
+    with pytest.raises(error, match=text):
+        ShardedVariable(variables() if callable(variables) else variables)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        0, -1, 6, 3, np.int64(4), (2, 1), (-7, 0), slice(None), slice(1, 6), slice(None, None, 2),
+        slice(None, None, -1), slice(5, 0, -2), slice(-3, None), slice(4, 4), slice(6, 2),
+        (slice(1, 5), 1), (slice(None, None, -3), slice(1, None)), (Ellipsis, 0), slice(3, 5),
+        slice(2, None, -1), [0, 5],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sharded_variable_index_returns_the_rows_of_the_whole(index):
+    found = table()[index]
+    assert isinstance(found, tf.Tensor)
+    assert np.array_equal(found.numpy(), whole()[index])
+
+
+@pytest.mark.parametrize("row", [7, -8])
+def test_sharded_variable_row_out_of_range_raises(row):
+    with pytest.raises(IndexError, match=f"row {row} is out of bounds: variable .* has 7 rows"):
+        table()[row]
+
+
+def test_sharded_variable_tensor_index_raises():
+    with pytest.raises(TypeError, match="use tf.nn.embedding_lookup"):
+        table()[tf.constant(1)]
+
+
+def test_sharded_variable_assignments_slice_the_value():
+    v = table()
+    assert v.assign(whole() + 1) is v
+    v.assign_add(tf.constant(whole()))
+    v.assign_sub(np.ones((7, 2), np.float32).tolist())
+    assert np.array_equal(v.numpy(), 2 * whole())
+    for wrong in (np.zeros((6, 2), np.float32), 0.0):
+        with pytest.raises(ValueError, match=r"assign: variable 'Variable' has shape \(7, 2\)"):
+            v.assign(wrong)
+    with pytest.raises(ValueError, match="dtype float32, the value has .* dtype float64"):
+        v.assign(tf.constant(whole().astype(np.float64)))
+    with pytest.raises(TypeError, match="only they have gradients and optimizer slots"):
+        v.update_inplace(lambda array: None)
+
+
+@pytest.mark.parametrize(
+    "method",
+    "scatter_add scatter_sub scatter_mul scatter_div scatter_min scatter_max scatter_update".split(),
+)
+def test_sharded_variable_scatter_changes_the_rows_of_the_whole(method):
+    rows = np.array([[1, 2], [3, 4], [5, 60], [7, 8]], np.float32)
+    slices = tf.IndexedSlices(rows, np.array([6, 0, 3, 4]))
+    v, plain = table(), tf.Variable(whole())
+    assert getattr(v, method)(slices) is v
+    getattr(plain, method)(slices)
+    assert np.array_equal(v.numpy(), plain.numpy())
+
+
+def test_sharded_variable_wrong_scatter_changes_nothing():
+    v = table()
+    rows = np.ones((2, 2), np.float32)
+    with pytest.raises(IndexError, match="indices from 0 to 7 are not all in 0 to 6"):
+        v.scatter_add(tf.IndexedSlices(rows, np.array([0, 7])))
+    with pytest.raises(ValueError, match="the rows have shape"):
+        v.scatter_add(tf.IndexedSlices(rows[:, :1], np.array([0, 6])))
+    with pytest.raises(TypeError, match="sparse_delta is not IndexedSlices"):
+        v.scatter_add(rows)
+    assert np.array_equal(v.numpy(), whole())
+
+
+def test_sharded_variable_deepcopy_is_another_variable():
+    v = table()
+    other = copy.deepcopy(v)
+    v.assign(whole() * 0)
+    assert isinstance(other, ShardedVariable) and np.array_equal(other.numpy(), whole())
+
+
+def test_sharded_variable_constraint_raises():
+    with servers(2).scope():
+        layer = tf.keras.layers.Dense(2, kernel_constraint="non_neg")
+        with pytest.raises(ValueError, match="a constraint needs all of its rows at once"):
+            layer.build((None, 4))
+
+
+def test_gradient_of_a_sharded_variable_raises_and_its_shards_have_one():
+    v = table()
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(v * v)
+    with pytest.raises(TypeError, match="has 3 shards, and only they have gradients"):
+        tape.gradient(loss, v)
+    parts = tape.gradient(loss, v.variables)
+    assert np.array_equal(np.concatenate([g.numpy() for g in parts]), 2 * whole())
+
+
+# Lookups ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [[0], [6, 0, 3, 3], [[1, 2], [5, 4]], [], 4])
+def test_embedding_lookup_of_shards_returns_the_rows_of_the_whole(ids):
+    v = table()
+    with tf.GradientTape() as tape:
+        rows = tf.nn.embedding_lookup(v, np.array(ids, np.int64))
+        loss = tf.reduce_sum(rows * rows)
+    assert np.array_equal(rows.numpy(), whole()[np.array(ids, np.int64)])
+    expected = np.zeros((7, 2))
+    np.add.at(expected, np.array(ids, np.int64), 2 * whole()[np.array(ids, np.int64)])
+    gradients = tape.gradient(loss, v.variables)
+    assert np.array_equal(np.concatenate([g.numpy() for g in gradients]), expected)
+    assert np.array_equal(v.sparse_read(ids if ids else np.array(ids, int)).numpy(), rows.numpy())
+
+
+def test_embedding_lookup_reads_no_whole_table(monkeypatch):
+    v = table()
+    monkeypatch.setattr(ShardedVariable, "_read", None)
+    monkeypatch.setattr(ShardedVariable, "current", None)
+    assert tf.nn.embedding_lookup(v, [1, 6]).numpy().tolist() == [[2, 3], [12, 13]]
+
+
+def test_embedding_lookup_of_other_tables():
+    rows = tf.nn.embedding_lookup(whole(), [2, 1]).numpy()
+    parts = tf.nn.embedding_lookup([whole()[:2], tf.Variable(whole()[2:])], [2, 1]).numpy()
+    assert rows.tolist() == parts.tolist() == [[4, 5], [2, 3]]
+    scaled = tf.nn.embedding_lookup(whole(), [0, 2], max_norm=2.0).numpy()
+    assert np.allclose(scaled, [[0, 1], np.array([4, 5]) * 2 / np.sqrt(41)])
+
+
+def test_embedding_lookup_wrong_arguments_raise():
+    with pytest.raises(IndexError, match="indices from 0 to 7 are not all in 0 to 6"):
+        tf.nn.embedding_lookup(table(), [0, 7])
+    with pytest.raises(TypeError, match="needs integer ids, got float32"):
+        tf.nn.embedding_lookup(table(), [0.5])
+    with pytest.raises(ValueError, match="params is an empty list"):
+        tf.nn.embedding_lookup([], [0])
+
+
+# Layers, optimizers, checkpoints ------------------------------------------------------------------
+
+
+def model_and_optimizer():
+    tf.keras.utils.set_random_seed(1)
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((3,), dtype="int32"),
+            tf.keras.layers.Embedding(7, 4),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2"),
+            tf.keras.layers.Dense(1),
+        ]
+    )
+    return model, tf.keras.optimizers.Adam(0.01)
+
+
+def steps(model, optimizer, count=3):
+    x = np.random.default_rng(2).integers(0, 7, (count, 8, 3)).astype(np.int32)
+    for batch in x:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(batch) - 1.0)) + tf.add_n(model.losses)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def values(model, optimizer):
+    """Return the whole values of a model and its optimizer, by their names in checkpoints."""
+    found = [v.numpy() for layer in model.layers for v in layer.stored_variables()]
+    return [*found, *(v.numpy() for v in optimizer.variables)]
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_layers_list_their_shards_as_weights():
+    with servers(2, num_ps=2).scope():
+        layer = tf.keras.layers.Embedding(8, 16)
+        layer.build()
+    assert [tuple(w.shape) for w in layer.weights] == [(4, 16), (4, 16)]
+    assert servers_of(layer.weights) == [0, 1]
+    assert layer.trainable_variables == layer.embeddings.variables
+    assert layer.count_params() == 128
+    layer.set_weights([np.zeros((4, 16)), np.ones((4, 16))])
+    assert layer(np.array([3, 4])).numpy()[:, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_training_shards_gives_the_numbers_of_training_the_whole(shards):
+    plain = model_and_optimizer()
+    steps(*plain)
+    strategy = servers(shards)
+    with strategy.scope():
+        sharded = model_and_optimizer()
+        steps(*sharded)
+    assert len(sharded[0].weights) > len(plain[0].weights)
+    # The compiled updates treat the end of an array differently, so the last bits differ.
+    for a, b in zip(values(*plain), values(*sharded), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"), [(2, 4), (4, 2), (4, 1), (1, 4), (3, None), (None, 3), (3, "mirrored")]
+)
+@pytest.mark.parametrize("delayed", [False, True])
+def test_checkpoint_with_slots_restores_with_another_number_of_shards(
+    tmp_path, saved, restored, delayed
+):
+    def made(shards):
+        if shards is None:
+            return model_and_optimizer()
+        strategy = mirrored(2) if shards == "mirrored" else servers(shards)
+        with strategy.scope():
+            return model_and_optimizer()
+
+    model, optimizer = made(saved)
+    steps(model, optimizer)
+    path = tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "ckpt"))
+    other_model, other = made(restored)
+    if not delayed:
+        with other_model.distribute_strategy.scope():
+            other.build(other_model.trainable_variables)
+    status = tf.train.Checkpoint(model=other_model, optimizer=other).restore(path)
+    if delayed:
+        with other_model.distribute_strategy.scope():
+            other.build(other_model.trainable_variables)
+    status.assert_consumed()
+    assert_same(values(model, optimizer), values(other_model, other))
+
+
+def test_checkpoint_of_a_sharded_variable_is_one_value(tmp_path):
+    path = tf.train.Checkpoint(v=table()).save(str(tmp_path / "ckpt"))
+    plain = tf.Variable(whole() * 0)
+    tf.train.Checkpoint(v=plain).restore(path).assert_consumed()
+    assert np.array_equal(plain.numpy(), whole())
+
+
+def test_model_files_do_not_depend_on_shards(tmp_path):
+    with servers(3).scope():
+        model, _ = model_and_optimizer()
+    model.save(tmp_path / "model.keras")
+    plain = tf.keras.models.load_model(tmp_path / "model.keras")
+    x = np.array([[0, 3, 6]], np.int32)
+    assert np.array_equal(plain(x).numpy(), model(x).numpy())
+
+
+# Training on workers ------------------------------------------------------------------------------
+
+
+def worker_step(model, optimizer, metric, batch):
+    x, y = batch
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    metric.update_state(loss)
+    return loss
+
+
+@pytest.mark.parametrize("consistency", ["locked", "hogwild"])
+@pytest.mark.parametrize("shards", [None, 2])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_workers_train_together_and_count_every_step(consistency, shards, name):
+    strategy = servers(shards, num_workers=3, consistency=consistency)
+    coordinator = ClusterCoordinator(strategy)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(64, 4)).astype(np.float32)
+    y = x @ np.array([[1], [-2], [3], [0.5]], np.float32) + 0.25
+    with strategy.scope():
+        tf.keras.utils.set_random_seed(3)
+        model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+        optimizer = tf.keras.optimizers.get({"class_name": name, "config": {"learning_rate": 0.05}})
+        metric = tf.keras.metrics.Mean()
+
+    def dataset_fn(context):
+        return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64).repeat().batch(16)
+
+    @tf.function
+    def step(iterator):
+        return strategy.run(worker_step, args=(model, optimizer, metric, next(iterator)))
+
+    iterator = iter(
+        coordinator.create_per_worker_dataset(
+            lambda: strategy.distribute_datasets_from_function(dataset_fn)
+        )
+    )
+    losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(300)]
+    coordinator.join()
+    assert int(optimizer.iterations) == 300
+    assert float(metric.count) == 300
+    mean = float(np.mean([value.fetch() for value in losses]))
+    assert float(metric.result()) == pytest.approx(mean, rel=1e-4)
+    final = float(tf.reduce_mean(tf.square(model(x) - y)))
+    assert final < 0.1 * float(losses[0].fetch())
+
+
+def test_workers_lose_no_addition_and_no_row():
+    strategy = servers(2, num_workers=4)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        counter = tf.Variable(0)
+        rows = tf.Variable(np.zeros((7, 3), np.float32))
+        total = tf.keras.metrics.Sum()
+
+    @tf.function
+    def add(n):
+        counter.assign_add(1)
+        rows.scatter_add(tf.IndexedSlices(np.ones((2, 3), np.float32), np.array([n % 7, 0])))
+        rows.assign_add(np.ones((7, 3), np.float32))
+        total.update_state(2.0)
+
+    for n in range(210):
+        coordinator.schedule(add, args=(n,))
+    coordinator.join()
+    assert int(counter) == 210
+    assert float(total.result()) == 420
+    assert rows.numpy()[:, 0].tolist() == [450, *[240] * 6]
+
+
+def test_sparse_gradients_on_workers_update_the_rows_of_the_whole():
+    strategy = servers(2, num_workers=3)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        v = tf.Variable(np.zeros((6, 2), np.float32))
+        optimizer = tf.keras.optimizers.SGD(1.0)
+        optimizer.build(v.variables)
+
+    @tf.function
+    def step(n):
+        own = v.variables[n % 2]
+        rows = tf.IndexedSlices(np.ones((1, 2), np.float32), np.array([n % 3]), (3, 2))
+        optimizer.apply_gradients([(rows, own)])
+
+    for n in range(60):
+        coordinator.schedule(step, args=(n,))
+    coordinator.join()
+    assert v.numpy().tolist() == [[-10, -10]] * 6
+
+
+def test_values_that_were_read_stay_with_locks_and_change_with_hogwild():
+    for consistency, expected in (("locked", 0), ("hogwild", 1)):
+        with servers(consistency=consistency).scope():
+            v = tf.Variable(np.zeros(3, np.float32))
+            count = tf.Variable(0)
+        before, counted = v.value(), count.value()
+        v.assign_add(np.ones(3, np.float32))
+        count.assign_add(1)
+        assert before.numpy().tolist() == [expected] * 3
+        assert int(counted) == 0 and int(count) == 1
+        v.assign(np.full(3, 5, np.float32))
+        assert v.numpy().tolist() == [5, 5, 5]
+
+
+def test_hogwild_updates_wait_for_no_lock():
+    with servers(consistency="hogwild").scope():
+        v = tf.Variable(np.zeros(3, np.float32))
+        fixed = tf.Variable(0)
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        with v._lock:
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    v.assign_add(np.ones(3, np.float32))
+    assert v.numpy().tolist() == [1, 1, 1]
+    release.set()
+    thread.join()
+    fixed.assign_add(1)
+
+
+def test_gradients_with_hogwild_are_of_the_values_that_the_tape_saw():
+    with servers(consistency="hogwild").scope():
+        v = tf.Variable(np.array([3.0], np.float32))
+    with tf.GradientTape() as tape:
+        first = v * 1.0
+        v.assign_add(np.array([2.0], np.float32))
+        loss = tf.reduce_sum(first + 2.0 * v)
+    assert tape.gradient(loss, v).numpy().tolist() == [3]
