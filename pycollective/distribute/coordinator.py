@@ -80,7 +80,8 @@ class _Queue:
 
     def __init__(self, workers: int) -> None:
         self._process = os.getpid()
-        lock = threading.Lock()
+        # The garbage collector may call close() in a thread that holds the lock.
+        lock = threading.RLock()
         self._work, self._changed = threading.Condition(lock), threading.Condition(lock)
         self._closures: deque[_Closure] = deque()
         self._in_flight = 0

@@ -189,6 +189,7 @@ def _server_name(server: int) -> str:
 
 
 def _server_of(variable: Variable) -> int:
+    assert variable.device is not None
     return int(variable.device.split("task:")[1].split("/")[0])
 
 

@@ -60,7 +60,10 @@ class RemoteValue:
     """The result of a function that `ClusterCoordinator.schedule` got; it may not be there yet."""
 
     def __init__(self) -> None:
-        self._ready = threading.Event()
+        # Held until the result is there. An Event would cost more: it is written in Python.
+        self._pending = threading.Lock()
+        self._pending.acquire()
+        self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -79,7 +82,9 @@ class RemoteValue:
     def get(self) -> Any:
         """Wait for the function, and return its result with tensors; errors as `fetch`."""
         refuse_in_worker("RemoteValue.get()")
-        self._ready.wait()
+        if not self._done:
+            with self._pending:
+                pass
         if self._error is not None:
             raise self._error
         return self._value
@@ -87,11 +92,12 @@ class RemoteValue:
     def complete(self, value: Any, error: BaseException | None = None) -> None:
         """Set the result or the error, and wake the threads that wait for it."""
         self._value, self._error = value, error
-        self._ready.set()
+        self._done = True
+        self._pending.release()
 
     def __repr__(self) -> str:
         state = "not ready"
-        if self._ready.is_set():
+        if self._done:
             state = "ready" if self._error is None else f"failed: {self._error!r}"
         return f"<RemoteValue, {state}>"
 

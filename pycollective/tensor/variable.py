@@ -150,8 +150,8 @@ class Variable(Operators, metaclass=_VariableMeta):
     _distributed_container: Any = None
     #: A function of a tensor that optimizers apply to the value after each step, or None.
     constraint: Callable[[Any], Any] | None = None
-    #: The name of the parameter server that has the value; only its variables have this attribute.
-    device: str
+    #: The name of the parameter server that has the value, or None.
+    device: str | None = None
     #: True if updates write to the array in place, also while other threads read or update it.
     _lock_free = False
 
@@ -489,6 +489,7 @@ class Variable(Operators, metaclass=_VariableMeta):
             aggregation=self._aggregation,
         )
         own._distribute_strategy = self._distribute_strategy
+        own.device, own._lock_free = self.device, self._lock_free
         own.constraint = self.constraint
         memo[id(self)] = own
         return own

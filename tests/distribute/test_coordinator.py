@@ -357,7 +357,7 @@ def test_random_errors_never_hang_and_all_functions_end():
     except ValueError:
         raised += 1
     assert raised
-    assert all(value._ready.is_set() for value in values)
+    assert all(value._done for value in values)
     assert coordinator.done()
 
 

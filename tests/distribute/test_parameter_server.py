@@ -125,7 +125,7 @@ def test_variables_are_placed_on_the_servers_in_turn():
         variables = [tf.Variable(float(n)) for n in range(5)]
     assert servers_of(variables) == [0, 1, 2, 0, 1]
     assert all(v.distribute_strategy is strategy for v in variables)
-    assert not hasattr(tf.Variable(1.0), "device")
+    assert tf.Variable(1.0).device is None
 
 
 def test_shards_are_placed_in_turn_with_the_first_ones_longer():
@@ -307,6 +307,17 @@ def test_sharded_variable_deepcopy_is_another_variable():
     other = copy.deepcopy(v)
     v.assign(whole() * 0)
     assert isinstance(other, ShardedVariable) and np.array_equal(other.numpy(), whole())
+
+
+def test_deepcopy_of_a_variable_has_its_server_and_slots():
+    with servers(2, consistency="hogwild").scope():
+        v = tf.Variable(whole())
+        optimizer = tf.keras.optimizers.Adam()
+    other = copy.deepcopy(v)
+    assert servers_of(other) == servers_of(v) == [0, 1]
+    optimizer.build(other.variables)
+    assert [servers_of(slot) for slot in optimizer.slot_variables] == [[0, 1]] * 2
+    assert other.variables[0]._lock_free
 
 
 def test_sharded_variable_constraint_raises():

@@ -14,7 +14,10 @@ from pycollective.array_backend import asarray
 from pycollective.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
 from pycollective.data.options import AutoShardPolicy
 from pycollective.data.sources import Generated
+from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.input import DistributedDataset, DistributedIterator
+from pycollective.distribute.input_options import InputContext
+from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.keras.backend import floatx
@@ -92,24 +95,22 @@ def batches_of(
     if isinstance(x, DistributedIterator):
         raise ValueError("give the distributed dataset itself, not an iterator over it")
     if _makes_batches(x):
-        for name, value in {"y": y, "sample_weight": sample_weight}.items():
-            if value is not None:
-                raise ValueError(
-                    f"`{name}` argument is not supported when using {_name(x)} as input: its "
-                    "elements are (x, y) or (x, y, sample_weight)"
-                )
-        if batch_size is not None:
-            raise ValueError(
-                "The `batch_size` argument must not be specified for the given input type. Received "
-                f"input: {_name(x)}, whose elements are batches, and batch_size: {batch_size}"
-            )
+        _check_alone(x, y, sample_weight, batch_size)
     if isinstance(x, DistributedDataset):
+        if isinstance(strategy, ParameterServerStrategy):
+            raise NotImplementedError(
+                "Only `tf.keras.utils.experimental.DatasetCreator`, `tf.Tensor`, numpy arrays, "
+                "`tf.data.Dataset` and other sources of batches are supported types at this time, not "
+                "a distributed dataset: under ParameterServerStrategy give the dataset itself"
+            )
         if x.extended is not strategy.extended:
             raise ValueError(
                 f"the dataset was distributed by another strategy than the model's, {strategy}"
             )
         return x
     if isinstance(x, DatasetCreator):
+        if isinstance(strategy, ParameterServerStrategy):
+            return x(InputContext())
         return strategy.distribute_datasets_from_function(x, x.input_options)
     if isinstance(x, PyDataset):
         batches, count = x, x.num_batches
@@ -120,7 +121,7 @@ def batches_of(
         source = itertools.islice(x, at_most) if isinstance(x, Iterator) else x
         x = _Batches(lambda: source, _length_of(x))
     if isinstance(x, Dataset):
-        return strategy.experimental_distribute_dataset(x)
+        return _distributed(strategy, x)
     if not _are_arrays(x):
         raise ValueError(
             f"Unrecognized data type: {_name(x)}. Give arrays, a Dataset, a PyDataset, or another "
@@ -132,7 +133,66 @@ def batches_of(
     dataset = Dataset.from_tensor_slices(arrays)
     if shuffle and rows > 1:
         dataset = dataset.shuffle(rows, seed=_agreed_seed(strategy))
-    return strategy.experimental_distribute_dataset(dataset.batch(batch_size or _BATCH_SIZE))
+    return _distributed(strategy, dataset.batch(batch_size or _BATCH_SIZE))
+
+
+def _distributed(strategy: Strategy, dataset: Dataset) -> Any:
+    if isinstance(strategy, ParameterServerStrategy):
+        return dataset  # the coordinator reads it, and gives each batch to a worker
+    return strategy.experimental_distribute_dataset(dataset)
+
+
+class _BatchesOfWorkers:
+    """The batches of a `DatasetCreator`, which makes a dataset on each worker.
+
+    Each element is the iterator from which the worker that makes the step takes its batch.
+    """
+
+    cardinality = INFINITE_CARDINALITY
+
+    def __init__(self, strategy: ParameterServerStrategy, creator: DatasetCreator) -> None:
+        self._dataset = ClusterCoordinator(strategy).create_per_worker_dataset(
+            lambda: strategy.distribute_datasets_from_function(creator, creator.input_options)
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(iter(self._dataset))
+
+
+def training_batches_of(
+    strategy: Strategy,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    shuffle: bool,
+    at_most: int | None,
+) -> Any:
+    """Return `batches_of` for training, in which a `DatasetCreator` makes a dataset on each worker."""
+    if not (isinstance(strategy, ParameterServerStrategy) and isinstance(x, DatasetCreator)):
+        return batches_of(strategy, x, y, sample_weight, batch_size, shuffle, at_most)
+    if at_most is None:
+        raise ValueError(
+            "When using a `tf.keras.utils.experimental.DatasetCreator`, `steps_per_epoch` must be "
+            "provided in `Model.fit`, because each worker has a dataset of its own."
+        )
+    _check_alone(x, y, sample_weight, batch_size)
+    return _BatchesOfWorkers(strategy, x)
+
+
+def _check_alone(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
+    """Raise ValueError if a source of batches is given with arguments for arrays."""
+    for name, value in {"y": y, "sample_weight": sample_weight}.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` argument is not supported when using {_name(x)} as input: its elements are "
+                "(x, y) or (x, y, sample_weight)"
+            )
+    if batch_size is not None:
+        raise ValueError(
+            "The `batch_size` argument must not be specified for the given input type. Received "
+            f"input: {_name(x)}, whose elements are batches, and batch_size: {batch_size}"
+        )
 
 
 def sharded_by_rows(strategy: Strategy, x: Any) -> Any:

@@ -7,14 +7,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.keras.callbacks import CallbackList, History
 from pycollective.keras.optimizers.gathering import Gathering, gathered
 from pycollective.keras.training.compiled import Compiled
+from pycollective.keras.training.executor import Executor
 from pycollective.keras.training.inputs import (
     batches_of,
     sharded_by_rows,
     share_of_element,
     split_off,
+    training_batches_of,
     values_of,
     weighted_by_class,
 )
@@ -144,7 +147,9 @@ class Trainer(Learner):
         with strategy.scope():
             epochs_left = range(initial_epoch, epochs)
             needed = _needed(steps_per_epoch, len(epochs_left))
-            batches = batches_of(strategy, x, y, sample_weight, batch_size, shuffle, needed)
+            batches = training_batches_of(
+                strategy, x, y, sample_weight, batch_size, shuffle, needed
+            )
             steps = Steps(batches, steps_per_epoch, "steps_per_epoch", resumes=True)
             validation = None
             if validation_data is not None:
@@ -161,6 +166,7 @@ class Trainer(Learner):
                     # An iterator cannot start again.
                     resumes=isinstance(held_out[0], Iterator),
                 )
+            verbose = self._verbosity(verbose)
             callback_list = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
             self.history = callback_list.history
             try:
@@ -207,13 +213,15 @@ class Trainer(Learner):
             logs: Logs | None = None
             for first, batches in steps.epoch(settings.steps_per_execution * together, done):
                 callbacks.on_train_batch_begin(first)
-                results = execute(batches)[-1]
-                logs = numbers_of("train_step", self._results() if later else results)
+                logs = self._logs_of("train_step", execute(batches), later)
                 last = first + len(batches) - 1
                 watch.check(logs, epoch, first, last)
                 callbacks.on_train_batch_end(last, logs)
                 if self.stop_training:
                     break
+            results = execute.finish()
+            if results:
+                logs = self._logs_of("train_step", results, later)
             if logs is None and done:
                 # The interruption was between the last batch and the end of the epoch.
                 done = 0
@@ -272,6 +280,7 @@ class Trainer(Learner):
             needed = _needed(steps, 1)
             batches = batches_of(strategy, x, y, sample_weight, batch_size, at_most=needed)
             epoch_steps = Steps(batches, steps, "steps")
+            verbose = self._verbosity(verbose)
             callback_list = CallbackList.of(callbacks, self, False, verbose, 1, epoch_steps.total)
             logs = self._evaluate(settings, epoch_steps, callback_list)
         return logs if return_dict else _in_order(logs)
@@ -285,11 +294,13 @@ class Trainer(Learner):
         callbacks.on_test_begin()
         for first, batches in steps.epoch(settings.steps_per_execution):
             callbacks.on_test_batch_begin(first)
-            results = execute(batches)[-1]
-            logs = numbers_of("test_step", self._results() if later else results)
+            logs = self._logs_of("test_step", execute(batches), later)
             callbacks.on_test_batch_end(first + len(batches) - 1, logs)
             if self.stop_evaluating:
                 break
+        results = execute.finish()
+        if results:
+            logs = self._logs_of("test_step", results, later)
         if logs is None:
             raise ValueError(
                 "evaluate: the input has no batch, or is an iterator at its end; give "
@@ -317,13 +328,14 @@ class Trainer(Learner):
         """
         strategy = self.distribute_strategy
         at_once = 1 if self._compiled is None else self._compiled.steps_per_execution
-        execute = self._executor(self.predict_step)
+        execute = self._executor(self.predict_step, keep_all=True)
         outputs: list[Any] = []
         with strategy.scope():
             rows = sharded_by_rows(strategy, x)
             needed = _needed(steps, 1)
             batches = batches_of(strategy, rows, batch_size=batch_size, at_most=needed)
             epoch_steps = Steps(batches, steps, "steps")
+            verbose = self._verbosity(verbose)
             callback_list = CallbackList.of(callbacks, self, False, verbose, 1, epoch_steps.total)
             self.stop_predicting = False
             callback_list.on_predict_begin()
@@ -331,9 +343,12 @@ class Trainer(Learner):
                 callback_list.on_predict_batch_begin(first)
                 found = execute(batches)
                 outputs += found
-                callback_list.on_predict_batch_end(first + len(batches) - 1, {"outputs": found[-1]})
+                last = first + len(batches) - 1
+                ready = {"outputs": found[-1]} if found else {}  # workers may not be ready
+                callback_list.on_predict_batch_end(last, ready)
                 if self.stop_predicting:
                     break
+            outputs += execute.finish()
             if not outputs:
                 raise ValueError("predict: the input has no batch")
             callback_list.on_predict_end()
@@ -373,7 +388,7 @@ class Trainer(Learner):
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch of arrays."""
         with self.distribute_strategy.scope():
-            outputs = self._executor(self.predict_step)([self._distributed(x)])
+            outputs = self._at_once(self.predict_step, self._distributed(x))
             return values_of(self.distribute_strategy, outputs)
 
     def _on_batch(
@@ -381,7 +396,7 @@ class Trainer(Learner):
     ) -> Any:
         with self.distribute_strategy.scope():
             self.reset_metrics()
-            logs = numbers_of(name, self._executor(step)([self._distributed(*data)])[-1])
+            logs = numbers_of(name, self._at_once(step, self._distributed(*data))[-1])
         return logs if return_dict else _in_order(logs)
 
     def _distributed(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -395,6 +410,35 @@ class Trainer(Learner):
         return element
 
     # Steps -----------------------------------------------------------------------------------
+
+    def _at_once(self, step: Callable[[Any], Any], element: Any) -> list[Any]:
+        """Return the result of a step with one element, in a list."""
+        execute = self._executor(step)
+        return execute([element]) or execute.finish()
+
+    def _logs_of(self, name: str, results: list[Any], later: bool) -> Logs:
+        """Return the last of several results as numbers, or those of the metrics if they are known.
+
+        While workers make the steps, the numbers are those of the steps that have ended.
+        """
+        if not results and not later:
+            return {}
+        return numbers_of(name, self._results() if later else results[-1])
+
+    def _verbosity(self, verbose: Any) -> Any:
+        """Return the argument ``verbose``; raise ValueError for what parameter servers cannot do."""
+        if not isinstance(self.distribute_strategy, ParameterServerStrategy):
+            return verbose
+        if self.run_eagerly:
+            raise ValueError(
+                "When using `Model` with `ParameterServerStrategy`, `run_eagerly` is not supported."
+            )
+        if verbose == 1:
+            raise ValueError(
+                "`verbose=1` is not allowed with `ParameterServerStrategy` for performance reasons. "
+                f"Received: verbose={verbose}; use 2, a line for each epoch"
+            )
+        return 2 if verbose == "auto" else verbose
 
     def _reports_later(self, step: str) -> bool:
         """Return True if a step returns exactly the result of `get_metrics_result`.
@@ -410,8 +454,12 @@ class Trainer(Learner):
         )
 
     def _executor(
-        self, step: Callable[[Any], Any], together: int = 1, reports: bool = True
-    ) -> Callable[[list[Any]], list[Any]]:
+        self,
+        step: Callable[[Any], Any],
+        together: int = 1,
+        reports: bool = True,
+        keep_all: bool = False,
+    ) -> Executor:
         """Return a function that makes a step with each of several elements.
 
         The function returns the replicas' results. Only the steps themselves synchronize the
@@ -430,7 +478,7 @@ class Trainer(Learner):
                     results.append(step(data))
             return results
 
-        def execute(elements: list[Any]) -> list[Any]:
+        def run(elements: list[Any]) -> list[Any]:
             shares = [share_of_element(strategy, element) for element in elements]
             shares = _joined_shares(shares, together)
             results: list[Any] = strategy.run(
@@ -438,7 +486,7 @@ class Trainer(Learner):
             )
             return results
 
-        return execute
+        return Executor(strategy, run, keep_all)
 
 
 def _joined_shares(shares: list[StepShare], together: int) -> list[StepShare]:

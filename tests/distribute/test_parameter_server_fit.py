@@ -1,0 +1,236 @@
+"""`fit`, `evaluate` and `predict` under `ParameterServerStrategy`."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import pycollective as tf
+from pycollective.distribute.coordinator import (
+    ClusterCoordinator,
+    experimental_get_current_worker_index,
+)
+
+P = tf.distribute.experimental.partitioners
+X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+Y = X @ np.array([[1], [-2], [3], [0.5]], np.float32) + 0.25
+
+
+def model_of(strategy, rate=0.05, layers=(), **options):
+    tf.keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.Input((4,)), *layers, tf.keras.layers.Dense(1)])
+        model.compile(tf.keras.optimizers.SGD(rate), "mse", metrics=["mae"], **options)
+    return model
+
+
+def servers(workers=2, **options):
+    return tf.distribute.ParameterServerStrategy(num_workers=workers, **options)
+
+
+def creator(repeats=True):
+    def dataset_fn(context):
+        assert (context.num_input_pipelines, context.input_pipeline_id) == (1, 0)
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(60)
+        return (dataset.repeat() if repeats else dataset).batch(16)
+
+    return tf.keras.utils.experimental.DatasetCreator(dataset_fn)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_fit_with_a_dataset_creator_trains_on_the_workers(shards):
+    strategy = servers(3, variable_partitioner=P.FixedShardsPartitioner(shards))
+    model = model_of(strategy)
+    history = model.fit(creator(), epochs=6, steps_per_epoch=20, verbose=0).history
+    assert int(model.optimizer.iterations) == 120
+    assert len(history["loss"]) == 6
+    assert history["loss"][-1] < 0.05 * history["loss"][0]
+    assert model.evaluate(X, Y, verbose=0)[0] < 0.05
+
+
+def test_fit_steps_run_on_worker_threads_with_their_own_datasets():
+    seen, both = set(), threading.Barrier(2, timeout=30)
+
+    class Model(tf.keras.Sequential):
+        def train_step(self, data):
+            if len(seen) < 2:
+                seen.add(experimental_get_current_worker_index())
+                both.wait()
+            return super().train_step(data)
+
+    strategy = servers()
+    with strategy.scope():
+        model = Model([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    logs = model.fit(creator(), steps_per_epoch=4, verbose=0).history
+    assert seen == {0, 1}
+    assert list(logs) == ["loss"] and np.isfinite(logs["loss"][0])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("together", [1, 3])
+def test_fit_with_one_worker_and_arrays_equals_fit_without_a_strategy(together, accumulate):
+    options = {"steps_per_execution": together, "accumulate_steps": accumulate}
+    found = []
+    for strategy in (servers(1), tf.distribute.get_strategy()):
+        model = model_of(strategy, **options)
+        logs = model.fit(
+            X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0, validation_split=0.2
+        ).history
+        found.append((logs, [w.numpy() for w in model.weights]))
+    (logs, weights), (plain, plain_weights) = found
+    assert logs == plain
+    for a, b in zip(weights, plain_weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "iterator", "creator"])
+def test_fit_gives_every_batch_of_the_coordinator_to_one_worker(kind):
+    model = model_of(servers(3))
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7)
+    steps = 9
+    if kind == "arrays":
+        model.fit(X, Y, batch_size=7, verbose=0)
+    elif kind == "dataset":
+        model.fit(dataset, verbose=0)
+    elif kind == "iterator":
+        model.fit(iter(dataset), verbose=0)
+    else:
+        model.fit(creator(), steps_per_epoch=9, verbose=0, validation_data=creator(repeats=False))
+        steps = 9
+    assert int(model.optimizer.iterations) == steps
+
+
+@pytest.mark.parametrize("rows", [60, 53])
+@pytest.mark.parametrize("source", ["arrays", "creator"])
+def test_evaluate_and_predict_use_each_example_once_and_in_order(rows, source):
+    plain = model_of(tf.distribute.get_strategy())
+    model = model_of(servers(3))
+    arrays = (X[:rows], Y[:rows])
+
+    def dataset_fn(context):
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(8)
+
+    if source == "creator":
+        given, options = (tf.keras.utils.experimental.DatasetCreator(dataset_fn),), {}
+    else:
+        given, options = arrays, {"batch_size": 8}
+    found = model.evaluate(*given, verbose=0, **options)
+    expected = plain.evaluate(*arrays, batch_size=8, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    predicted = model.predict(given[0], verbose=0, **options)
+    np.testing.assert_array_equal(predicted, plain.predict(X[:rows], batch_size=8, verbose=0))
+
+
+def test_single_batches_are_steps_of_a_worker():
+    model, plain = model_of(servers()), model_of(tf.distribute.get_strategy())
+    for one in (model, plain):
+        one.train_on_batch(X, Y)
+    assert model.test_on_batch(X, Y) == plain.test_on_batch(X, Y)
+    assert np.array_equal(model.predict_on_batch(X), plain.predict_on_batch(X))
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_fit_with_dropout_and_batch_normalization_keeps_finite_statistics():
+    layers = [
+        tf.keras.layers.Dense(8, activation="relu"),
+        tf.keras.layers.BatchNormalization(),
+        tf.keras.layers.Dropout(0.1),
+    ]
+    model = model_of(servers(4), layers=layers)
+    history = model.fit(creator(), epochs=3, steps_per_epoch=30, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert all(np.isfinite(w.numpy()).all() for w in model.weights)
+
+
+def test_fit_callbacks_get_the_whole_epoch_at_its_end(tmp_path):
+    ends, batches = [], []
+
+    class Watch(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            batches.append(batch)
+
+        def on_epoch_end(self, epoch, logs=None):
+            ends.append((ClusterCoordinator(strategy).done(), float(self.model.metrics[0].count)))
+
+    strategy = servers(3)
+    model = model_of(strategy)
+    saving = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "ckpt"), save_weights_only=True)
+    model.fit(creator(), epochs=2, steps_per_epoch=5, verbose=0, callbacks=[Watch(), saving])
+    assert batches == [0, 1, 2, 3, 4] * 2
+    assert [done for done, _ in ends] == [True, True]
+    other = model_of(tf.distribute.get_strategy())
+    tf.train.Checkpoint(model=other).read(str(tmp_path / "ckpt"))
+    assert np.array_equal(other.weights[0].numpy(), model.weights[0].numpy())
+
+
+def test_fit_error_of_a_step_is_raised_and_the_model_can_train_again():
+    class Model(tf.keras.Sequential):
+        broken = True
+
+        def train_step(self, data):
+            if self.broken and int(self.optimizer.iterations) >= 3:
+                raise ValueError("broken step")
+            return super().train_step(data)
+
+    with servers().scope():
+        model = Model([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="broken step"):
+        model.fit(X, Y, batch_size=2, verbose=0)
+    model.broken = False
+    model.fit(X, Y, batch_size=20, verbose=0)
+
+
+def test_fit_end_of_a_workers_dataset_raises():
+    model = model_of(servers())
+    with pytest.raises(tf.errors.OutOfRangeError, match="has no more elements; repeat"):
+        model.fit(creator(repeats=False), steps_per_epoch=50, verbose=0)
+
+
+def test_fit_wrong_arguments_raise():
+    model = model_of(servers())
+    with pytest.raises(ValueError, match="`steps_per_epoch` must be provided in `Model.fit`"):
+        model.fit(creator(), verbose=0)
+    with pytest.raises(ValueError, match="`verbose=1` is not allowed with `ParameterServerStrat"):
+        model.fit(X, Y, verbose=1)
+    with pytest.raises(ValueError, match="`y` argument is not supported when using a DatasetCr"):
+        model.fit(creator(), Y, steps_per_epoch=2, verbose=0)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
+    distributed = model.distribute_strategy.experimental_distribute_dataset(dataset)
+    with pytest.raises(NotImplementedError, match="Only `tf.keras.utils.experimental.DatasetCr"):
+        model.fit(distributed, verbose=0)
+    model.run_eagerly = True
+    with pytest.raises(ValueError, match="`run_eagerly` is not supported"):
+        model.evaluate(X, Y)
+
+
+def test_fit_verbose_auto_prints_a_line_for_each_epoch(capsys):
+    model_of(servers()).fit(X, Y, batch_size=20, epochs=2)
+    printed = capsys.readouterr().out
+    assert "Epoch 1/2" in printed and "loss:" in printed and "\r" not in printed
+
+
+def test_fit_keeps_few_batches_in_memory():
+    read, made = [], []
+    most = 0
+
+    class Model(tf.keras.Sequential):
+        def train_step(self, data):
+            made.append(1)
+            return super().train_step(data)
+
+    def batches():
+        nonlocal most
+        for begin in range(0, 60, 2):
+            read.append(1)
+            most = max(most, len(read) - len(made))
+            yield X[begin : begin + 2], Y[begin : begin + 2]
+
+    with servers(2).scope():
+        model = Model([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(batches(), verbose=0)
+    assert len(made) == 30 and most <= 9
