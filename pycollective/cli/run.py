@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
             raise options.WrongOptionError(f"there is no script {command[0]!r}")
         command = [sys.executable, *command]
     try:
-        transport = launcher.transport_of_processes(args.transport)
-        return launcher.run(command, args.ranks, args.prefix, transport, args.bind)
+        return launcher.run(command, args.ranks, args.prefix, args.transport, args.bind)
     except ValueError as error:
         raise options.WrongOptionError(error) from None
     except OSError as error:

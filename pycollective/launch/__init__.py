@@ -224,15 +224,11 @@ def rendezvous(
     env = os.environ if environment is None else environment
     about = Description.of_environment(env, rank, size, addresses)
     about.least, about.patience, about.roster = least, patience, roster
-    ended = about.ended = Ended.of_environment(env, size, addresses[0])
-    try:
-        group, name, how, host = tcp.connect(about, join_timeout)
-        if ended is not None:
-            ended.has_connected(rank)
-    finally:
+    about.ended = Ended.of_environment(env, size, addresses[0])
+    group, name, how, host = tcp.connect(about, join_timeout)
+    if about.ended is not None:
+        about.ended.has_connected(rank)
         about.ended = None  # from now on the connections show which ranks have ended
-        if ended is not None:
-            ended.close()
     choices = about.choices.get(group.transport, [])
     family = tcp.Addresses(about, host, group)
     communicator = Communicator(group, about.rank, timeout, family, choices=choices)

@@ -7,48 +7,32 @@ that has connected to all others marks this in the file. From then on the connec
 
 from __future__ import annotations
 
-import mmap
 import os
+import tempfile
 from collections.abc import Mapping
 
 __all__ = ["VARIABLE", "Ended"]
 
 VARIABLE = "PYCOLLECTIVE_ENDED_FD"
-_MARK = b"pycollective ends"
-_ADDRESS = 64
-_START = len(_MARK) + _ADDRESS
 _TEXT = 400
-_MET, _ENDED = 1, 2
+_MET, _ENDED = b"m", b"e"
 
 
 class Ended:
-    """The file, mapped into the memory of the launcher and of each rank.
+    """The file, at a descriptor: a line about the group, a mark for each rank, and a text."""
 
-    Raises OSError or ValueError if the descriptor is not that of such a file.
-    """
-
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, size: int, address: str) -> None:
         self.descriptor = descriptor
-        self._is_ours = False
-        self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        self.size = len(self._memory) - _START - _TEXT
-        """The number of ranks in the launched group."""
-        if self.size < 1 or self._memory[: len(_MARK)] != _MARK:
-            raise ValueError(f"descriptor {descriptor} is not the list of ended ranks")
-        self.address = self._memory[len(_MARK) : _START].rstrip(b"\0").decode(errors="replace")
-        """The address of the launched group's rank 0."""
+        self._line = f"pycollective ends, {size} ranks at {address}\n".encode()
+        self._size = size
 
     @classmethod
     def create(cls, size: int, address: str) -> Ended:
-        """Create the file for a group with this size and this address of rank 0."""
-        import tempfile
-
+        """Create the file of a group, whose rank 0 has this address; the caller closes it."""
         with tempfile.TemporaryFile() as file:
-            file.write(_MARK + address.encode().ljust(_ADDRESS, b"\0") + bytes(_TEXT + size))
-            file.flush()
-            made = cls(os.dup(file.fileno()))
-            made._is_ours = True
-            return made
+            made = cls(os.dup(file.fileno()), size, address)
+        os.pwrite(made.descriptor, made._line + bytes(size), 0)
+        return made
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str], size: int, address: str) -> Ended | None:
@@ -58,42 +42,29 @@ class Ended:
         group: the remaining ranks may make a group of another size or address.
         """
         try:
-            found = cls(int(environ[VARIABLE]))
-        except (KeyError, OSError, ValueError):
+            found = cls(int(environ[VARIABLE]), size, address)
+            return found if os.pread(found.descriptor, len(found._line), 0) == found._line else None
+        except (KeyError, OSError, ValueError, OverflowError):
             return None
-        if (found.size, found.address) == (size, address):
-            return found
-        found.close()
-        return None
+
+    def _mark(self, rank: int, mark: bytes) -> None:
+        os.pwrite(self.descriptor, mark, len(self._line) + rank)
 
     def has_connected(self, rank: int) -> None:
         """Mark a rank as connected to all others."""
-        self._memory[self._place(rank)] = _MET
+        self._mark(rank, _MET)
 
     def write(self, rank: int, how: str, *, failed: bool) -> None:
         """Write how a rank ended, if it is the first that failed or ended without being connected."""
-        if not self.text and (failed or not self._memory[self._place(rank)]):
-            self._memory[self._place(rank)] = _ENDED
-            text = f"{how} before all ranks had met".encode()[: _TEXT - 1]
-            self._memory[_START + 1 : _START + len(text)] = text[1:]
-            self._memory[_START] = text[0]  # last, so that no rank reads an incomplete text
+        has_met = os.pread(self.descriptor, 1, len(self._line) + rank) == _MET
+        if not self.rank_and_text and (failed or not has_met):
+            text = f"{how} before all ranks had met".encode()[:_TEXT]
+            os.pwrite(self.descriptor, text, len(self._line) + self._size)
+            self._mark(rank, _ENDED)  # last, so that no rank reads an incomplete text
 
     @property
-    def text(self) -> str:
-        """The name of the rank that has ended, and how it ended; empty if none has."""
-        text = self._memory[_START : _START + _TEXT]
-        return text.rstrip(b"\0").decode(errors="replace") if text[0] else ""
-
-    @property
-    def ranks(self) -> list[int]:
-        """The rank that `text` describes, in a list; empty if there is none."""
-        return [r for r in range(self.size) if self._memory[self._place(r)] == _ENDED]
-
-    def close(self) -> None:
-        """Unmap the file, and close the descriptor if `create` opened it."""
-        self._memory.close()
-        if self._is_ours:
-            os.close(self.descriptor)
-
-    def _place(self, rank: int) -> int:
-        return _START + _TEXT + rank
+    def rank_and_text(self) -> tuple[int, str] | None:
+        """The rank that has ended, and how it ended; None if none has."""
+        found = os.pread(self.descriptor, self._size + _TEXT, len(self._line))
+        rank = found.find(_ENDED, 0, self._size)
+        return None if rank < 0 else (rank, found[self._size :].decode(errors="replace"))

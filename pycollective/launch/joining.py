@@ -151,12 +151,11 @@ class Joining(Reaching):
         for server in self.servers:
             if server.shortage is not None:
                 raise server.shortage
-        ended = self.about.ended
-        has_ended = ended is not None and bool(ended.text)
+        ended = self.about.ended.rank_and_text if self.about.ended is not None else None
         changes = []
         if self.store is not None:  # also after a rank ended, because it may have set its error
             try:
-                changes = self.store.attend(0.0 if has_ended else seconds)
+                changes = self.store.attend(0.0 if ended else seconds)
             except OSError as error:
                 raise self._first_rank_lost(error) from None
             if self.leader is not None:
@@ -166,11 +165,12 @@ class Joining(Reaching):
                     if key == "all/waits":
                         _log.warning("%s: %s", self.title(), value)
             self._check_word()
-        if ended is not None and has_ended:
+        if ended is not None:
             for text, ranks in self.leader.reasons.values() if self.leader else ():
                 raise RendezvousError(text, ranks=ranks)
+            rank, how = ended
             raise RendezvousError(
-                f"{self.title()} cannot get all of its ranks: {ended.text}", ranks=ended.ranks
+                f"{self.title()} cannot get all of its ranks: {how}", ranks=[rank]
             )
         failure = self.old.failure if self.old is not None else None
         if failure:

@@ -11,9 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from signal import Signals
-from typing import Protocol
 
 from pycollective import _core, tuning
 from pycollective.environment import arena_bytes
@@ -40,7 +39,6 @@ __all__ = [
     "new_group",
     "prepare_environment",
     "run",
-    "transport_of_processes",
 ]
 
 GRACE = 5.0
@@ -64,7 +62,7 @@ class LaunchedGroup:
         raise NotImplementedError
 
     def started(self) -> None:
-        """Close the descriptors that only rank 0 needs, after its start."""
+        """Close the descriptors that only rank 0 needs, after the start of a rank."""
 
     def ended(self, rank: int, how: str, *, failed: bool) -> None:
         """Report the end of a rank's process to the group."""
@@ -123,30 +121,26 @@ class _Tcp(LaunchedGroup):
         self._ended.write(rank, how, failed=failed)
 
     def close(self) -> None:
-        self._ended.close()
+        self._listener.close()
+        os.close(self._ended.descriptor)
 
 
-def new_group(transport: str, size: int) -> LaunchedGroup:
-    """Return the launcher's side of a new group through "shm" or "tcp"."""
-    return _Tcp(size) if transport == "tcp" else _SharedMemory(size)
-
-
-def transport_of_processes(given: str | None) -> str:
-    """Return the transport for processes on this host: ``given``, the environment's, or "shm".
+def new_group(transport: str | None, size: int) -> LaunchedGroup:
+    """Return a new group through ``transport``, else through that of the environment, else "shm".
 
     Raises
     ------
     ValueError
         If the environment or the caller names a transport that processes cannot use.
     """
-    wanted = given or forced(os.environ) or "shm"
+    wanted = transport or forced(os.environ) or "shm"
     if wanted not in ("shm", "tcp"):
-        source = f"transport={given!r}" if given else f"{TRANSPORT}={wanted}"
+        source = f"transport={transport!r}" if transport else f"{TRANSPORT}={wanted}"
         raise ValueError(
             f"{source}, and processes talk through 'shm' or 'tcp': choose one of these, or make "
             "threads (pycollective.local_group)"
         )
-    return wanted
+    return _Tcp(size) if wanted == "tcp" else _SharedMemory(size)
 
 
 def prepare_environment(
@@ -169,7 +163,7 @@ def run(
     command: Sequence[str],
     size: int,
     prefix: str = "auto",
-    transport: str = "shm",
+    transport: str | None = None,
     bind: str = "cores",
 ) -> int:
     """Run ``size`` processes of a command as the ranks of one group; return the exit status.
@@ -187,8 +181,8 @@ def run(
         Number of ranks.
     prefix : {"auto", "always", "never"}
         Begin each line of output with its rank; auto: on a terminal only.
-    transport : {"shm", "tcp"}
-        The transport between the ranks.
+    transport : {"shm", "tcp"}, optional
+        The transport between the ranks; by default ``PYCOLLECTIVE_TRANSPORT``, or shared memory.
     bind : {"cores", "none"}
         cores: Give each rank an equal share of the cores, if there is at least one for each rank.
 
@@ -201,6 +195,8 @@ def run(
     ------
     OSError
         If the command cannot be started.
+    ValueError
+        If processes cannot use the transport.
     """
     group = new_group(transport, size)
     if "TF_CONFIG" in os.environ:
@@ -208,12 +204,14 @@ def run(
     shares = cores.shares(size) if bind == "cores" else []
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
-    guardian = Guardian()
-    ranks = Ranks(guardian)
     before = {
         s: signal.signal(s, lambda number, _frame: received.append(number)) for s in _FORWARDED
     }
-    try:
+    with contextlib.ExitStack() as at_end:
+        for number, handler in before.items():
+            at_end.callback(signal.signal, number, handler)
+        at_end.callback(output.finish)
+        ranks = at_end.enter_context(Ranks(group))
         for rank in range(size):
             variables, descriptors = group.given_to(rank)
             numbers = {name: str(number) for name, number in descriptors.items()}
@@ -230,57 +228,45 @@ def run(
                     bufsize=0,
                     start_new_session=True,  # else Ctrl-C would reach the ranks twice
                 )
-            ranks.add(process)
+            ranks.add(process.pid, process.poll)
             assert process.stdout is not None and process.stderr is not None
             output.add(rank, (process.stdout, process.stderr))
-        group.started()
         output.start()
-        return _watch(group, ranks, received)
-    finally:
-        group.started()
-        ranks.kill()
-        output.finish()
-        guardian.close()
-        group.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class Process(Protocol):
-    """A child process, with the interface of `subprocess.Popen`."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which is also the id of the process group that it leads, or will lead."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, -n after signal n; None while the process runs."""
-
-    def wait(self) -> int:
-        """Wait for the end of the process, and return the exit code."""
+        return _watch(ranks, received)
 
 
 class Ranks:
-    """The processes of the ranks, and the process groups that they lead."""
+    """The processes of a group's ranks, and the process groups that they lead.
 
-    def __init__(self, guardian: Guardian) -> None:
-        self._guardian = guardian
-        self.processes: list[Process] = []
+    When this context ends, no process is left and the group is closed.
+    """
+
+    def __init__(self, group: LaunchedGroup) -> None:
+        self.group = group
+        self._guardian = Guardian()
+        self.pids: list[int] = []
+        self._polls: list[Callable[[], int | None]] = []
         self.running: set[int] = set()
         self._left: dict[int, float] = {}  # when a rank ended, by the process group that it led
         self._next_blow = 0.0  # time of the next signal to running ranks; 0: none
         self._blows = [signal.SIGTERM, signal.SIGKILL]
 
-    def add(self, process: Process) -> None:
-        """Add the process of the next rank."""
-        self._guardian.started(process.pid)
-        self.running.add(len(self.processes))
-        self.processes.append(process)
+    def add(self, pid: int, poll: Callable[[], int | None]) -> None:
+        """Add the process of the next rank.
+
+        Its id is also that of the process group that it leads, or will lead. ``poll`` returns its exit
+        code, -n after signal n; None while it runs.
+        """
+        self._guardian.started(pid)
+        self.running.add(len(self.pids))
+        self.pids.append(pid)
+        self._polls.append(poll)
+        self.group.started()
 
     def signal(self, number: int) -> None:
         """Send a signal to every running rank, and to its children except for SIGUSR1 and SIGUSR2."""
         for rank in self.running:
-            pid = self.processes[rank].pid
+            pid = self.pids[rank]
             # Children may not handle these two signals, which would kill them. A process that has
             # just started may not lead its group yet.
             alone = number in (signal.SIGUSR1, signal.SIGUSR2)
@@ -307,10 +293,10 @@ class Ranks:
         """Return the ranks that have ended since the last call, with their exit codes."""
         found = []
         for rank in sorted(self.running):
-            code = self.processes[rank].poll()
+            code = self._polls[rank]()
             if code is not None:
                 self.running.discard(rank)
-                self._left[self.processes[rank].pid] = time.monotonic()
+                self._left[self.pids[rank]] = time.monotonic()
                 found.append((rank, code))
         return found
 
@@ -327,13 +313,18 @@ class Ranks:
                 self._guardian.ended(pid)
         return bool(self._left)
 
-    def kill(self) -> None:
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Kill all running ranks, and the children of ended ranks."""
         self.signal(signal.SIGKILL)
-        for rank in self.running:
-            self.processes[rank].wait()
+        while self.ended() or self.running:
+            time.sleep(0.001)
         for pid in self._left:
             _signal_group(pid, signal.SIGKILL)
+        self._guardian.close()
+        self.group.close()
 
 
 def _signal_group(pid: int, number: int) -> bool:
@@ -347,7 +338,7 @@ def _signal_group(pid: int, number: int) -> bool:
     return True
 
 
-def _watch(group: LaunchedGroup, ranks: Ranks, received: list[int]) -> int:
+def _watch(ranks: Ranks, received: list[int]) -> int:
     """Wait for all processes; report the first failure to the group, and end the other ranks."""
     status = 0
     after: list[str] = []
@@ -368,8 +359,8 @@ def _watch(group: LaunchedGroup, ranks: Ranks, received: list[int]) -> int:
         for rank, code in ranks.ended():
             how = how_it_ended(code)
             if not code or not status:
-                who = f"rank {rank} (process {ranks.processes[rank].pid})"
-                group.ended(rank, f"{who} {how}", failed=code != 0)
+                who = f"rank {rank} (process {ranks.pids[rank]})"
+                ranks.group.ended(rank, f"{who} {how}", failed=code != 0)
             if not code:
                 continue
             if not status:

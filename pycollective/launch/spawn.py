@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection, reduction
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -24,7 +25,6 @@ from pycollective.comm import DEFAULT_TIMEOUT, Communicator, local_group
 from pycollective.environment import MAX_RANKS
 from pycollective.errors import CollectiveError, RankError
 from pycollective.launch import cores, init, launcher, leave_all
-from pycollective.launch.guardian import Guardian
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack
@@ -334,29 +334,6 @@ def _portable(ended: _Ended) -> bytes:
     return pickle.dumps(ended)
 
 
-class _Process:
-    """A process of `multiprocessing`, with the interface of `launcher.Process`."""
-
-    def __init__(self, process: BaseProcess) -> None:
-        self._process = process
-        self.sentinel = process.sentinel
-
-    @property
-    def pid(self) -> int:
-        pid = self._process.pid
-        assert pid is not None
-        return pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> int:
-        self._process.join()
-        code = self._process.exitcode
-        assert code is not None
-        return code
-
-
 def _in_processes(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -366,42 +343,33 @@ def _in_processes(
     context: str | BaseContext | None,
 ) -> list[_Ended]:
     how = _context(context)
-    group = launcher.new_group(launcher.transport_of_processes(transport), size)
+    group = launcher.new_group(transport, size)
     call = _Call(fn, args, how.get_start_method())
     shares: Sequence[set[int] | None] = cores.shares(size) or [None] * size
-    guardian = Guardian()
-    ranks = launcher.Ranks(guardian)
-    processes: list[_Process] = []
-    readers = []
-    try:
-        for rank in range(size):
-            variables, numbers = group.given_to(rank)
-            descriptors = {name: _Descriptor(number) for name, number in numbers.items()}
-            place = _Place(rank, size, variables, descriptors, shares[rank], timeout)
-            reader, writer = how.Pipe(duplex=False)
-            readers.append(reader)
-            process = how.Process(  # type: ignore[attr-defined]  # every context has it
-                target=_rank, args=(place, call, writer), name=f"pycollective rank {rank}"
-            )
-            with writer, cores.only_on(shares[rank]):
-                process.start()
-            processes.append(_Process(process))
-            ranks.add(processes[-1])
-            group.started()
-        return _watch(group, ranks, processes, readers)
-    except KeyboardInterrupt:
-        ranks.signal(signal.SIGINT)
-        until = time.monotonic() + _AFTER_CTRL_C
-        while (ranks.ended() or ranks.running) and time.monotonic() < until:
-            time.sleep(0.01)
-        raise
-    finally:
-        ranks.kill()
-        guardian.close()
-        group.started()
-        group.close()
-        for reader in readers:
-            reader.close()
+    processes: list[BaseProcess] = []
+    readers: list[Any] = []
+    with contextlib.ExitStack() as at_end, launcher.Ranks(group) as ranks:
+        try:
+            for rank in range(size):
+                variables, numbers = group.given_to(rank)
+                descriptors = {name: _Descriptor(number) for name, number in numbers.items()}
+                place = _Place(rank, size, variables, descriptors, shares[rank], timeout)
+                reader, writer = how.Pipe(duplex=False)
+                readers.append(at_end.enter_context(reader))
+                process = how.Process(  # type: ignore[attr-defined]  # every context has it
+                    target=_rank, args=(place, call, writer), name=f"pycollective rank {rank}"
+                )
+                with writer, cores.only_on(shares[rank]):
+                    process.start()
+                processes.append(process)
+                ranks.add(process.pid, partial(getattr, process, "exitcode"))
+            return _watch(ranks, processes, readers)
+        except KeyboardInterrupt:
+            ranks.signal(signal.SIGINT)
+            until = time.monotonic() + _AFTER_CTRL_C
+            while (ranks.ended() or ranks.running) and time.monotonic() < until:
+                time.sleep(0.01)
+            raise
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:
@@ -420,10 +388,7 @@ def _context(given: str | BaseContext | None) -> BaseContext:
 
 
 def _watch(
-    group: launcher.LaunchedGroup,
-    ranks: launcher.Ranks,
-    processes: Sequence[_Process],
-    readers: Sequence[Any],
+    ranks: launcher.Ranks, processes: Sequence[BaseProcess], readers: Sequence[Any]
 ) -> list[_Ended]:
     """Wait for all processes; report failures to the group, and end the other ranks."""
     unread = dict(enumerate(readers))
@@ -447,7 +412,7 @@ def _watch(
             if rank not in ended:
                 ended[rank] = _Ended(rank, how=_death(rank, code), exitcode=code)
             one = ended[rank]
-            group.ended(rank, one.how or f"rank {rank} has ended", failed=one.is_failure)
+            ranks.group.ended(rank, one.how or f"rank {rank} has ended", failed=one.is_failure)
         if any(one.is_failure for one in ended.values()):
             ranks.end_soon()
             ranks.end_if_due()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -191,7 +192,7 @@ def test_rendezvous_ended_rank_with_a_reason_reports_the_reason(on_ranks):
     error, _ = on_ranks([rank_0, gives_up], call)
     assert isinstance(error, RendezvousError)
     assert str(error) == "rank 1 did not reach rank 2"
-    ended.close()
+    os.close(ended.descriptor)
 
 
 def test_rendezvous_ended_rank_is_in_the_ranks_of_the_error(on_ranks):
@@ -205,4 +206,4 @@ def test_rendezvous_ended_rank_is_in_the_ranks_of_the_error(on_ranks):
     assert isinstance(error, RendezvousError)
     assert "cannot get all of its ranks: rank 2 has ended" in str(error)
     assert error.ranks == (2,)
-    ended.close()
+    os.close(ended.descriptor)

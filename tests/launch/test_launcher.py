@@ -342,27 +342,27 @@ def test_tcp_rank_that_ends_after_the_rendezvous_is_no_error(tmp_path):
 
 def test_list_of_ended_ranks_has_the_first_that_failed_or_never_joined():
     made = Ended.create(3, "127.0.0.1:1")
-    seen = Ended(made.descriptor)
-    assert seen.text == ""
+    seen = Ended(made.descriptor, 3, "127.0.0.1:1")
+    assert seen.rank_and_text is None
     seen.has_connected(1)
     made.write(1, "rank 1 exited with status 0", failed=False)
-    assert seen.text == ""
+    assert seen.rank_and_text is None
     made.write(2, "rank 2 exited with status 0", failed=False)
-    assert seen.text == "rank 2 exited with status 0 before all ranks had met"
+    assert seen.rank_and_text == (2, "rank 2 exited with status 0 before all ranks had met")
     made.write(1, "rank 1 exited with status 3", failed=True)
-    assert seen.text.startswith("rank 2 ")
+    assert seen.rank_and_text[0] == 2
     long = Ended.create(1, "127.0.0.1:1")
     long.write(0, "é" * 1000, failed=True)
-    assert "é" * 100 in long.text
+    assert "é" * 100 in long.rank_and_text[1]
     for one in (made, long):
-        one.close()
+        os.close(one.descriptor)
 
 
 def test_list_of_ended_ranks_wrong_descriptor_is_none(tmp_path):
     """A program that a rank starts has the variable, but not the descriptor."""
     variable = "PYCOLLECTIVE_ENDED_FD"
     assert Ended.of_environment({}, 2, "a:1") is None
-    for text in ("", "x", "-1", "99999"):
+    for text in ("", "x", "-1", "99999", "9" * 30):
         assert Ended.of_environment({variable: text}, 2, "a:1") is None
     made = Ended.create(2, "a:1")
     given = {variable: str(made.descriptor)}
@@ -370,7 +370,7 @@ def test_list_of_ended_ranks_wrong_descriptor_is_none(tmp_path):
     # The survivors make another group.
     assert Ended.of_environment(given, 1, "a:1") is None
     assert Ended.of_environment(given, 2, "a:2") is None
-    made.close()
+    os.close(made.descriptor)
     for content in (b"", b"hello", bytes(1000)):
         (tmp_path / "other").write_bytes(content)
         with open(tmp_path / "other", "r+b") as file:
