@@ -15,13 +15,15 @@ from pycollective.launch.handshake import Channel, HandshakeError, answer, refus
 if TYPE_CHECKING:
     from pycollective.launch.tls import Tls
 
-__all__ = ["SHORTAGES", "STRANGER_SECONDS", "HandshakeServer"]
+__all__ = ["SHORTAGES", "STRANGER_SECONDS", "Enter", "HandshakeServer"]
 
 STRANGER_SECONDS = 10.0
 """Seconds that a connection has for its handshake."""
 MAX_STRANGERS = 64
 """Most simultaneous handshakes beyond the group's size; one more ends the oldest."""
 _TLS_BEGINS = b"\x16"
+Enter = Callable[[Channel, dict[str, Any]], None]
+"""Accepts a connection, or raises HandshakeError; gets the other side's first message too."""
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Error numbers for resources that this process or machine lacks; waiting does not help."""
 
@@ -38,7 +40,7 @@ class HandshakeServer:
         sock: socket.socket,
         key: bytes,
         size: int,
-        enter: Callable[[Channel, dict[str, Any]], None],
+        enter: Enter,
         tls: Tls | None = None,
     ) -> None:
         self._socket = sock

@@ -10,7 +10,7 @@ from typing import Any
 from pycollective.errors import RendezvousError
 from pycollective.launch.description import Description
 from pycollective.launch.handshake import Channel, HandshakeError
-from pycollective.launch.handshake_server import STRANGER_SECONDS, HandshakeServer
+from pycollective.launch.handshake_server import STRANGER_SECONDS
 from pycollective.launch.sockets import Sockets
 
 __all__ = ["JoinRequests", "is_listening"]
@@ -33,8 +33,7 @@ def is_listening(addresses: Sequence[str], environment: Mapping[str, str] | None
     sockets = Sockets(Description.of_environment(environment, 1, len(addresses), addresses))
     soon = time.monotonic() + _LOOK_SECONDS
     try:
-        sock = sockets.connected(*sockets.resolve(), soon)
-        sockets.introduced(sock, {"purpose": "look"}, soon).close()
+        sockets.reach(*sockets.resolve(), {"purpose": "look"}, soon).close()
     except (OSError, HandshakeError):
         return False
     return True
@@ -56,7 +55,7 @@ class JoinRequests:
             sock = sockets.listen_at_own_address()
         except OSError as error:
             raise RendezvousError(f"cannot listen for workers that come back: {error}") from None
-        self._server = HandshakeServer(sock, sockets.key, about.size, self._enter, about.tls)
+        self._server = sockets.serve(sock, self._enter)
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         if hello.get("purpose") != "join":

@@ -37,7 +37,7 @@ from pycollective.launch.description import (
     FirstRankLostError,
 )
 from pycollective.launch.handshake import Channel, HandshakeError
-from pycollective.launch.handshake_server import STRANGER_SECONDS, HandshakeServer
+from pycollective.launch.handshake_server import STRANGER_SECONDS
 from pycollective.launch.leader import Leader, told
 from pycollective.launch.members import int_of, milliseconds_until, time_of
 from pycollective.launch.peers import (
@@ -45,7 +45,6 @@ from pycollective.launch.peers import (
     BrokenError,
     NotNowError,
     Peers,
-    Reaching,
 )
 from pycollective.launch.sockets import inherited
 from pycollective.launch.store import Client, Store
@@ -63,19 +62,19 @@ class _RepeatError(Exception):
     """Rank 0 repeats the rendezvous, and this rank has answered the roll call."""
 
 
-class Joining(Reaching):
+class Joining:
     """One process in a rendezvous, which fails if the group ``old`` fails."""
 
     def __init__(self, about: Description, seconds: float, old: _core.Group | None) -> None:
         self._listener = inherited(about)  # first, because from now on this rank must close it
         try:
-            super().__init__(about, seconds)
-            self.peers = Peers(self, self.attend, self._say)
+            self.peers = Peers(about, seconds, self.attend, self._say)
         except BaseException:
             if self._listener is not None:
                 self._listener.close()
             raise
-        self.old = old
+        self.about, self.old = about, old
+        self.title = self.peers.title
         self.whole = about.rank, about.size  # before ranks are renumbered
         self.elastic = about.least > 0  # set again from rank 0's table
         self.store: Store | Client | None = None
@@ -87,8 +86,7 @@ class Joining(Reaching):
         """Close the sockets that the group does not use."""
         if self._listener is not None:
             self._listener.close()
-        for server in self.servers:
-            server.close()
+        self.peers.sockets.close()
         self.peers.drop(for_ever=True)
         self._leave_store()
 
@@ -107,11 +105,10 @@ class Joining(Reaching):
                     hosts = self._agree("near", self.peers.nearest())
                     shared = self.peers.share(hosts)
                     hosts = self._agree("ready", shared is not None)
-                    for server in self.servers:
-                        server.close()
+                    self.peers.sockets.close()
                     self._leave_store()  # a later failure is local to its rank
                     group, how = self.peers.group(hosts, shared)
-                    return group, self.peers.name, how, self.places[0][0]
+                    return group, self.peers.name, how, self.peers.places[0][0]
                 except BrokenError as error:
                     if not self.elastic:
                         raise
@@ -148,7 +145,7 @@ class Joining(Reaching):
         RendezvousError
             If the rendezvous has failed.
         """
-        for server in self.servers:
+        for server in self.peers.sockets.servers:
             if server.shortage is not None:
                 raise server.shortage
         ended = self.about.ended.rank_and_text if self.about.ended is not None else None
@@ -191,7 +188,7 @@ class Joining(Reaching):
                 self.store.set(f"here/{self.whole[0]}", roll)
             except OSError as error:
                 raise self._first_rank_lost(error) from None
-            self.begin(leader.ROLL_SECONDS)
+            self.peers.begin(leader.ROLL_SECONDS)
             raise _RepeatError
         if self.peers.name and self._table().get("group") != self.peers.name:
             raise HandshakeError("rank 0 went on without this rank")
@@ -210,7 +207,7 @@ class Joining(Reaching):
             has_heard = self.attend(0.05)
             now = time.monotonic()
             if now >= until + WORD_SECONDS and not has_heard:
-                waited = f"{self.title()} waited {round(until - self.begun, 1):g} s {what}"
+                waited = f"{self.title()} waited {round(until - self.peers.begun, 1):g} s {what}"
                 raise RendezvousError(waited, ranks=[0])
             if has_heard:
                 say = now + leader.LOG_EVERY + late
@@ -241,32 +238,21 @@ class Joining(Reaching):
 
     def _listen(self) -> Store:
         """At rank 0, listen for join requests and peers: at one address, unless settings name others."""
-        sock, self._listener = self._listener or self.sockets.listen_at_own_address(), None
+        sock, self._listener = self._listener or self.peers.sockets.listen_at_own_address(), None
         address = str(sock.getsockname()[0])
         try:
-            own = self.sockets.own_addresses(address)
+            own = self.peers.sockets.own_addresses(address)
             store = self.store = Store()  # needs descriptors, so it can fail
         except (RendezvousError, OSError):
             sock.close()
             raise
-        front = self.listen(sock, own[0], self._enter)
+        front = self.peers.serve(sock, own[0], self._enter)
         apart = self.about.own is None and own[0] != address
-        self._listen_for_peers(own, None if apart else front)
+        self.peers.listen(own, None if apart else front)
         self.leader = Leader(
-            self.about, store, self.seconds, self.streams, lambda: front.turned_away
+            self.about, store, self.peers.seconds, self.peers.streams, lambda: front.turned_away
         )
         return store
-
-    def _listen_for_peers(self, addresses: list[str], first: HandshakeServer | None = None) -> None:
-        """Listen at this rank's addresses; ``first`` is a server that already has the first one."""
-        if first is None:
-            sock = self.sockets.listen_for_peers(addresses[0])
-            first = self.listen(sock, addresses[0], self.peers.enter)
-        servers = [first]
-        for address in addresses:
-            if address != first.address[0]:
-                servers.append(self.listen(self.sockets.listen(address), address, self.peers.enter))
-        self.places = [server.address for server in servers]
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Accept a join request, or the connection of a peer, at rank 0's address."""
@@ -293,7 +279,9 @@ class Joining(Reaching):
         hello = {"purpose": "join", "rank": rank, "size": size}
 
         def reach() -> Client:
-            channel = self.introduce(*self.sockets.resolve(), hello, self.deadline)
+            channel = self.peers.introduce(
+                *self.peers.sockets.resolve(), hello, self.peers.deadline
+            )
             # An earlier rendezvous at the same address may not have ended yet.
             try:
                 store = Client(channel)
@@ -305,15 +293,15 @@ class Joining(Reaching):
             return store
 
         where = f"{self.about.host}:{self.about.port}"
-        left = max(0.0, self.deadline - time.monotonic())
+        left = max(0.0, self.peers.deadline - time.monotonic())
         seconds = self.about.patience if self.about.least else left
-        store = self.until_reached(reach, 0, where, seconds, self.attend)
+        store = self.peers.until_reached(reach, 0, where, seconds)
         self.store, self.roll = store, store.get("all/roll") or 0
         if self.about.least:  # rank 0 may have started only now
-            self.begin()
-        if not self.places:
+            self.peers.begin()
+        if not self.peers.places:
             reached = str(store.socket.getsockname()[0])
-            self._listen_for_peers(self.sockets.own_addresses(reached))
+            self.peers.listen(self.peers.sockets.own_addresses(reached))
         return store
 
     def _enter_store(self) -> None:
@@ -321,15 +309,15 @@ class Joining(Reaching):
         rank, begun = self.whole[0], time.monotonic()
         store = self._reach() if rank else self._listen()
         waited = int(1000 * (time.monotonic() - begun))
-        host, port = self.places[0]
+        host, port = self.peers.places[0]
         request = {
             "host": host,
             "port": port,
-            "more": self.places[1:],
+            "more": self.peers.places[1:],
             "claim": self.peers.claim,
             "memory": self.peers.memory.name if self.peers.memory is not None else "",
             "process": f"{os.getpid()} {_token}",
-            "milliseconds": milliseconds_until(self.deadline),
+            "milliseconds": milliseconds_until(self.peers.deadline),
             "waited": waited if rank else 0,
         }
         try:
@@ -352,7 +340,7 @@ class Joining(Reaching):
             table = self._table()
             return table if table and table.get("group") != self.last_name else None
 
-        table = self._hear(new, what, self.deadline)
+        table = self._hear(new, what, self.peers.deadline)
         name, places, ranks = (table.get(key) for key in ("group", "places", "ranks"))
         if not isinstance(name, str) or not isinstance(places, list) or not isinstance(ranks, list):
             raise HandshakeError("no table of the group")
@@ -371,7 +359,7 @@ class Joining(Reaching):
         except ValueError as error:
             raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
         self.peers.ends, self.last_name = time_of(table), name
-        self.peers.begin(table, self._first_host())
+        self.peers.use(table, self._first_host())
 
     def _first_host(self) -> str:
         """Return the address at which this rank has reached rank 0."""

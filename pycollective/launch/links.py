@@ -20,7 +20,6 @@ from typing import Any
 from pycollective.errors import RendezvousError
 from pycollective.launch.description import Description, host_and_port
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
-from pycollective.launch.handshake_server import HandshakeServer
 from pycollective.launch.sockets import Sockets
 
 __all__ = ["Findings", "probe"]
@@ -154,7 +153,6 @@ class _Probe:
     ) -> None:
         self._about = about
         self._sockets = Sockets(about)
-        self._server: HandshakeServer | None = None
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()  # guards the rest
         self._places = places
@@ -180,8 +178,7 @@ class _Probe:
         finally:
             for thread in self._threads:
                 thread.join()  # each ends within the time limit of a connection
-            if self._server is not None:
-                self._server.close()
+            self._sockets.close()
         return self._findings()
 
     def _findings(self) -> Findings:
@@ -220,15 +217,11 @@ class _Probe:
 
     def _listen(self) -> None:
         if self._about.rank == 0:
-            self._open(self._sockets.listen_at_own_address())
+            sock = self._sockets.listen_at_own_address()
         else:
             address, _ = _route(self._places[0])
-            self._open(self._sockets.listen_for_peers(address or "0.0.0.0"))
-
-    def _open(self, sock: socket.socket) -> None:
-        self._server = HandshakeServer(
-            sock, self._sockets.key, self._about.size, self._enter, self._about.tls
-        )
+            sock = self._sockets.listen_for_peers(address or "0.0.0.0")
+        self._sockets.serve(sock, self._enter)
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         if hello.get("purpose") != "probe":
@@ -297,12 +290,11 @@ class _Probe:
     def _reached(self, channel: Channel) -> None:
         """Listen at a connection's local address if the description has none for this worker."""
         with self._changed:
-            if self._about.own is not None or self._server is not None:
+            if self._about.own is not None or self._sockets.servers:
                 return
             own = self._sockets.own_addresses(str(channel.socket.getsockname()[0]))[0]
-            sock = self._sockets.listen(own)
-            self._open(sock)
-            self._own.place = self._places[self._about.rank] = own, int(sock.getsockname()[1])
+            server = self._sockets.serve(self._sockets.listen(own), self._enter)
+            self._own.place = self._places[self._about.rank] = server.address
             self._has_changed()
 
     def _look_at_routes(self) -> None:

@@ -15,16 +15,20 @@ from pycollective.errors import RendezvousError
 from pycollective.launch import leader, memory
 from pycollective.launch.description import MAX_STREAMS, Description
 from pycollective.launch.handshake import Channel, HandshakeError, Refused, digest
-from pycollective.launch.handshake_server import SHORTAGES, STRANGER_SECONDS, HandshakeServer
+from pycollective.launch.handshake_server import (
+    SHORTAGES,
+    STRANGER_SECONDS,
+    Enter,
+    HandshakeServer,
+)
 from pycollective.launch.members import int_of, places_of
 from pycollective.launch.sockets import Sockets, is_unspecified
 
-__all__ = ["WORD_SECONDS", "BrokenError", "NotNowError", "Peers", "Reaching"]
+__all__ = ["WORD_SECONDS", "BrokenError", "NotNowError", "Peers"]
 
 _log = logging.getLogger("pycollective")
 
 T = TypeVar("T")
-Enter = Callable[[Channel, dict[str, Any]], None]
 
 WORD_SECONDS = 2.0
 """Extra seconds that other ranks wait, so that rank 0 can first report the missing ranks."""
@@ -43,58 +47,79 @@ class NotNowError(HandshakeError):
         super().__init__("rank 0 has a group, or makes one, without this rank")
 
 
-class Reaching:
-    """The sockets of a rank in a rendezvous, which lasts from `begun` to `deadline`.
+class Peers:
+    """The connections of a rank to the others, and its time limit: from `begun` to `deadline`.
 
-    The rank listens with `servers`. The rank and size in `about` change when the members are known.
+    ``attend`` reads rank 0's messages, and raises an error if the rendezvous has failed. ``say`` logs
+    the ranks for which this rank waits. The rank and size in ``about`` change when the members are
+    known.
     """
 
-    def __init__(self, about: Description, seconds: float) -> None:
-        self.about, self.seconds = about, seconds
+    def __init__(
+        self,
+        about: Description,
+        seconds: float,
+        attend: Callable[[], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self._about, self._attend, self._say = about, attend, say
+        self.seconds = seconds
         self.begin()
         self.sockets = Sockets(about)
-        self.servers: list[HandshakeServer] = []
-        self.places: list[tuple[str, int]] = []  # addresses for peers, by interface
+        self.places: list[tuple[str, int]] = []  # this rank's addresses for peers, by interface
         self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
+        key, host = self.sockets.key, about.host_id
+        self.claim = digest(key, "host", host) if host else ""
+        """The digest of this host's id, equal on ranks that may share memory; empty to share none."""
+        self.memory: memory.Sharing | None = None
+        if host:
+            self.memory = memory.Sharing(key, about.size, bool(about.secret))
+            self.sockets.servers.append(self.memory.server)
+        self._lender: socket.socket | None = None  # to the rank that creates the memory
+        self._changed = threading.Condition()  # guards the next three
+        self.name = ""  # of the group; empty until the members are known
+        self._channels: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
+        self._over = False
+        self._places: list[list[tuple[str, int]]] = []  # by rank and interface
+        self._near: dict[int, str] = {}  # Unix sockets of ranks with an equal `claim`
+        self.ends = self.deadline  # of the attempt, the same for all members, from rank 0
+        self._note = ""
 
-    def begin(self, pause: float = 0.0) -> None:
-        """Start this rank's time limit, now or after a pause."""
-        self.begun = time.monotonic() + pause
+    def begin(self, seconds_later: float = 0.0) -> None:
+        """Start this rank's time limit, now or later."""
+        self.begun = time.monotonic() + seconds_later
         self.deadline = self.begun + self.seconds
 
     def title(self, rank: int | None = None) -> str:
         """Return the name of a rank in messages, by default of this one."""
-        return self.about.title(self.about.rank if rank is None else rank)
+        return self._about.title(self._about.rank if rank is None else rank)
 
-    def listen(self, sock: socket.socket, address: str, enter: Enter) -> HandshakeServer:
-        """Return a server on a socket; peers use ``address`` if the socket has all of this host's."""
-        connections = self.about.size * self.streams
-        try:
-            server = HandshakeServer(sock, self.sockets.key, connections, enter, self.about.tls)
-        except RuntimeError:  # no more threads
-            sock.close()
-            raise
-        self.servers.append(server)
+    def serve(self, sock: socket.socket, address: str, enter: Enter) -> HandshakeServer:
+        """Serve a socket; peers use ``address`` if the socket has all of this host's."""
+        server = self.sockets.serve(sock, enter, self._about.size * self.streams)
         if is_unspecified(server.address[0]):
             server.address = address, server.address[1]
         return server
 
+    def listen(self, addresses: list[str], first: HandshakeServer | None = None) -> None:
+        """Listen at this rank's addresses; ``first`` is a server that already has the first one."""
+        if first is None:
+            sock = self.sockets.listen_for_peers(addresses[0])
+            first = self.serve(sock, addresses[0], self.enter)
+        servers = [first]
+        for address in addresses:
+            if address != first.address[0]:
+                servers.append(self.serve(self.sockets.listen(address), address, self.enter))
+        self.places = [server.address for server in servers]
+
     def introduce(
         self, family: Any, address: Any, hello: dict[str, Any], until: float, source: str = ""
     ) -> Channel:
-        """Return an authenticated connection to an address; the parameters are `Sockets.connected`'s."""
+        """Return an authenticated connection to an address, as `Sockets.reach` does."""
         soon = min(until, time.monotonic() + STRANGER_SECONDS)
-        sock = self.sockets.connected(family, address, soon, source)
-        return self.sockets.introduced(sock, hello, soon)
+        return self.sockets.reach(family, address, hello, soon, source)
 
-    def until_reached(
-        self,
-        reach: Callable[[], T],
-        peer: int,
-        where: str,
-        seconds: float,
-        attend: Callable[[], object],
-    ) -> T:
+    def until_reached(self, reach: Callable[[], T], peer: int, where: str, seconds: float) -> T:
         """Call ``reach`` until it succeeds or the time is over.
 
         A refusal is not final, because another program may have sent it.
@@ -104,21 +129,21 @@ class Reaching:
         pause, say = 0.02, time.monotonic() + leader.LOG_EVERY
         refusal: Refused | None = None
         while True:
-            attend()
+            self._attend()
             try:
                 return reach()
             except (OSError, HandshakeError) as error:
                 if isinstance(error, OSError) and error.errno in SHORTAGES:
                     raise
                 now = time.monotonic()
-                if isinstance(error, NotNowError) and self.about.least:
+                if isinstance(error, NotNowError) and self._about.least:
                     deadline = now + seconds  # rank 0 still runs, so waiting is useful
                     self.begin()
                 is_news = isinstance(error, Refused) and str(error) != str(refusal)
                 if isinstance(error, Refused):
                     refusal = error
                 if now >= deadline:
-                    attend()  # raises the error of rank 0, if that has given up meanwhile
+                    self._attend()  # raises the error of rank 0, if that has given up meanwhile
                     # The last attempt may have ended at the deadline; a refusal explains more.
                     if refusal is not None:
                         raise refusal from None
@@ -130,39 +155,9 @@ class Reaching:
                 time.sleep(min(pause, max(0.0, deadline - now)))
                 pause = min(2 * pause, 0.5, max(0.02, seconds / 8))
 
-
-class Peers:
-    """The connections of a member to the others.
-
-    ``attend`` reads rank 0's messages, and raises an error if the rendezvous has failed. ``say`` logs
-    the ranks for which this rank waits.
-    """
-
-    def __init__(
-        self, rank: Reaching, attend: Callable[[], object], say: Callable[[str], object]
-    ) -> None:
-        self._self, self._attend, self._say = rank, attend, say
-        self._about = rank.about
-        key, host = rank.sockets.key, rank.about.host_id
-        self.claim = digest(key, "host", host) if host else ""
-        """The digest of this host's id, equal on ranks that may share memory; empty to share none."""
-        self.memory: memory.Sharing | None = None
-        if host:
-            self.memory = memory.Sharing(key, rank.about.size, bool(rank.about.secret))
-            rank.servers.append(self.memory.server)
-        self._lender: socket.socket | None = None  # to the rank that creates the memory
-        self._changed = threading.Condition()  # guards the next three
-        self.name = ""  # of the group; empty until the members are known
-        self._channels: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
-        self._over = False
-        self._places: list[list[tuple[str, int]]] = []  # by rank and interface
-        self._near: dict[int, str] = {}  # Unix sockets of ranks with an equal `claim`
-        self.ends = rank.deadline  # deadline of the attempt, the same for all members, from rank 0
-        self._note = ""
-
-    def begin(self, table: dict[str, Any], first: str) -> None:
-        """Read the members' addresses from rank 0's table; rank 0 was reached at ``first``."""
-        self._self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
+    def use(self, table: dict[str, Any], first: str) -> None:
+        """Use the members' addresses in rank 0's table; rank 0 was reached at ``first``."""
+        self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         places, near = [], {}
         for rank, place in enumerate(table["places"]):
             if not isinstance(place, list) or len(place) != 5:
@@ -202,7 +197,7 @@ class Peers:
         if hello.get("purpose") != "peer" or hello.get("group") != name or not name:
             raise HandshakeError("another group's")
         rank = int_of(hello, "from", self._about.rank + 1, self._about.size - 1)
-        stream = int_of(hello, "stream", 0, self._self.streams - 1)
+        stream = int_of(hello, "stream", 0, self.streams - 1)
         if hello.get("to") != self._about.rank:
             raise HandshakeError("another rank's")
         if self._about.tls is not None and stream:
@@ -219,23 +214,23 @@ class Peers:
         for peer, places in enumerate(self._places[:rank]):
             until = self.ends + (0.0 if peer else WORD_SECONDS)
             hello = {"purpose": "peer", "group": self.name, "from": rank, "to": peer}
-            interfaces = min(len(places), len(self._self.places))
-            for stream in range(self._self.streams):
+            interfaces = min(len(places), len(self.places))
+            for stream in range(self.streams):
                 # Stream 0 is for control, the last one for point-to-point messages.
-                collective = 0 < stream < self._self.streams - 1
+                collective = 0 < stream < self.streams - 1
                 number = (stream - 1) % interfaces if collective else 0
                 host, port = places[number]
-                self._self.sockets.allow(host)
+                self.sockets.allow(host)
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                source = self._self.places[number][0] if interfaces > 1 else ""
+                source = self.places[number][0] if interfaces > 1 else ""
                 about = {**hello, "stream": stream}
-                reach = partial(self._self.introduce, family, (host, port), about, until, source)
+                reach = partial(self.introduce, family, (host, port), about, until, source)
                 left = max(0.0, until - time.monotonic())
                 where = f"{host}:{port}" + f" from {source}" * bool(source)
-                channel = self._self.until_reached(reach, peer, where, left, self._attend)
+                channel = self.until_reached(reach, peer, where, left)
                 with self._changed:
                     self._channels[peer, stream] = channel
-        everything = [(r, s) for r in range(rank + 1, size) for s in range(self._self.streams)]
+        everything = [(r, s) for r in range(rank + 1, size) for s in range(self.streams)]
         say = time.monotonic() + leader.LOG_EVERY
         while True:
             self._attend()
@@ -247,10 +242,10 @@ class Peers:
             now = time.monotonic()
             who = f"{self._about.titles(absent)} of {size} to connect"
             if now >= self.ends:
-                waited = f"{self._self.title()} waited {round(self.ends - self._self.begun, 1):g} s"
+                waited = f"{self.title()} waited {round(self.ends - self.begun, 1):g} s"
                 raise BrokenError(f"{waited} for {who}{self._note}", ranks=absent)
             if now >= say:
-                self._say(f"{self._self.title()} waits for {who}")
+                self._say(f"{self.title()} waits for {who}")
                 say = now + leader.LOG_EVERY
 
     def nearest(self) -> int:
@@ -287,7 +282,7 @@ class Peers:
         elsewhere = [r for r in range(size) if hosts[r] != hosts[rank]]
         if self._about.one_host and len(set(hosts)) > 1:
             raise RendezvousError(
-                f"PYCOLLECTIVE_TRANSPORT=shm, and {self._self.title()} shares no memory with "
+                f"PYCOLLECTIVE_TRANSPORT=shm, and {self.title()} shares no memory with "
                 f"{self._about.titles(elsewhere)}{unproved}: leave it out, or set it to 'tcp'",
                 ranks=elsewhere,
             )
@@ -298,7 +293,7 @@ class Peers:
             relay = Relay({r: self._channels[r, 0].socket for r in others})
             for r in others:
                 self._channels[r, 0] = Channel(relay.ends[r])
-        last = self._self.streams - 1  # for point-to-point messages
+        last = self.streams - 1  # for point-to-point messages
         sockets: list[list[int]] = [[] for _ in range(size)]
         pipes = [-1] * size
         for r in others:

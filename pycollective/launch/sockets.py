@@ -12,7 +12,7 @@ from pycollective.errors import RendezvousError
 from pycollective.launch import interfaces, secret
 from pycollective.launch.description import MAX_STREAMS, Description
 from pycollective.launch.handshake import Channel, introduce, key_of
-from pycollective.launch.handshake_server import MAX_STRANGERS
+from pycollective.launch.handshake_server import MAX_STRANGERS, Enter, HandshakeServer
 
 __all__ = ["Sockets", "inherited", "is_unspecified"]
 
@@ -59,6 +59,28 @@ class Sockets:
     def __init__(self, about: Description) -> None:
         self.about = about
         self.key = key_of(about.secret or (b"" if about.insecure else secret.of_user()))
+        self.servers: list[HandshakeServer] = []
+
+    def serve(
+        self, sock: socket.socket, enter: Enter, connections: int | None = None
+    ) -> HandshakeServer:
+        """Do the handshake with all who connect to a socket, by default one from each rank.
+
+        ``enter`` gets their channels. The server owns the socket, and `close` ends the server.
+        """
+        most = self.about.size if connections is None else connections
+        try:
+            server = HandshakeServer(sock, self.key, most, enter, self.about.tls)
+        except RuntimeError:  # no more threads
+            sock.close()
+            raise
+        self.servers.append(server)
+        return server
+
+    def close(self) -> None:
+        """Stop listening."""
+        for server in self.servers:
+            server.close()
 
     def allow(self, address: str) -> None:
         """Raise RendezvousError if an address is beyond loopback and the group needs a secret."""
@@ -155,6 +177,12 @@ class Sockets:
             sock.close()
             raise
         return sock
+
+    def reach(
+        self, family: Any, address: Any, hello: dict[str, Any], deadline: float, source: str = ""
+    ) -> Channel:
+        """Return an authenticated connection to an address; the parameters are as below."""
+        return self.introduced(self.connected(family, address, deadline, source), hello, deadline)
 
     def introduced(self, sock: socket.socket, hello: dict[str, Any], deadline: float) -> Channel:
         """Do the handshake over a connection; return its channel, which owns the socket."""

@@ -113,7 +113,8 @@ def spend(monkeypatch, rank, left=0.0):
         join(self)
         if self.about.rank == rank:
             now = time.monotonic()
-            self.begun, self.deadline = now + left - self.seconds, now + left
+            peers = self.peers
+            peers.begun, peers.deadline = now + left - peers.seconds, now + left
 
     monkeypatch.setattr(Joining, "_join", joins)
 

@@ -215,15 +215,15 @@ def test_memory_socket_without_the_key_gives_nothing(monkeypatch, on_ranks):
 
 def test_rank_that_one_peer_waits_for_is_named_by_all(monkeypatch):
     """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
-    real = peers.Reaching.until_reached
+    real = peers.Peers.until_reached
 
-    def reached(self, reach, peer, where, seconds, attend):
-        if self.whole[0] == 2 and peer == 1:
+    def reached(self, reach, peer, where, seconds):
+        if self.title() == "rank 2" and peer == 1:
             time.sleep(4)
             raise RendezvousError("stopped")
-        return real(self, reach, peer, where, seconds, attend)
+        return real(self, reach, peer, where, seconds)
 
-    monkeypatch.setattr(peers.Reaching, "until_reached", reached)
+    monkeypatch.setattr(peers.Peers, "until_reached", reached)
     results = outcomes(environments(["a", "a", "b"]), seconds=1.0)
     for error in results[:2]:
         assert " s for rank 2 of 3 to connect" in str(error)
