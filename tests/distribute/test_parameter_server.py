@@ -21,7 +21,7 @@ P = tf.distribute.experimental.partitioners
 
 
 def servers(shards=None, **options):
-    """Return a strategy; with ``shards``, each variable has so many."""
+    """Return a strategy; ``shards`` is the number of shards of each variable."""
     partitioner = None if shards is None else P.FixedShardsPartitioner(shards)
     return tf.distribute.ParameterServerStrategy(variable_partitioner=partitioner, **options)
 
