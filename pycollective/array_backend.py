@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from pycollective.dlpack import AsBits, is_bfloat16
 from pycollective.dtypes import bfloat16
+from pycollective.nccl import device
 
 #: A NumPy array, or a CuPy array in the same role.
 Array: TypeAlias = npt.NDArray[Any]
@@ -135,8 +136,6 @@ def _on_another_gpu(array: Array, index: int) -> Array:
 
     CuPy copies on the target GPU's stream, which does not wait for the source GPU's stream.
     """
-    from pycollective.nccl import device
-
     with beside(array):
         # Make the source contiguous here, where its memory is freed in the order of this stream.
         source = array if array.flags.c_contiguous else copy(array)

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from pycollective.cluster import over_mpi
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import is_number, number, shown
@@ -180,8 +181,6 @@ class _MPIClusterResolver(RankedClusterResolver):
         size = self.num_tasks
         local = [name for name in self.local_sizes if name in self._environ]
         if size > 1 and not any(self._number(name, 1) == size for name in local):
-            from pycollective.cluster import over_mpi
-
             try:
                 return over_mpi.worker_0(size)
             except LookupError as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 _OFFER_BYTES = 256
 _REASON_BYTES = 512
+_REPORT_BYTES = 6 * _REASON_BYTES + 16  # JSON may need six bytes for one of a text
 
 
 class Family(Protocol):
     """The way in which ranks of a group make a new group: the first offers it, all of them accept."""
 
-    def offer(self, size: int) -> bytes:
-        """Make a group of ``size`` ranks; return a description by which the others can join it."""
+    def offer(self, size: int) -> Any:
+        """Make a group of ``size`` ranks; return JSON by which the others can join it."""
 
     def accept(
-        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
+        self, offer: Any, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
         """Join an offered group of these ranks."""
 
@@ -41,7 +42,7 @@ class Threads:
         self._shared: Any = None
         self._number = 0
         # Offered groups, each with the number of ranks that have not joined yet.
-        self._offered: dict[bytes, list[Any]] = {}
+        self._offered: dict[int, list[Any]] = {}
 
     def shared(self, make: Callable[[], Any]) -> Any:
         """Return an object that all ranks of the group share; the first rank makes it."""
@@ -50,24 +51,22 @@ class Threads:
                 self._shared = make()
             return self._shared
 
-    def offer(self, size: int) -> bytes:
-        """Make the group."""
+    def offer(self, size: int) -> int:
+        """Make the group; return its number."""
         with self._lock:
             self._number += 1
-            name = struct.pack("=q", self._number)
-            self._offered[name] = [_core.ThreadGroup(size), Threads(), size]
-        return name
+            self._offered[self._number] = [_core.ThreadGroup(size), Threads(), size]
+            return self._number
 
     def accept(
-        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
+        self, offer: int, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
         """Return the group."""
-        name = offer[:8]
         with self._lock:
-            entry = self._offered[name]
+            entry = self._offered[offer]
             entry[2] -= 1
             if entry[2] == 0:
-                del self._offered[name]
+                del self._offered[offer]
         return entry[0], entry[1]
 
 
@@ -81,15 +80,15 @@ class SharedMemory:
         self._group = group
         self._made: _core.ShmGroup | None = None
 
-    def offer(self, size: int) -> bytes:
+    def offer(self, size: int) -> list[int]:
         """Make the memory; return process, descriptor, and device and inode of the memory."""
         self._made = _core.ShmGroup.create(size, 0)
         descriptor = self._made.descriptor
         found = os.fstat(descriptor)
-        return struct.pack("=qqqq", os.getpid(), descriptor, found.st_dev, found.st_ino)
+        return [os.getpid(), descriptor, found.st_dev, found.st_ino]
 
     def accept(
-        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
+        self, offer: list[int], rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
         """Open the memory and join the group."""
         made, self._made = self._made, None
@@ -101,8 +100,8 @@ class SharedMemory:
         return group, SharedMemory(group)
 
     @staticmethod
-    def _open(offer: bytes) -> _core.ShmGroup:
-        process, number, *identity = struct.unpack_from("=qqqq", offer)
+    def _open(offer: list[int]) -> _core.ShmGroup:
+        process, number, *identity = offer
         path = f"/proc/{process}/fd/{number}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -156,28 +155,35 @@ def _members(communicator: Member, color: int | None, key: int, seconds: float) 
     )
 
 
+def _said_by_all(communicator: Member, value: Any, most: int, seconds: float) -> list[Any]:
+    """Return the values of all ranks, each JSON of at most some bytes."""
+    data = json.dumps(value, ensure_ascii=False).encode().ljust(most)
+    assert len(data) == most
+    table = communicator._gathered(np.frombuffer(data, np.uint8).reshape(1, -1), seconds)
+    return [json.loads(row.tobytes()) for row in table]
+
+
 def _make(
     communicator: Member, members: list[int], seconds: float
 ) -> tuple[tuple[_core.Group, Family] | None, Exception | None]:
     """Join the new group; return the group or the error."""
     family, me = communicator._family, communicator.rank
     assert family is not None
-    offer = b""
+    offer: Any = None
     problem: Exception | None = None
     if members and members[0] == me:
         try:
             offer = family.offer(len(members))
         except (OSError, RuntimeError, MemoryError) as error:
             problem = error
-    padded = np.frombuffer(offer.ljust(_OFFER_BYTES, b"\0"), np.uint8)
-    offers = communicator._gathered(padded.reshape(1, -1), seconds)
+    offers = _said_by_all(communicator, offer, _OFFER_BYTES, seconds)
     if not members or problem is not None:
         return None, problem
-    place = offers[members[0]].tobytes()
-    if not any(place):
+    offer = offers[members[0]]
+    if offer is None:
         return None, CollectiveError(f"rank {members[0]} could not make the new group", ranks=[0])
     try:
-        return family.accept(place, members.index(me), members, seconds), None
+        return family.accept(offer, members.index(me), members, seconds), None
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         return None, error
 
@@ -189,22 +195,17 @@ def _agree(
     """Raise a CollectiveError on all members if a member could not join."""
     reason = "" if problem is None else str(problem) or repr(problem)
     others = problem.ranks if isinstance(problem, CollectiveError) else ()
+    # The error of a rank about another member is a consequence of that member's error.
     is_cause = all(members[r] == communicator.rank for r in others)
-    report = bytes([is_cause]) + reason.encode()[:_REASON_BYTES]
+    report = [is_cause, reason.encode(errors="replace")[:_REASON_BYTES].decode(errors="replace")]
     # Another member may still wait for its deadline in the new group: wait longer here.
-    padded = np.frombuffer(report.ljust(1 + _REASON_BYTES, b"\0"), np.uint8)
-    failed = communicator._gathered(padded.reshape(1, -1), 2 * seconds)
-    reasons = {r: _text_of(failed[r, 1:]) for r in members if failed[r, 1:].any()}
+    reports = _said_by_all(communicator, report, _REPORT_BYTES, 2 * seconds)
+    reasons = {r: reports[r][1] for r in members if reports[r][1]}
     if not reasons:
         return
-    # The error of a rank about another member is a consequence of that member's error.
-    causes = {r: text for r, text in reasons.items() if failed[r, 0]} or reasons
+    causes = {r: text for r, text in reasons.items() if reports[r][0]} or reasons
     raise CollectiveError(
         f"the group of color {color} could not be made: "
         + "; ".join(f"rank {r}: {text}" for r, text in causes.items()),
         ranks=sorted(causes),
     ) from problem
-
-
-def _text_of(padded: Any) -> str:
-    return str(padded.tobytes().rstrip(b"\0").decode(errors="replace"))

@@ -61,16 +61,16 @@ class Addresses:
         self._group = group
         self._listener: socket.socket | None = None
 
-    def offer(self, size: int) -> bytes:
+    def offer(self, size: int) -> tuple[str, int]:
         """Listen for the ranks of a split; return the address."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         self._listener = socket.create_server(
             (self._host, 0), family=family, backlog=min(size, 1024)
         )
-        return f"{self._listener.getsockname()[1]} {self._host}".encode()
+        return self._host, self._listener.getsockname()[1]
 
     def accept(
-        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
+        self, offer: tuple[str, int], rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Addresses]:
         """Do the rendezvous of a split at an offered address, with the secret of this group."""
         listener, self._listener = self._listener, None
@@ -78,13 +78,13 @@ class Addresses:
         if size == 1 and listener:
             listener.close()
             listener = None
-        port, _, host = offer.rstrip(b"\0").decode().partition(" ")
+        host, port = offer
         about = dataclasses.replace(
             self._about,
             rank=rank,
             size=size,
             host=host,
-            port=int(port),
+            port=port,
             listener=listener.detach() if listener else -1,
             own=None,
             least=0,  # a split needs all of its ranks

@@ -9,8 +9,6 @@ import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
 COMPILED = ("_core", "_nn")
-#: Packages whose functions still import other modules of the package.
-INNER_IMPORTS = ("cluster", "array_backend")
 #: Modules that import another one in a function because that one needs an extra or OpenSSL at its top.
 FOR_EXTRAS = ("keras.callbacks.tensorboard", "launch.description", "launch.peers")
 
@@ -98,4 +96,4 @@ def test_circles_of_a_graph_are_found(names):
 
 def test_functions_import_no_module_of_the_package():
     inner = {name: found for name, found in INNER.items() if found}
-    assert not {name for name in inner if not is_among(name, (*INNER_IMPORTS, *FOR_EXTRAS))}
+    assert not {name for name in inner if not is_among(name, FOR_EXTRAS)}

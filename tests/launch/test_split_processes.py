@@ -125,7 +125,7 @@ def test_split_memory_that_cannot_be_opened_is_reported(tmp_path, run_on):
     body = """
 from pycollective.comm import split
 def elsewhere(offer):
-    return broken(offer.replace(offer[8:16], (10**6).to_bytes(8, "little")))
+    return broken([offer[0], 10**6, *offer[2:]])
 broken = split.SharedMemory._open
 if comm.rank == 1:
     split.SharedMemory._open = staticmethod(elsewhere)
