@@ -184,14 +184,20 @@ class Joining:
         if roll is not None and roll != self.roll:
             self.roll = roll
             self.last_name = self._table().get("group", "")  # also if this rank has not used it yet
-            try:
-                self.store.set(f"here/{self.whole[0]}", roll)
-            except OSError as error:
-                raise self._first_rank_lost(error) from None
+            self._set("here", roll)
             self.peers.begin(leader.ROLL_SECONDS)
             raise _RepeatError
         if self.peers.name and self._table().get("group") != self.peers.name:
             raise HandshakeError("rank 0 went on without this rank")
+
+    def _set(self, key: str, value: Any) -> Store | Client:
+        """Set a key of this rank; return the store."""
+        assert self.store is not None
+        try:
+            self.store.set(f"{key}/{self.whole[0]}", value)
+        except OSError as error:
+            raise self._first_rank_lost(error) from None
+        return self.store
 
     def _table(self) -> dict[str, Any]:
         """Return rank 0's last table; an empty one if there is none."""
@@ -367,12 +373,7 @@ class Joining:
 
     def _agree(self, key: str, value: Any) -> list[int]:
         """Set this rank's key; return the hosts that rank 0 publishes once all ranks have set theirs."""
-        store, said = self.store, {"group": self.peers.name, "value": value}
-        assert store is not None
-        try:
-            store.set(f"{key}/{self.whole[0]}", said)
-        except OSError as error:
-            raise self._first_rank_lost(error) from None
+        store = self._set(key, {"group": self.peers.name, "value": value})
 
         def hosts() -> Any:
             found = store.get(f"all/{key}")

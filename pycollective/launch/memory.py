@@ -117,24 +117,17 @@ class Sharing:
 def take(sock: socket.socket, place: int, size: int) -> _core.ShmGroup | None:
     """Join the memory whose descriptor arrives over a connection; return None if that fails."""
     with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
-        return _joined(sock, place, size)
+        sock.settimeout(PROOF_SECONDS)
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+        for descriptor in descriptors:  # one, or none
+            try:
+                memory = _core.ShmGroup.open(descriptor)
+            finally:
+                os.close(descriptor)
+            if memory.size == size:
+                memory.join(place)
+                return memory
     return None
-
-
-def _joined(sock: socket.socket, place: int, size: int) -> _core.ShmGroup:
-    sock.settimeout(PROOF_SECONDS)
-    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
-    try:
-        if len(descriptors) != 1:
-            raise OSError("no descriptor came")
-        memory = _core.ShmGroup.open(descriptors[0])
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    if memory.size != size:
-        raise ValueError("the memory is another group's")
-    memory.join(place)
-    return memory
 
 
 def _close(channels: Sequence[Channel | None]) -> None:

@@ -118,7 +118,7 @@ def spawn(
 
 
 @dataclass
-class _Ended:
+class _End:
     """The end of a rank's function, or of its process."""
 
     rank: int
@@ -135,17 +135,17 @@ class _Ended:
         return bool(self.how)
 
 
-def _failure(rank: int, error: BaseException, *, came_first: bool = True) -> _Ended:
+def _failure(rank: int, error: BaseException, *, came_first: bool = True) -> _End:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     how = f"rank {rank} raised {_named(error)}"
-    return _Ended(rank, None, error, how, "".join(lines), came_first=came_first)
+    return _End(rank, None, error, how, "".join(lines), came_first=came_first)
 
 
 def _named(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def _raise(ended: _Ended) -> None:
+def _raise(ended: _End) -> None:
     how, error = ended.how, ended.error
     if isinstance(error, SystemExit):  # from a thread: it would end the caller without a message
         how, error = f"rank {ended.rank} called sys.exit({error.code!r})", None
@@ -165,7 +165,7 @@ def _run(
     fn: Callable[..., Any],
     args: Sequence[Any],
     pack: Callable[[Any], Any] = lambda result: result,
-) -> _Ended:
+) -> _End:
     """Run a rank's function to its end."""
     try:
         result = pack(fn(comm, *args))
@@ -176,14 +176,14 @@ def _run(
         with contextlib.suppress(CollectiveError):
             comm.close()
         return _failure(comm.rank, error, came_first=came_first)
-    return _Ended(comm.rank, result)
+    return _End(comm.rank, result)
 
 
 def _in_threads(
     fn: Callable[..., Any], args: Sequence[Any], size: int, timeout: float
-) -> list[_Ended]:
+) -> list[_End]:
     communicators = local_group(size, timeout=timeout)
-    said: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+    said: queue.SimpleQueue[_End] = queue.SimpleQueue()
 
     def rank(comm: Communicator) -> None:
         said.put(_run(comm, fn, args))
@@ -196,7 +196,7 @@ def _in_threads(
     ]
     for one in ranks:
         one.start()
-    ended: list[_Ended] = []
+    ended: list[_End] = []
     try:
         while len(ended) < size and not any(one.is_failure for one in ended):
             ended.append(said.get())
@@ -322,7 +322,7 @@ def _pickled(result: Any) -> bytes:
         ) from error
 
 
-def _portable(ended: _Ended) -> bytes:
+def _portable(ended: _End) -> bytes:
     """Return the pickled end of a rank, without its error if that cannot be pickled and unpickled."""
     try:
         data = pickle.dumps(ended)
@@ -341,7 +341,7 @@ def _in_processes(
     timeout: float,
     transport: str | None,
     context: str | BaseContext | None,
-) -> list[_Ended]:
+) -> list[_End]:
     how = _context(context)
     group = launcher.new_group(transport, size)
     call = _Call(fn, args, how.get_start_method())
@@ -389,10 +389,10 @@ def _context(given: str | BaseContext | None) -> BaseContext:
 
 def _watch(
     ranks: launcher.Ranks, processes: Sequence[BaseProcess], readers: Sequence[Any]
-) -> list[_Ended]:
+) -> list[_End]:
     """Wait for all processes; report failures to the group, and end the other ranks."""
     unread = dict(enumerate(readers))
-    ended: dict[int, _Ended] = {}
+    ended: dict[int, _End] = {}
 
     def read(rank: int) -> None:
         found = _received(unread.pop(rank))
@@ -410,7 +410,7 @@ def _watch(
             if rank in unread and unread[rank].poll():
                 read(rank)
             if rank not in ended:
-                ended[rank] = _Ended(rank, how=_death(rank, code), exitcode=code)
+                ended[rank] = _End(rank, how=_death(rank, code), exitcode=code)
             one = ended[rank]
             ranks.group.ended(rank, one.how or f"rank {rank} has ended", failed=one.is_failure)
         if any(one.is_failure for one in ended.values()):
@@ -424,10 +424,10 @@ def _death(rank: int, code: int) -> str:
     return how if code < 0 else f"{how} before its function returned"
 
 
-def _received(reader: Any) -> _Ended | None:
+def _received(reader: Any) -> _End | None:
     """Return the end that a rank sent; None if its process ended before."""
     try:
-        ended: _Ended = pickle.loads(reader.recv_bytes())
+        ended: _End = pickle.loads(reader.recv_bytes())
         if not ended.is_failure:
             ended.result = pickle.loads(reader.recv_bytes())
     except EOFError:

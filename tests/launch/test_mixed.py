@@ -175,11 +175,10 @@ def test_memory_that_cannot_be_created_falls_back_to_tcp(monkeypatch, on_ranks):
 
 
 def test_memory_that_cannot_be_joined_falls_back_to_tcp(monkeypatch, on_ranks):
-    def joined(sock, place, size):
-        socket.recv_fds(sock, 1, 1)
+    def opened(descriptor):
         raise ValueError("another version's")
 
-    monkeypatch.setattr(memory, "_joined", joined)
+    monkeypatch.setattr(memory._core.ShmGroup, "open", staticmethod(opened))
     monkeypatch.setattr(memory, "_ENTER_SECONDS", 0.2)
     comms = join(environments(["a"] * 3))
     assert [c.hosts for c in comms] == [[0, 1, 2]] * 3
