@@ -567,9 +567,6 @@ def _update_without_locks(
         update([next(rest) if array is None else array for array in arrays])
 
     update_together([v for v in variables if not v._lock_free], with_all)
-    for variable, array in zip(variables, arrays, strict=True):
-        if array is not None:
-            variable.set_array(array)  # a new key, so that tapes see another value
 
 
 def _value(array: Array) -> Tensor:

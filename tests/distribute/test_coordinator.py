@@ -311,6 +311,7 @@ def test_cancelled_function_fetch_raises_cancelled_error(gate):
     threading.Timer(0.05, gate.opened.set).start()
     with pytest.raises(ValueError, match="first"):
         coordinator.join()
+    assert gate.opened.is_set()
     assert coordinator.fetch(running) == [0, 1]
     with pytest.raises(tf.errors.CancelledError, match="is cancelled. Please reschedule"):
         waiting.fetch()

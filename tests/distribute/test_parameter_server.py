@@ -592,6 +592,7 @@ def test_values_that_were_read_stay_with_locks_and_change_with_hogwild():
         assert int(counted) == 0 and int(count) == 1
         v.assign(np.full(3, 5, np.float32))
         assert v.numpy().tolist() == [5, 5, 5]
+        assert before.numpy().tolist() == [5 * expected] * 3
 
 
 def test_hogwild_updates_wait_for_no_lock():
