@@ -303,7 +303,7 @@ class GradientTape:
                 f"unconnected_gradients must be 'none' or 'zero', got {unconnected_gradients!r}"
             )
         places = nest.flatten(sources)
-        source_keys = [self._keys_of(source, "gradient") for source in places]
+        source_keys = self._keys_of(places, "gradient")
         targets = tuple([as_tensor(item) for item in nest.flatten(target)])
         gradients = self._seed(targets, output_gradients)
 
@@ -329,8 +329,11 @@ class GradientTape:
             # Copy a broadcast view, whose memory is not that of its shape; pass on any other array.
             if not (array.flags.c_contiguous and getattr(array.flags, "writeable", True)):
                 array = copy(array)
-            # Outer tapes must not take a gradient for a constant.
-            result = record(array, targets, _no_second_order)
+            if thread_state.tapes:
+                # Outer tapes must not take a gradient for a constant.
+                result = record(array, targets, _no_second_order)
+            else:
+                result = Tensor(array)
             results[place] = result
             if ready is not None:
                 ready(place, result)
@@ -364,16 +367,20 @@ class GradientTape:
             keys = outputs if outputs.__class__ is tuple else (outputs,)
             if not active.isdisjoint(keys):
                 active.update(inputs)
-        found = [self._keys_of(source, "connected") for source in nest.flatten(sources)]
+        found = self._keys_of(nest.flatten(sources), "connected")
         return [not active.isdisjoint(each) for each in found]
 
-    def _keys_of(self, source: Any, caller: str) -> tuple[int, ...]:
-        """Return the keys of a tensor, or of the values that were read from a variable."""
-        own = _resolve(source, caller)
-        if isinstance(own, Tensor):
-            return (own._key,) if own._key in self._tracked else ()
-        entry = self._variables.get(id(own))
-        return () if entry is None else tuple(entry[1])
+    def _keys_of(self, sources: Sequence[Any], caller: str) -> list[tuple[int, ...]]:
+        """Return for each source the keys of the tensor, or of the values read from the variable."""
+        keys: list[tuple[int, ...]] = []
+        for source in sources:
+            own = _resolve(source, caller)
+            if isinstance(own, Tensor):
+                keys.append((own._key,) if own._key in self._tracked else ())
+            else:
+                entry = self._variables.get(id(own))
+                keys.append(() if entry is None else tuple(entry[1]))
+        return keys
 
     def _seed(self, targets: Sequence[Tensor], output_gradients: Any) -> dict[int, Array]:
         """Return the gradients of the targets, with which the backward pass begins."""
