@@ -92,6 +92,11 @@ LAYERS: dict[str, list[Case]] = {
         conv("N 230 230 3", 64, 7, 2), conv(_IMAGE, 64, 3), conv(_IMAGE, 256, 1),
         conv("N 14 14 256", 256, 3), conv("N 28 28 1", 32, 3), conv("N 28 28 128", 128, 5),
         conv("N 28 28 64", 64, 3, 1, 2), conv("N 57 57 64", 128, 3, 2),
+        conv("N 128 128 32", 32, 3), conv("N 56 56 96", 24, 1),
+        Case("N 17 17 192", "192, (1, 7), padding='same'", "F.conv2d(x, w, b, padding=(0, 3))",
+             "conv(x, w, 1, 'SAME') + b"),
+        Case("N 28 28 128", "128, 3, padding='same', groups=32",
+             "F.conv2d(x, w, b, padding=1, groups=32)", "conv(x, w, 1, 'SAME', 1, 32) + b"),
     ],
     "Conv2DTranspose": [up("N 28 28 128", 64, 2), up("N 14 14 128", 64, 4)],
     "Dense": [
@@ -112,7 +117,7 @@ LAYERS: dict[str, list[Case]] = {
         Case("N 256 1024", "", "F.layer_norm(x, x.shape[-1:], w, b, 1e-3)", "layer_norm(x, w, b)")
     ],
     "LeakyReLU": [Case(_IMAGE, "0.2", "F.leaky_relu(x, 0.2)", "jax.nn.leaky_relu(x, 0.2)")],
-    "MaxPooling2D": [pool(_IMAGE, 3, 2, "max"), pool("N 224 224 64", 2, 2, "max")],
+    "MaxPooling2D": [pool(_IMAGE, 3, 2, "max"), pool("N 56 56 256", 2, 2, "max")],
     "Maximum": [Case(_TWO, "", "torch.maximum(x, y)", "jnp.maximum(x, y)")],
     "Minimum": [Case(_TWO, "", "torch.minimum(x, y)", "jnp.minimum(x, y)")],
     "Multiply": [Case(_TWO, "", "x * y", "x * y")],

@@ -11,9 +11,9 @@ generic shape and no peers if it can be built without arguments; otherwise the r
 
 Peers
     PyTorch runs with contiguous and with channels_last images, and its faster time counts. JAX runs with
-    jit. Each contestant has its own process: ours this interpreter, the peers the first of --peers that
-    has torch or jax. A row says so if it has no peer. Peers compute a metric of one batch; ours also
-    accumulates. JAX has no optimizers.
+    jit. Each contestant has its own process and all cores: ours with this interpreter, the peers with
+    the first of --peers that has torch or jax. A row says so if it has no peer. Peers compute a metric
+    of one batch; ours also accumulates. JAX has no optimizers.
 
 Checks
     Each peer first compares its results with ours: outputs, gradients of all inputs and weights (of the
@@ -451,9 +451,11 @@ def measure(
                 result["failed"].append(answer["wrong"])
             if "failed" in answer:
                 racing.remove(contestant)
-                where = "failed" if contestant.who == OURS else "notes"
-                result[where].append(f"{contestant.who}: {answer['failed']}")
-                if contestant.who == OURS:
+                ours = contestant.who == OURS
+                where = "failed" if ours and row[1] in CASES[row[0]] else "notes"
+                no_case = "no case yet: " if ours and where == "notes" else ""
+                result[where].append(f"{no_case}{contestant.who}: {answer['failed']}")
+                if ours:
                     return result
             for form, us in answer["us"].items():
                 name = f"{PEERS.get(contestant.who, OURS)} {form}".strip()
@@ -472,7 +474,13 @@ def report_of(done: dict[str, dict[str, Any]], missing: set[str]) -> str:
         kind, _, what = title.partition(".")
         best = [time_text(times[peer]), peer, f"**{ratio:.2f}**"] if peer else ["", "no peer", ""]
         notes = "; ".join([*result["failed"], *result["notes"]])
-        return ratio, [kind, f"`{what}`", time_text(own), *best, notes.replace("|", "/")]
+        return ratio, [
+            kind,
+            f"`{what}`",
+            time_text(own) if own == own else "–",
+            *best,
+            notes.replace("|", "/"),
+        ]
 
     found = sorted((cells(*item) for item in done.items()), key=lambda c: -c[0])
     ratios = [ratio for ratio, _ in found if ratio > 0]
@@ -517,6 +525,9 @@ def main() -> None:
     machine = {"machine": platform.machine(), "cores": cores(), "system": platform.system()}
     if report.setdefault("machine", machine) != machine:
         raise SystemExit(f"{args.json} was measured on another machine: {report['machine']}")
+    unknown = {*(args.only or ())} - {*CASES}.union(*registry().values())
+    if unknown:
+        p.error(f"--only {' '.join(sorted(unknown))}: the registry has no such name or kind")
     who = [Contestant(OURS, sys.executable)]
     for peer, title in PEERS.items():
         python = next((python for python in args.peers if has(python, peer)), None)

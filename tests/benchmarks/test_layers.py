@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -41,6 +42,11 @@ def test_every_case_is_of_a_registered_name(layers):
     assert unknown == set()
 
 
+def test_rows_have_distinct_titles(layers):
+    titles = [title for title, _, _ in layers.rows([1, 16, 64], None)]
+    assert len(titles) == len({*titles}) > 400
+
+
 def test_rows_a_new_layer_gets_a_generic_row(layers, monkeypatch):
     class Double:
         def __init__(self, factor=2.0):
@@ -55,6 +61,29 @@ def test_rows_a_new_layer_gets_a_generic_row(layers, monkeypatch):
     titles = [title for title, _, _ in layers.rows([1, 16], None)]
     assert titles == ["layers.Double() of 1 56 56 64", "layers.Double() of 16 56 56 64"]
     assert layers.without_case() == {"layers.Scale"}
+
+
+def test_measure_a_generic_row_that_cannot_run_is_no_failure(layers):
+    class Broken:
+        who = layers.OURS
+
+        def ask(self, request):
+            return {"us": {}, "wrong": "", "failed": "ValueError: 3 dimensions"}
+
+    options = argparse.Namespace(rounds=1, seconds=0.0)
+    for name, failed in (("Dense", True), ("Unknown", False)):
+        case = layers.Case("N 4")
+        result = layers.measure(("layers", name, 0, 1), case, [Broken()], options, "")
+        assert bool(result["failed"]) == failed and bool(result["notes"]) != failed
+    text = layers.report_of({"layers.Unknown() of 1 4": result}, set())
+    assert "| – |  | no peer |  | no case yet: pycollective: ValueError: 3 dimensions |" in text
+
+
+def test_main_unknown_name_is_refused(layers, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["layers.py", "--only", "Conv2D", "Conv9D"])
+    with pytest.raises(SystemExit, match="2"):
+        layers.main()
+    assert "--only Conv9D: the registry has no such name or kind" in capsys.readouterr().err
 
 
 def test_arrays_have_the_shapes_and_values_that_a_case_describes(layers):
