@@ -73,11 +73,11 @@ def registry() -> dict[str, dict[str, Any]]:
     for kind in [k for k in CASES if k != "operations"]:
         importlib.import_module(f"pycollective.keras.{kind}")
         # Functions of layers, losses and metrics are what the classes call.
-        wanted = inspect.isfunction if kind == "activations" else inspect.isclass
+        measured = inspect.isfunction if kind == "activations" else inspect.isclass
         found[kind] = {
             target.__name__: target
             for (module, name), target in sorted(registration._public.items())
-            if module == f"keras.{kind}" and wanted(target) and name not in NOT_MEASURED
+            if module == f"keras.{kind}" and measured(target) and name not in NOT_MEASURED
         }
     known = found["activations"]
     found["operations"] = {
@@ -152,7 +152,7 @@ def arrays_of(case: Case, batch: int) -> list[Any]:
 Steps = dict[str, Callable[[], tuple[list[Any], list[Any]]]]
 
 
-def wanted(kind: str, arrays: list[Any]) -> list[int]:
+def with_gradient(kind: str, arrays: list[Any]) -> list[int]:
     """Return the numbers of the inputs whose gradients count."""
     if kind == "metrics":
         return []
@@ -168,7 +168,7 @@ def our_steps(row: Row, case: Case, data: dict[str, list[Any]]) -> Steps:
     target = registry()[kind][name]
     arrays = arrays_of(case, batch)
     inputs = [tf.constant(a) for a in arrays]
-    sources = [inputs[i] for i in wanted(kind, arrays)]
+    sources = [inputs[i] for i in with_gradient(kind, arrays)]
     names = dict(zip("xyz", inputs, strict=False)) if kind != "optimizers" else {}
     if kind in ("activations", "operations"):
         text = f"f({case.arguments or ', '.join(names)})"
@@ -253,7 +253,7 @@ def torch_steps(row: Row, case: Case, data: dict[str, list[Any]]) -> Steps:
         inputs = [tensor(a, (0, 3, 1, 2)) for a in arrays]
         weights = [tensor(a, order) for a in data["weights"]]
         cotangents = [tensor(c, (0, 3, 1, 2)) for c in data["cotangents"]]
-        sources = [inputs[i] for i in wanted(kind, arrays)] + weights
+        sources = [inputs[i] for i in with_gradient(kind, arrays)] + weights
         for s in sources:
             s.requires_grad_()
         names = {**dict(zip("xyz", inputs, strict=False)), **dict(zip("wb", weights, strict=False))}
@@ -303,7 +303,7 @@ def jax_steps(row: Row, case: Case, data: dict[str, list[Any]]) -> Steps:
         "layer_norm": lambda x, w, b: normalized(x, w, b, (-1,)),
     }  # fmt: skip
     arrays = arrays_of(case, row[3])
-    chosen = wanted(row[0], arrays)
+    chosen = with_gradient(row[0], arrays)
     names = [*"xyz"[: len(arrays)], *"wb"[: len(data["weights"])]]
     call = eval(f"lambda {', '.join(names)}: {case.jax}", space)
     every = [jnp.asarray(a) for a in [*arrays, *data["weights"]]]
@@ -328,6 +328,7 @@ def jax_steps(row: Row, case: Case, data: dict[str, list[Any]]) -> Steps:
 
 
 def to_numpy(value: Any) -> Any:
+    """Return a result of any contestant as a dense NumPy array."""
     if type(value).__name__ == "IndexedSlices":
         import pycollective as tf
 
