@@ -230,7 +230,8 @@ class ParameterServerStrategy(Strategy):
     """
 
     extended: _ParameterServerExtended
-    #: The strategy's `ClusterCoordinator`, once there is one; a copy of the strategy has none.
+    #: The strategy's `ClusterCoordinator`, once there is one. A copy has the original's, until
+    #: `ClusterCoordinator` makes its own.
     coordinator: Any = None
 
     def __init__(

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pycollective.errors import RendezvousError
@@ -310,8 +310,9 @@ class _Probe:
     # The exchange of reports ----------------------------------------------------------------
 
     def _news(self) -> dict[str, Any]:
+        """Return copies of all reports, because the caller writes them without the lock."""
         with self._changed:
-            return {"reports": [vars(report) for report in self._reports.values()]}
+            return {"reports": [asdict(report) for report in self._reports.values()]}
 
     def _take(self, news: dict[str, Any]) -> None:
         """Keep the newest report of every other worker."""

@@ -216,3 +216,11 @@ def test_older_report_is_ignored():
     for version, text in ((2, "new"), (1, "old")):
         probe._take({"reports": [{**GOOD, "version": version, "routes": {"0": text}}]})
     assert probe._findings().routes == {(1, 0): "new"}
+
+
+def test_reports_to_send_are_copies_that_other_threads_do_not_change():
+    about = Description.of_environment(ENVIRONMENT, 0, 2, ["127.0.0.1:1"])
+    probe = links._Probe(about, ["127.0.0.1:1"], {0: ("127.0.0.1", 1)})
+    news = probe._news()
+    probe._own.links[1] = links.WORKS, ""
+    assert news["reports"][0]["links"] == {}
