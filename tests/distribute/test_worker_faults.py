@@ -151,19 +151,23 @@ except Exception as error:
 def test_who_does_not_come_is_named(tmp_path):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
     body = """
-import logging
+import logging, time
+from pathlib import Path
 from pycollective.launch import leader
 logging.basicConfig()
 leader.LOG_EVERY = 0.2
+Path(f"started {os.getpid()}").touch()
+while len(list(Path.cwd().glob("started *"))) < 2:  # a process may start seconds after the other
+    time.sleep(0.01)
 try:
-    tf.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=1)
+    tf.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=2)
 except Exception as error:
     print(type(error).__name__, error)
 """
     done = ended(start(tmp_path, [("worker", 0), ("worker", 1)], body, cluster=cluster))
     for output in done.outputs:
         assert "RendezvousError" in output, done
-    assert "Timeout waiting for the cluster, timeout is 1 seconds" in done.outputs[0], done
+    assert "Timeout waiting for the cluster, timeout is 2 seconds" in done.outputs[0], done
     assert "rank 2 of 3" in done.outputs[0], done
     for errors in done.errors:  # also on a worker that only rank 0 can tell
         assert "rank 0 waits for rank 2 of 3 to come to" in errors, done
