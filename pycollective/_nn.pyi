@@ -87,6 +87,15 @@ def max_pool_gradient(
     bias_gradient: NDArray[Any] | None,
     window: Window,
 ) -> None: ...
+def depthwise_forward(
+    x: NDArray[Any], weights: NDArray[Any] | None, y: NDArray[Any], window: Window
+) -> None: ...
+def depthwise_gradient(
+    g: NDArray[Any], weights: NDArray[Any] | None, dx: NDArray[Any], window: Window
+) -> None: ...
+def depthwise_weight_gradient(
+    x: NDArray[Any], g: NDArray[Any], weight_gradient: NDArray[Any], window: Window
+) -> None: ...
 def direct_forward(
     x: NDArray[Any],
     weights: NDArray[Any],

@@ -93,6 +93,24 @@ void max_pool_gradient(const float* g, const std::uint32_t* codes, float* dx, fl
 void max_pool_gradient(const double* g, const std::uint32_t* codes, double* dx,
                        double* bias_gradient, const Window& w, Index images);
 
+// ---- depthwise convolution and average pooling (depthwise.cc) ---------------------------------
+// Each channel alone. y is the sum over the window's taps inside the image of x times weights
+// [kernel_h, kernel_w, channels]. Without weights, y is the mean of these taps.
+void depthwise_forward(const float* x, const float* weights, float* y, const Window& w,
+                       Index images);
+void depthwise_forward(const double* x, const double* weights, double* y, const Window& w,
+                       Index images);
+// Overwrites the gradient of the images.
+void depthwise_gradient(const float* g, const float* weights, float* dx, const Window& w,
+                        Index images);
+void depthwise_gradient(const double* g, const double* weights, double* dx, const Window& w,
+                        Index images);
+// Overwrites the gradient of the weights.
+void depthwise_weight_gradient(const float* x, const float* g, float* weight_gradient,
+                               const Window& w, Index images);
+void depthwise_weight_gradient(const double* x, const double* g, double* weight_gradient,
+                               const Window& w, Index images);
+
 // ---- convolution without patches, for few input channels (direct.cc) --------------------------
 // Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias). With `pool`, a
 // window over the convolution's output without padding: y and codes are those of max_pool.

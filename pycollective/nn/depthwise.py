@@ -7,17 +7,33 @@ from typing import Any
 
 import numpy as np
 
+from .. import _nn as kernels
 from ..array_backend import Array, array_module
 from ..tensor import ops
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .conv import conv2d
 from .halves import in_float32
-from .window import Pair, Window, checked_window, padded, padded_zeros, taps, unpadded
+from .window import (
+    Pair,
+    Window,
+    checked_window,
+    native,
+    padded,
+    padded_zeros,
+    taps,
+    unpadded,
+)
 
 
 def _forward(x: Array, w: Array, window: Window) -> Array:
     n, channels, multiplier = x.shape[0], w.shape[2], w.shape[3]
+    found = native(x, w) if multiplier == 1 else None
+    if found is not None:
+        result: Array = workspace.empty((n, window.out_h, window.out_w, channels), x.dtype)
+        kernels.depthwise_forward(*found, result, window)
+        return result
     shape = (n, window.out_h, window.out_w, channels, multiplier)
     y: Array = array_module(x).zeros(shape, x.dtype)
     for i, j, tap in taps(padded(x, window, 0), window):
@@ -26,6 +42,11 @@ def _forward(x: Array, w: Array, window: Window) -> Array:
 
 
 def _by_images(g: Array, w: Array, shape: tuple[int, ...], window: Window) -> Array:
+    found = native(g, w) if w.shape[3] == 1 else None
+    if found is not None:
+        dx: Array = workspace.empty(shape, g.dtype)
+        kernels.depthwise_gradient(*found, dx, window)
+        return dx
     total = padded_zeros(shape, window, g)
     for i, j, tap in taps(total, window):
         tap += np.einsum("nhwcm,cm->nhwc", g, w[i, j])
@@ -33,7 +54,11 @@ def _by_images(g: Array, w: Array, shape: tuple[int, ...], window: Window) -> Ar
 
 
 def _by_filters(g: Array, x: Array, w: Array, window: Window) -> Array:
-    dw = np.empty_like(w)
+    dw = np.empty_like(w, order="C")
+    found = native(x, g) if w.shape[3] == 1 else None
+    if found is not None:
+        kernels.depthwise_weight_gradient(*found, dw, window)
+        return dw
     for i, j, tap in taps(padded(x, window, 0), window):
         dw[i, j] = np.einsum("nhwcm,nhwc->cm", g, tap)
     return dw

@@ -8,6 +8,7 @@ import nn_reference as reference
 import numpy as np
 import pytest
 
+from pycollective import _nn as kernels
 from pycollective import nn
 from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
 
@@ -71,6 +72,52 @@ def test_depthwise_equals_a_convolution_per_channel(case: Any, multiplier: int) 
         )
         own = y[..., channel * multiplier : (channel + 1) * multiplier]
         np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("channels", [1, 8, 45, 77])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_depthwise_of_many_channels_equals_that_of_each_channel(
+    channels: int, vector_bytes: int, weighted: bool
+) -> None:
+    arrays = [numbers(5, 13, 11, channels), numbers(3, 5, channels, 1)][: 1 + weighted]
+
+    def call(x: Any, *w: Any) -> Any:
+        if not weighted:
+            return nn.avg_pool2d(x, (3, 5), (2, 1), "SAME")
+        return nn.depthwise_conv2d(x, *w, (2, 1), "SAME")
+
+    def results(arrays: Any, g: Any) -> Any:
+        return [call(*arrays).numpy(), *gradients(call, arrays, g)]
+
+    g = numbers(*call(*arrays).shape)
+    alone = []
+    for c in range(channels):
+        one = [a[..., c : c + 1, :] if a is not arrays[0] else a[..., c : c + 1] for a in arrays]
+        alone.append(results(one, g[..., c : c + 1]))
+    before = kernels.limit_vector_bytes(vector_bytes)
+    try:
+        for dtype, error in (("float64", 1e-13), ("float32", 2e-5)):
+            found = results([a.astype(dtype) for a in arrays], g.astype(dtype))
+            for k, result in enumerate(found):
+                expected = np.concatenate([part[k] for part in alone], axis=2 if k == 2 else 3)
+                assert result.dtype == dtype
+                np.testing.assert_allclose(result, expected, rtol=error, atol=error)
+    finally:
+        kernels.limit_vector_bytes(before)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_depthwise_and_means_of_special_numbers_reach_their_windows_alone(special: float) -> None:
+    x, w = numbers(2, 6, 7, 40).astype(np.float32), numbers(3, 3, 40, 1).astype(np.float32)
+    x[1, 0, 0, 33] = special
+    w[0, 0] = np.inf  # of a tap that is in the padding of the first row and column
+    touched = np.zeros((2, 6, 7, 40), bool)
+    touched[1, :2, :2, 33] = True
+    mean = nn.avg_pool2d(x, 3, 1, "SAME").numpy()
+    np.testing.assert_array_equal(~np.isfinite(mean), touched)
+    y = nn.depthwise_conv2d(x, w, 1, "SAME").numpy()
+    np.testing.assert_array_equal(np.isfinite(y[:, 0]), ~touched[:, 0])
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -1,4 +1,4 @@
-// Max pooling.
+// Pooling and depthwise convolution.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -61,11 +61,52 @@ void max_pool_gradient(const Array& g, const Array& codes, Array& dx, MaybeArray
   });
 }
 
+void depthwise_forward(const Array& x, const MaybeArray& weights, Array& y, const Window& w) {
+  const Index images = count(x, "x", w.image());
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    const T* factors = in<T>(weights, "weights", w.patch());
+    T* to = out<T>(y, "y", images * w.out_h * w.out_w * w.channels);
+    InterpreterRelease release;
+    nn::depthwise_forward(from, factors, to, w, images);
+  });
+}
+
+void depthwise_gradient(const Array& g, const MaybeArray& weights, Array& dx, const Window& w) {
+  const Index images = count(dx, "dx", w.image());
+  with_real(g, "g", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(g, "g", images * w.out_h * w.out_w * w.channels);
+    const T* factors = in<T>(weights, "weights", w.patch());
+    T* to = out<T>(dx, "dx", dx.size());
+    InterpreterRelease release;
+    nn::depthwise_gradient(from, factors, to, w, images);
+  });
+}
+
+void depthwise_weight_gradient(const Array& x, const Array& g, Array& weight_gradient,
+                               const Window& w) {
+  const Index images = count(x, "x", w.image());
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    const T* upstream = in<T>(g, "g", images * w.out_h * w.out_w * w.channels);
+    T* to = out<T>(weight_gradient, "weight_gradient", w.patch());
+    InterpreterRelease release;
+    nn::depthwise_weight_gradient(from, upstream, to, w, images);
+  });
+}
+
 }  // namespace
 
 void bind_pooling(py::module_& m) {
   m.def("max_pool", &max_pool, "x"_a, "bias"_a, "y"_a, "codes"_a, "window"_a, "relu"_a);
   m.def("max_pool_gradient", &max_pool_gradient, "g"_a, "codes"_a, "dx"_a, "bias_gradient"_a,
+        "window"_a);
+  m.def("depthwise_forward", &depthwise_forward, "x"_a, "weights"_a, "y"_a, "window"_a);
+  m.def("depthwise_gradient", &depthwise_gradient, "g"_a, "weights"_a, "dx"_a, "window"_a);
+  m.def("depthwise_weight_gradient", &depthwise_weight_gradient, "x"_a, "g"_a, "weight_gradient"_a,
         "window"_a);
 }
 
