@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,16 @@ from pycollective.dlpack import AsBits, is_bfloat16
 from pycollective.dtypes import bfloat16
 from pycollective.nccl import device
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack
+
+    _Arrays = TypeVarTuple("_Arrays")
+
 #: A NumPy array, or a CuPy array in the same role.
 Array: TypeAlias = npt.NDArray[Any]
+#: A dtype object, because comparing a dtype with a class takes several times as long.
+FLOAT32 = np.dtype(np.float32)
+_COMPILED = frozenset((FLOAT32, np.dtype(np.float64)))
 
 
 def _cupy_of(value: Any) -> ModuleType | None:
@@ -306,3 +314,35 @@ def beside(array: Any) -> AbstractContextManager[Any]:
 
 
 _HOST = nullcontext()
+
+
+def native(*arrays: Unpack[_Arrays]) -> tuple[Unpack[_Arrays]] | None:
+    """Return the arrays in C order and aligned, or None if the compiled kernels do not support them.
+
+    The kernels need NumPy arrays that are all float32 or all float64. None stands for an array that
+    an operation leaves out, and stays None.
+    """
+    given: tuple[Any, ...] = arrays
+    dtype, fits = None, True
+    for array in given:
+        if array is None:
+            continue
+        if array.__class__ is not np.ndarray or array.dtype not in _COMPILED:
+            return None
+        if dtype is not None and array.dtype != dtype:
+            return None
+        dtype = array.dtype
+        flags = array.flags
+        fits = fits and flags.c_contiguous and flags.aligned
+    if fits:
+        return arrays
+    copies: Any = tuple([None if array is None else in_c_order(array) for array in given])
+    return copies  # type: ignore[no-any-return]
+
+
+def in_c_order(array: Array) -> Array:
+    """Return a NumPy array in C order and aligned."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array
+    return np.array(array, order="C", copy=True)

@@ -6,7 +6,8 @@
 #include "nn/kernels.h"
 #include "support/simd.h"
 
-// An activation is a struct with value(x), and slope(x), the derivative. To add one, write it here,
+// An activation is a struct with value(x), and slope(x), the derivative; or value(x, alpha) and
+// slope(x, alpha). To add one, write it here,
 // and name it once at the end.
 namespace pycollective::nn {
 namespace activations {
@@ -128,13 +129,59 @@ struct Erf {
   static PYCOLLECTIVE_INLINE T slope(T x) { return T(1.12837916709551257390) * exp_of(-x * x); }
 };
 
-#define PYCOLLECTIVE_ACTIVATION_OF(Kind, T)                                                       \
-  PYCOLLECTIVE_CLONES void values_of_##Kind(const T* __restrict x, T* __restrict y, Index size) { \
-    for (Index i = 0; i < size; ++i) y[i] = Kind<T>::value(x[i]);                                 \
-  }                                                                                               \
-  PYCOLLECTIVE_CLONES void gradients_of_##Kind(const T* __restrict g, const T* __restrict x,      \
-                                               T* __restrict dx, Index size) {                    \
-    for (Index i = 0; i < size; ++i) dx[i] = g[i] * Kind<T>::slope(x[i]);                         \
+template <typename T>
+struct Elu {
+  // Not x < 0, so that NaN stays NaN.
+  static PYCOLLECTIVE_INLINE T negative(T x) { return x > 0 ? T(0) : x; }
+  static PYCOLLECTIVE_INLINE T value(T x, T alpha) {
+    const T below = alpha * expm1_of_negative(negative(x));
+    return x > 0 ? x : below;
+  }
+  static PYCOLLECTIVE_INLINE T slope(T x, T alpha) {
+    const T below = alpha * exp_of(negative(x));
+    return x > 0 ? T(1) : below;
+  }
+};
+
+template <typename T>
+struct Selu {
+  static constexpr T kAlpha = T(1.6732632423543772848), kScale = T(1.0507009873554804934);
+  static PYCOLLECTIVE_INLINE T value(T x) { return kScale * Elu<T>::value(x, kAlpha); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return kScale * Elu<T>::slope(x, kAlpha); }
+};
+
+template <typename T>
+struct LeakyRelu {
+  static PYCOLLECTIVE_INLINE T value(T x, T alpha) { return x > 0 ? x : alpha * x; }
+  static PYCOLLECTIVE_INLINE T slope(T x, T alpha) { return x > 0 ? T(1) : alpha; }
+};
+
+template <typename Kind, typename T>
+PYCOLLECTIVE_INLINE T value_of(T x, [[maybe_unused]] T alpha) {
+  if constexpr (requires { Kind::value(x, alpha); }) {
+    return Kind::value(x, alpha);
+  } else {
+    return Kind::value(x);
+  }
+}
+
+template <typename Kind, typename T>
+PYCOLLECTIVE_INLINE T slope_of(T x, [[maybe_unused]] T alpha) {
+  if constexpr (requires { Kind::slope(x, alpha); }) {
+    return Kind::slope(x, alpha);
+  } else {
+    return Kind::slope(x);
+  }
+}
+
+#define PYCOLLECTIVE_ACTIVATION_OF(Kind, T)                                                  \
+  PYCOLLECTIVE_CLONES void values_of_##Kind(const T* __restrict x, T alpha, T* __restrict y, \
+                                            Index size) {                                    \
+    for (Index i = 0; i < size; ++i) y[i] = value_of<Kind<T>>(x[i], alpha);                  \
+  }                                                                                          \
+  PYCOLLECTIVE_CLONES void gradients_of_##Kind(const T* __restrict g, const T* __restrict x, \
+                                               T alpha, T* __restrict dx, Index size) {      \
+    for (Index i = 0; i < size; ++i) dx[i] = g[i] * slope_of<Kind<T>>(x[i], alpha);          \
   }
 #define PYCOLLECTIVE_ACTIVATION(Kind)     \
   PYCOLLECTIVE_ACTIVATION_OF(Kind, float) \
@@ -152,6 +199,9 @@ PYCOLLECTIVE_ACTIVATION(Relu6)
 PYCOLLECTIVE_ACTIVATION(HardSigmoid)
 PYCOLLECTIVE_ACTIVATION(HardSilu)
 PYCOLLECTIVE_ACTIVATION(Erf)
+PYCOLLECTIVE_ACTIVATION(Elu)
+PYCOLLECTIVE_ACTIVATION(Selu)
+PYCOLLECTIVE_ACTIVATION(LeakyRelu)
 
 template <typename T>
 constexpr Activation<T> kAll[] = {
@@ -167,6 +217,9 @@ constexpr Activation<T> kAll[] = {
     {"hard_sigmoid", values_of_HardSigmoid, gradients_of_HardSigmoid},
     {"hard_silu", values_of_HardSilu, gradients_of_HardSilu},
     {"erf", values_of_Erf, gradients_of_Erf},
+    {"elu", values_of_Elu, gradients_of_Elu},
+    {"selu", values_of_Selu, gradients_of_Selu},
+    {"leaky_relu", values_of_LeakyRelu, gradients_of_LeakyRelu},
 };
 
 }  // namespace activations

@@ -43,6 +43,16 @@ void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradie
                    Index channels);
 void relu_gradient(const double* g, const double* y, double* dz, double* bias_gradient, Index rows,
                    Index channels);
+
+// ---- softmax (softmax.cc) -----------------------------------------------------------------------
+// y = softmax of x [rows, classes], or its logarithm. classes > 0. A row with NaN gives NaN.
+void softmax(const float* x, float* y, Index rows, Index classes, bool logarithm);
+void softmax(const double* x, double* y, Index rows, Index classes, bool logarithm);
+// dx = the gradient of softmax with the result y.
+void softmax_gradient(const float* g, const float* y, float* dx, Index rows, Index classes,
+                      bool logarithm);
+void softmax_gradient(const double* g, const double* y, double* dx, Index rows, Index classes,
+                      bool logarithm);
 // Softmax of logits [rows, classes]. losses[r] = -log p(label). gradient = p - onehot(label),
 // unless null. Labels must be in [0, classes).
 void softmax_cross_entropy(const float* logits, const Index* labels, float* losses, float* gradient,
@@ -51,12 +61,12 @@ void softmax_cross_entropy(const double* logits, const Index* labels, double* lo
                            double* gradient, Index rows, Index classes);
 
 // ---- activations (activations.cc) --------------------------------------------------------------
-// values: y = f(x). gradients: dx = g f'(x).
+// values: y = f(x). gradients: dx = g f'(x). elu and leaky_relu use alpha.
 template <typename T>
 struct Activation {
   std::string_view name;
-  void (*values)(const T* x, T* y, Index size);
-  void (*gradients)(const T* g, const T* x, T* dx, Index size);
+  void (*values)(const T* x, T alpha, T* y, Index size);
+  void (*gradients)(const T* g, const T* x, T alpha, T* dx, Index size);
 };
 
 // Returns null for an unknown name.

@@ -8,17 +8,23 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module
+from ..array_backend import Array, array_module, native
 from ..tensor import random
 from ..tensor.ops import sigmoid, tanh
-from ..tensor.ops._define import check_dtypes, differentiable, operands, unary
+from ..tensor.ops._define import (
+    check_dtypes,
+    compiled,
+    differentiable,
+    keep_dtype,
+    operands,
+    unary,
+)
 from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .erf import erf, normal_density
 from .sums import column_sums
-from .window import native
 
 __all__ = [
     "add_relu",
@@ -75,35 +81,6 @@ def _relu_gradient(g: Array, _x: Array, y: Array) -> Array:
     return dx
 
 
-def _activation(
-    name: str,
-    forward: Callable[[Array], Array],
-    derivative: Callable[[Array, Array, Array], Array],
-    doc: str,
-    kernel: str = "",
-) -> Callable[[Any], Tensor]:
-    """Make an activation: a kernel for the arrays that kernels support, else NumPy's functions."""
-    kernel = kernel or name
-
-    def values(x: Array) -> Array:
-        found = native(x)
-        if found is None:
-            return forward(x)
-        y = workspace.empty(x.shape, x.dtype)
-        kernels.activation(kernel, *found, y)
-        return y
-
-    def gradient(g: Array, x: Array, y: Array) -> Array:
-        found = native(g, x)
-        if found is None:
-            return derivative(g, x, y)
-        dx = workspace.empty(x.shape, x.dtype)
-        kernels.activation_gradient(kernel, *found, dx)
-        return dx
-
-    return unary(name, values, gradient, doc)
-
-
 relu = unary(
     "relu",
     _relu_of,
@@ -136,29 +113,33 @@ def add_relu(x: Any, y: Any) -> Tensor:
     return record(z, (first, second), vjp)
 
 
-softplus = _activation(
+softplus = unary(
     "softplus",
     softplus_of,
     lambda g, x, y: g * stable_sigmoid(x),
     "Return ``log(1 + exp(x))``.",
+    kernel="softplus",
 )
-silu = _activation(
+silu = unary(
     "silu",
     lambda x: x * stable_sigmoid(x),
     lambda g, x, y: g * (stable_sigmoid(x) * (1 - y) + y),
     "Return ``x * sigmoid(x)``.",
+    kernel="silu",
 )
-relu6 = _activation(
+relu6 = unary(
     "relu6",
     lambda x: np.clip(x, 0, 6),
     lambda g, x, y: g * ((x > 0) & (x < 6)),
     "Return ``x`` clipped to [0, 6]; the gradient at both ends is 0.",
+    kernel="relu6",
 )
-softsign = _activation(
+softsign = unary(
     "softsign",
     lambda x: x / (1 + np.abs(x)),
     lambda g, x, y: g * np.square(1 - np.abs(y)),
     "Return ``x / (1 + |x|)``.",
+    kernel="softsign",
 )
 
 
@@ -168,17 +149,19 @@ def _inside(x: Array) -> Array:
     return inside
 
 
-hard_sigmoid = _activation(
+hard_sigmoid = unary(
     "hard_sigmoid",
     lambda x: np.clip(x / 6 + x.dtype.type(0.5), 0, 1),
     lambda g, x, y: g * _inside(x) / 6,
     "Return ``x / 6 + 1 / 2`` clipped to [0, 1].",
+    kernel="hard_sigmoid",
 )
-hard_silu = _activation(
+hard_silu = unary(
     "hard_silu",
     lambda x: x * np.clip(x / 6 + x.dtype.type(0.5), 0, 1),
     lambda g, x, y: g * (np.clip(x / 6 + x.dtype.type(0.5), 0, 1) + x * _inside(x) / 6),
     "Return ``x * hard_sigmoid(x)``.",
+    kernel="hard_silu",
 )
 
 
@@ -188,48 +171,72 @@ def _mish_gradient(g: Array, x: Array, _y: Array) -> Array:
     return gradient
 
 
-mish = _activation(
+mish = unary(
     "mish",
     lambda x: x * np.tanh(softplus_of(x)),
     _mish_gradient,
     "Return ``x * tanh(softplus(x))`` (Misra, 2019).",
+    kernel="mish",
 )
 
 
-def _elu(name: str, x: Tensor, alpha: float, scale: float) -> Tensor:
-    """Return ``scale * x`` where ``x`` is positive, else ``scale * alpha * (exp(x) - 1)``."""
+def _with_alpha(
+    name: str,
+    features: Any,
+    alpha: float,
+    forward: Callable[[Array], Array],
+    derivative: Callable[[Array, Array, Array], Array],
+) -> Tensor:
+    """Apply an activation that has a parameter, by its kernel or by NumPy's functions."""
+    x = as_tensor(features)
     a = x.array
     if a.dtype.kind not in "fV":
         raise TypeError(f"{name} needs a floating-point tensor, got {a.dtype}; use cast()")
-    above, below = a.dtype.type(scale), a.dtype.type(scale * alpha)
-    positive = a > 0
-    result = np.where(positive, above * a, below * np.expm1(np.minimum(a, 0)))
+    values, gradient = compiled(name, forward, derivative, alpha)
+    y = keep_dtype(values(a), a.dtype)
+    return record(y, (x,), lambda g, _need: (keep_dtype(gradient(g, a, y), a.dtype),))
 
-    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        return (g * np.where(positive, above, result + below),)
 
-    return record(result, (x,), vjp)
+def _elu(name: str, features: Any, alpha: float, scale: float) -> Tensor:
+    """Return ``scale * x`` where ``x`` is positive, else ``scale * alpha * (exp(x) - 1)``."""
+
+    def forward(x: Array) -> Array:
+        return np.where(x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0)))
+
+    def derivative(g: Array, x: Array, y: Array) -> Array:
+        slope: Array = g * np.where(x > 0, x.dtype.type(scale), y + x.dtype.type(scale * alpha))
+        return slope
+
+    return _with_alpha(name, features, alpha, forward, derivative)
 
 
 @differentiable
 def elu(features: Any, alpha: float = 1.0) -> Tensor:
     """Return ``x`` if it is positive, else ``alpha * (exp(x) - 1)``, for each element."""
-    return _elu("elu", as_tensor(features), alpha, 1.0)
+    return _elu("elu", features, alpha, 1.0)
 
 
 @differentiable
 def selu(features: Any) -> Tensor:
     """Return `elu` scaled to keep mean 0 and variance 1 (Klambauer et al., 2017)."""
-    return _elu("selu", as_tensor(features), 1.6732632423543772, 1.0507009873554805)
+    return _elu("selu", features, 1.6732632423543772, 1.0507009873554805)
+
+
+def _slope(x: Array, alpha: float) -> Array:
+    slope: Array = np.where(x > 0, x.dtype.type(1), x.dtype.type(alpha))
+    return slope
 
 
 @differentiable
 def leaky_relu(features: Any, alpha: float = 0.2) -> Tensor:
     """Return ``x`` if it is positive, else ``alpha * x``, for each element."""
-    x = as_tensor(features)
-    a = x.array
-    slope = np.where(a > 0, a.dtype.type(1), a.dtype.type(alpha))
-    return record(a * slope, (x,), lambda g, _need: (g * slope,))
+    return _with_alpha(
+        "leaky_relu",
+        features,
+        alpha,
+        lambda x: x * _slope(x, alpha),
+        lambda g, x, _y: g * _slope(x, alpha),
+    )
 
 
 def _gelu_parts(x: Array) -> tuple[Array, Array]:
@@ -245,8 +252,12 @@ def _gelu_gradient(g: Array, x: Array, _y: Array) -> Array:
     return gradient
 
 
-_gelu_by_tanh = _activation(
-    "gelu", lambda x: x * (1 + _gelu_parts(x)[0]) / 2, _gelu_gradient, "", "gelu_tanh"
+_gelu_by_tanh = unary(
+    "gelu",
+    lambda x: x * (1 + _gelu_parts(x)[0]) / 2,
+    _gelu_gradient,
+    "",
+    kernel="gelu_tanh",
 )
 
 
@@ -255,11 +266,12 @@ def _normal_distribution(x: Array) -> Array:
     return share
 
 
-_gelu = _activation(
+_gelu = unary(
     "gelu",
     lambda x: x * _normal_distribution(x),
     lambda g, x, y: g * (_normal_distribution(x) + x * normal_density(x)),
     "",
+    kernel="gelu",
 )
 
 
@@ -291,29 +303,44 @@ def _classes(name: str, logits: Any, axis: int) -> tuple[Tensor, int]:
     return x, place
 
 
+def _softmax(name: str, logits: Any, axis: int, logarithm: bool) -> Tensor:
+    x, place = _classes(name, logits, axis)
+    a = x.array
+    shape = a.shape
+    rows = native(a) if place == a.ndim - 1 else None
+    if rows is not None:
+        y = workspace.empty(shape, a.dtype)
+        matrix = (-1 if a.size else 0, shape[-1])
+        kernels.softmax(rows[0].reshape(matrix), y.reshape(matrix), logarithm)
+    elif logarithm:
+        y = log_softmax_of(a, place)
+    else:
+        y = np.exp(a - a.max(axis=place, keepdims=True))
+        y /= y.sum(axis=place, keepdims=True)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        if rows is not None and (upstream := native(g, y)) is not None:
+            dx = workspace.empty(shape, a.dtype)
+            above, result = (v.reshape(matrix) for v in upstream)
+            kernels.softmax_gradient(above, result, dx.reshape(matrix), logarithm)
+            return (dx,)
+        if logarithm:
+            return (g - np.exp(y) * g.sum(axis=place, keepdims=True),)
+        return (y * (g - (g * y).sum(axis=place, keepdims=True)),)
+
+    return record(y, (x,), vjp)
+
+
 @differentiable
 def softmax(logits: Any, axis: int = -1) -> Tensor:
     """Return ``exp(logits)`` divided by their sum along ``axis``."""
-    x, place = _classes("softmax", logits, axis)
-    e = np.exp(x.array - x.array.max(axis=place, keepdims=True))
-    e /= e.sum(axis=place, keepdims=True)
-
-    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        return (e * (g - (g * e).sum(axis=place, keepdims=True)),)
-
-    return record(e, (x,), vjp)
+    return _softmax("softmax", logits, axis, False)
 
 
 @differentiable
 def log_softmax(logits: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, accurate also if the softmax underflows."""
-    x, place = _classes("log_softmax", logits, axis)
-    result = log_softmax_of(x.array, place)
-
-    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        return (g - np.exp(result) * g.sum(axis=place, keepdims=True),)
-
-    return record(result, (x,), vjp)
+    return _softmax("log_softmax", logits, axis, True)
 
 
 @differentiable

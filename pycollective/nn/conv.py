@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, on_host
+from ..array_backend import FLOAT32, Array, in_c_order, native, on_host
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
@@ -29,19 +29,7 @@ from .blocks import Blocks, Gradients
 from .halves import in_float32
 from .pooling import max_pool2d
 from .sums import column_sums
-from .window import (
-    FLOAT32,
-    Pair,
-    Window,
-    add_windows,
-    in_c_order,
-    is_same,
-    make_window,
-    native,
-    padded,
-    pair,
-    windows,
-)
+from .window import Pair, Window, add_windows, is_same, make_window, padded, pair, windows
 
 # Limits within which the kernel without patches is faster than im2col and BLAS. Patches must be small.
 # With the widest registers it is enough that filters stay in the first-level cache.

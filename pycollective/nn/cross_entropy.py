@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array
+from ..array_backend import Array, native
 from ..workspace import workspace
-from .window import native
 
 
 def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array | None]:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array
+from ..array_backend import FLOAT32, Array, in_c_order, native
 from ..tensor import ops
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .activations import bias_add
 from .activations import relu as relu_of
-from .window import FLOAT32, in_c_order, native
 
 # Larger factors do not stay in caches, and BLAS, which divides products into blocks in both directions,
 # is faster.

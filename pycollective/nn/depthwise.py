@@ -8,23 +8,14 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module
+from ..array_backend import Array, array_module, native
 from ..tensor import ops
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .conv import conv2d
 from .halves import in_float32
-from .window import (
-    Pair,
-    Window,
-    checked_window,
-    native,
-    padded,
-    padded_zeros,
-    taps,
-    unpadded,
-)
+from .window import Pair, Window, checked_window, padded, padded_zeros, taps, unpadded
 
 
 def _forward(x: Array, w: Array, window: Window) -> Array:

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, asarray, on_host
+from ..array_backend import Array, array_module, asarray, native, on_host
 from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
 from ..tensor.tape import record, recording
 from ..tensor.tensor import Tensor, as_tensor
 from . import cross_entropy
 from .activations import _classes, log_softmax_of, softplus_of, stable_sigmoid
-from .window import native
 
 __all__ = [
     "l2_loss",

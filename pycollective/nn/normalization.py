@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module
+from ..array_backend import Array, array_module, native
 from ..tensor import ops
 from ..tensor.ops._define import differentiable
 from ..tensor.ops.reductions import axes_of
@@ -17,7 +17,6 @@ from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from . import normalization_on_gpu
 from .sums import column_sums
-from .window import native
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
 

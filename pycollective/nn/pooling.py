@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, asarray
+from ..array_backend import Array, array_module, asarray, in_c_order, native
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
@@ -18,8 +18,6 @@ from .window import (
     Window,
     add_windows,
     checked_window,
-    in_c_order,
-    native,
     padded,
     padded_zeros,
     pair,

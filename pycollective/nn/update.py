@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, on_host
+from ..array_backend import Array, array_module, native, on_host
 from . import together
-from .window import native
 
 
 def _check(param: Array, **others: Array | None) -> None:

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVarTuple, Unpack
-
-    _Arrays = TypeVarTuple("_Arrays")
-
 Window: TypeAlias = kernels.Window
 #: One size for height and width, or two sizes.
 Pair: TypeAlias = "int | Sequence[int]"
-
-#: A dtype object, because comparing a dtype with a class takes several times as long.
-FLOAT32 = np.dtype(np.float32)
-_COMPILED = frozenset((FLOAT32, np.dtype(np.float64)))
 
 
 def pair(value: Pair, name: str) -> tuple[int, int]:
@@ -59,38 +50,6 @@ def make_window(
     """Return the geometry of a window over images of shape ``[height, width, channels]``."""
     height, width, channels = image
     return kernels.Window(height, width, channels, *kernel, *strides, *dilations, same)
-
-
-def native(*arrays: Unpack[_Arrays]) -> tuple[Unpack[_Arrays]] | None:
-    """Return the arrays in C order and aligned, or None if the compiled kernels do not support them.
-
-    The kernels need NumPy arrays that are all float32 or all float64. None stands for an array that
-    an operation leaves out, and stays None.
-    """
-    given: tuple[Any, ...] = arrays
-    dtype, fits = None, True
-    for array in given:
-        if array is None:
-            continue
-        if array.__class__ is not np.ndarray or array.dtype not in _COMPILED:
-            return None
-        if dtype is not None and array.dtype != dtype:
-            return None
-        dtype = array.dtype
-        flags = array.flags
-        fits = fits and flags.c_contiguous and flags.aligned
-    if fits:
-        return arrays
-    copies: Any = tuple([None if array is None else in_c_order(array) for array in given])
-    return copies  # type: ignore[no-any-return]
-
-
-def in_c_order(array: Array) -> Array:
-    """Return a NumPy array in C order and aligned."""
-    flags = array.flags
-    if flags.c_contiguous and flags.aligned:
-        return array
-    return np.array(array, order="C", copy=True)
 
 
 def _reach(window: Window) -> tuple[int, int]:

@@ -105,19 +105,21 @@ const nn::Activation<T>& activation_of(const std::string& name) {
   return *found;
 }
 
-void activation(const std::string& name, const Array& x, Array& y) {
+void activation(const std::string& name, const Array& x, Array& y, double alpha) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const nn::Activation<T>& kind = activation_of<T>(name);
     const T* from = in<T>(x, "x", x.size());
     T* to = out<T>(y, "y", x.size());
     InterpreterRelease release(x.size() <= kBrief / 16);
-    by_parts(x.size(),
-             [&](Index first, Index last) { kind.values(from + first, to + first, last - first); });
+    by_parts(x.size(), [&](Index first, Index last) {
+      kind.values(from + first, T(alpha), to + first, last - first);
+    });
   });
 }
 
-void activation_gradient(const std::string& name, const Array& g, const Array& x, Array& dx) {
+void activation_gradient(const std::string& name, const Array& g, const Array& x, Array& dx,
+                         double alpha) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const nn::Activation<T>& kind = activation_of<T>(name);
@@ -126,7 +128,43 @@ void activation_gradient(const std::string& name, const Array& g, const Array& x
     T* to = out<T>(dx, "dx", x.size());
     InterpreterRelease release(x.size() <= kBrief / 16);
     by_parts(x.size(), [&](Index first, Index last) {
-      kind.gradients(upstream + first, from + first, to + first, last - first);
+      kind.gradients(upstream + first, from + first, T(alpha), to + first, last - first);
+    });
+  });
+}
+
+// Checks [rows, classes], and calls body(first, last) for parts of the rows.
+template <typename Body>
+void by_class_rows(const Array& x, const Body& body) {
+  if (x.ndim() != 2 || x.shape(1) < 1) {
+    throw py::value_error("logits must be [rows, classes], not " + shape_text(x));
+  }
+  const Index classes = x.shape(1);
+  InterpreterRelease release(x.size() <= kBrief / 16);
+  by_parts(x.size(), [&](Index first, Index last) { body(first / classes, last / classes); });
+}
+
+void softmax(const Array& x, Array& y, bool logarithm) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(y, "y", x.size());
+    by_class_rows(x, [&](Index first, Index last) {
+      const Index classes = x.shape(1), at = first * classes;
+      nn::softmax(from + at, to + at, last - first, classes, logarithm);
+    });
+  });
+}
+
+void softmax_gradient(const Array& g, const Array& y, Array& dx, bool logarithm) {
+  with_real(y, "y", [&](auto zero) {
+    using T = decltype(zero);
+    const T* upstream = in<T>(g, "g", y.size());
+    const T* from = in<T>(y, "y", y.size());
+    T* to = out<T>(dx, "dx", y.size());
+    by_class_rows(y, [&](Index first, Index last) {
+      const Index classes = y.shape(1), at = first * classes;
+      nn::softmax_gradient(upstream + at, from + at, to + at, last - first, classes, logarithm);
     });
   });
 }
@@ -164,8 +202,11 @@ void bind_pointwise(py::module_& m) {
   m.def("relu", &relu, "x"_a, "y"_a);
   m.def("add_relu", &add_relu, "x"_a, "y"_a, "z"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
-  m.def("activation", &activation, "name"_a, "x"_a, "y"_a);
-  m.def("activation_gradient", &activation_gradient, "name"_a, "g"_a, "x"_a, "dx"_a);
+  m.def("activation", &activation, "name"_a, "x"_a, "y"_a, "alpha"_a = 1.0);
+  m.def("activation_gradient", &activation_gradient, "name"_a, "g"_a, "x"_a, "dx"_a,
+        "alpha"_a = 1.0);
+  m.def("softmax", &softmax, "x"_a, "y"_a, "logarithm"_a);
+  m.def("softmax_gradient", &softmax_gradient, "g"_a, "y"_a, "dx"_a, "logarithm"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
         "gradient"_a);
 }

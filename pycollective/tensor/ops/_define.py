@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...array_backend import Array, asarray
+from ... import _nn as kernels
+from ...array_backend import Array, asarray, native
+from ...workspace import workspace
 from ..multiple import compute
 from ..tape import record, thread_state
 from ..tensor import Tensor, as_tensor
@@ -76,6 +78,33 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
     return total
 
 
+def compiled(
+    kernel: str,
+    forward: Callable[[Any], Any],
+    derivative: Callable[[Array, Any, Any], Any],
+    alpha: float = 1.0,
+) -> tuple[Callable[[Any], Any], Callable[[Array, Any, Any], Any]]:
+    """Return two functions that use a kernel for the arrays that kernels support."""
+
+    def values(x: Array) -> Any:
+        found = native(x)
+        if found is None:
+            return forward(x)
+        y = workspace.empty(x.shape, x.dtype)
+        kernels.activation(kernel, *found, y, alpha)
+        return y
+
+    def gradient(g: Array, x: Array, y: Array) -> Any:
+        found = native(g, x)
+        if found is None:
+            return derivative(g, x, y)
+        dx = workspace.empty(x.shape, x.dtype)
+        kernels.activation_gradient(kernel, *found, dx, alpha)
+        return dx
+
+    return values, gradient
+
+
 def unary(
     name: str,
     forward: Callable[[Any], Any],
@@ -83,12 +112,16 @@ def unary(
     doc: str,
     *,
     floating: bool = True,
+    kernel: str = "",
 ) -> Callable[[Any], Tensor]:
     """Make an elementwise operation of one operand.
 
     The function ``derivative(g, x, y)`` returns the gradient of ``x`` from the gradient ``g`` of the
-    result ``y``. With ``floating`` the operand must have a floating-point dtype.
+    result ``y``. With ``floating`` the operand must have a floating-point dtype. A ``kernel`` replaces
+    both functions for the arrays that kernels support.
     """
+    if kernel:
+        forward, derivative = compiled(kernel, forward, derivative)
 
     def operation(x: Any) -> Tensor:
         if x.__class__ is not Tensor:

@@ -205,9 +205,19 @@ log = unary("log", np.log, lambda g, x, y: g / x, "Return the natural logarithms
 log1p = unary("log1p", np.log1p, lambda g, x, y: g / (1 + x), "Return ``log(1 + x)``.")
 sin = unary("sin", np.sin, lambda g, x, y: g * np.cos(x), "Return the sines (radians).")
 cos = unary("cos", np.cos, lambda g, x, y: -(g * np.sin(x)), "Return the cosines (radians).")
-tanh = unary("tanh", np.tanh, lambda g, x, y: g * (1 - y * y), "Return the hyperbolic tangents.")
+tanh = unary(
+    "tanh",
+    np.tanh,
+    lambda g, x, y: g * (1 - y * y),
+    "Return the hyperbolic tangents.",
+    kernel="tanh",
+)
 sigmoid = unary(
-    "sigmoid", _sigmoid, lambda g, x, y: g * y * (1 - y), "Return ``1 / (1 + exp(-x))``."
+    "sigmoid",
+    _sigmoid,
+    lambda g, x, y: g * y * (1 - y),
+    "Return ``1 / (1 + exp(-x))``.",
+    kernel="sigmoid",
 )
 
 
