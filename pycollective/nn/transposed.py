@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..array_backend import Array, array_module
+from ..array_backend import Array, array_module, native
 from ..tensor.ops import transpose
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
-from .conv import conv2d
+from ..workspace import workspace
+from .conv import conv2d, conv2d_backward, conv2d_forward
 from .halves import in_float32
-from .window import Pair, is_same, pair
+from .window import Pair, Window, is_same, make_window, pair
 
 #: Numbers of rows above and below, or of columns left and right.
 Sides = tuple[int, int]
@@ -36,6 +37,50 @@ def _spread(x: Tensor, strides: tuple[int, int], sides: Sequence[Sides]) -> Tens
     return record(result, (x,), vjp)
 
 
+def _window_of(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    strides: tuple[int, int],
+    sides: Sequence[Sides],
+    dilations: tuple[int, int],
+) -> Window | None:
+    """Return the window of the convolution whose gradient this is; None if TensorFlow has none."""
+    lengths, pads = [], []
+    for n, kernel, stride, (before, after), gap in zip(
+        x[1:3], w[:2], strides, sides, dilations, strict=True
+    ):
+        extent = (kernel - 1) * gap + 1
+        lengths.append((n - 1) * stride + 2 + before + after - extent)
+        pads.append(extent - 1 - before)
+    if min(*lengths, *w, *x[1:]) < 1:
+        return None
+    for same in (False, True):
+        if same or all((k - 1) * d < n for k, d, n in zip(w, dilations, lengths, strict=False)):
+            window = make_window((*lengths, w[2]), w[:2], strides, dilations, same)
+            found = (window.pad_top, window.pad_left, window.out_h, window.out_w)
+            if found == (*pads, *x[1:3]):
+                return window
+    return None
+
+
+def _by_gradient(x: Tensor, w: Tensor, window: Window) -> Tensor:
+    """Compute a transposed convolution with the kernels of the convolution's gradients."""
+    a, filters = x.array, w.array
+    shape = (a.shape[0], window.height, window.width, window.channels)
+    # The gradient of the images does not depend on the images.
+    unused = workspace.empty(shape, a.dtype)
+    y = conv2d_backward(a, unused, filters, None, window, (True, False))[0]
+    assert y is not None
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
+        return (
+            conv2d_forward(g, filters, None, window, False) if need[0] else None,
+            conv2d_backward(a, g, filters, None, window, (False, True))[1] if need[1] else None,
+        )
+
+    return record(y, (x, w), vjp)
+
+
 @in_float32
 def spread_conv2d(
     x: Any, w: Any, strides: tuple[int, int], sides: Sequence[Sides], dilations: tuple[int, int]
@@ -52,6 +97,9 @@ def spread_conv2d(
             "conv2d_transpose needs images [n, height, width, channels] and filters [kernel_h, "
             f"kernel_w, filters, channels], got shapes {images.shape} and {filters.shape}"
         )
+    window = _window_of(images.shape, filters.shape, strides, sides, dilations)
+    if window is not None and native(images.array, filters.array) is not None:
+        return _by_gradient(images, filters, window)
     turned = transpose(filters[::-1, ::-1], [0, 1, 3, 2])
     return conv2d(_spread(images, strides, sides), turned, dilations=dilations)
 

@@ -149,6 +149,24 @@ def test_transpose_is_the_gradient_of_a_convolution(case: Any) -> None:
     np.testing.assert_allclose(y, expected[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (2, 2), (4, 2), (1, 1), (2, 3)])
+def test_transpose_of_float32_is_close_to_float64(size: int, stride: int) -> None:
+    arrays = [numbers(3, 5, 6, 16), numbers(size, size, 9, 16)]
+    shape = (3, 5 * stride, 6 * stride, 9)
+
+    def results(arrays: Any, g: Any) -> Any:
+        def call(x: Any, w: Any) -> Any:
+            return nn.conv2d_transpose(x, w, shape, stride)
+
+        return [call(*arrays).numpy(), *gradients(call, arrays, g)]
+
+    g = numbers(*shape)
+    narrow = results([a.astype(np.float32) for a in arrays], g.astype(np.float32))
+    for found, expected in zip(narrow, results(arrays, g), strict=True):
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
 def test_average_pooling_equals_the_definition(case: Any) -> None:
     shape, kernel, strides, padding, _ = case
