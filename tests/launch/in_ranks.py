@@ -24,7 +24,7 @@ __all__ = [
     "is_stopped",
     "rendezvous", "refuse", "np", "os",
     "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
-    "wait_for", "without_descriptors", "without_memory",
+    "wait_for", "wait_for_processes", "without_descriptors", "without_memory",
 ]  # fmt: skip
 
 # The process may be a background job of a shell, which ignores Ctrl-C.
@@ -41,6 +41,12 @@ def rendezvous(number, rank=None, size=None, **how):
     if rank is not None:
         env |= {"PYCOLLECTIVE_RANK": str(rank), "PYCOLLECTIVE_SIZE": str(size)}
     return pc.init(**{"timeout": 20, "environment": env, **how})
+
+
+def wait_for_processes(number):
+    """Wait until this many processes are here: one may import modules seconds after another."""
+    Path(f"started {os.getpid()}").touch()
+    assert wait_for(lambda: len(list(Path.cwd().glob("started *"))) >= number)
 
 
 def in_words(error):

@@ -550,6 +550,7 @@ import os, sys
 from in_ranks import *
 import pycollective.launch.tcp  # a module is a file too
 from pycollective.launch import RendezvousError
+wait_for_processes(3)
 before = held()
 with {limit} if os.environ["PYCOLLECTIVE_RANK"] == "1" else contextlib.nullcontext():
     try:
@@ -682,6 +683,7 @@ def test_rendezvous_fault_of_one_rank_raises_on_all_ranks(tmp_path, transport, f
     preamble = """
 from in_ranks import *
 rank = int(os.environ["PYCOLLECTIVE_RANK"])
+wait_for_processes(3)
 before = held()
 """
     deed = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}[fault]
