@@ -68,6 +68,25 @@ def relu_gradient(
     dz: NDArray[Any] | None,
     bias_gradient: NDArray[Any] | None,
 ) -> None: ...
+def normalize_rows(
+    x: NDArray[Any],
+    factor: NDArray[Any],
+    shift: NDArray[Any],
+    y: NDArray[Any],
+    means: NDArray[Any],
+    inverses: NDArray[Any],
+    epsilon: float,
+) -> None: ...
+def normalize_rows_gradient(
+    g: NDArray[Any],
+    x: NDArray[Any],
+    factor: NDArray[Any],
+    means: NDArray[Any],
+    inverses: NDArray[Any],
+    dx: NDArray[Any],
+    by_factor: NDArray[Any],
+    by_shift: NDArray[Any],
+) -> None: ...
 def softmax(x: NDArray[Any], y: NDArray[Any], logarithm: bool) -> None: ...
 def softmax_gradient(
     g: NDArray[Any], y: NDArray[Any], dx: NDArray[Any], logarithm: bool

@@ -44,7 +44,7 @@ void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradie
 void relu_gradient(const double* g, const double* y, double* dz, double* bias_gradient, Index rows,
                    Index channels);
 
-// ---- softmax (softmax.cc) -----------------------------------------------------------------------
+// ---- softmax and layer normalization (rows.cc) -------------------------------------------------
 // y = softmax of x [rows, classes], or its logarithm. classes > 0. A row with NaN gives NaN.
 void softmax(const float* x, float* y, Index rows, Index classes, bool logarithm);
 void softmax(const double* x, double* y, Index rows, Index classes, bool logarithm);
@@ -59,6 +59,21 @@ void softmax_cross_entropy(const float* logits, const Index* labels, float* loss
                            Index rows, Index classes);
 void softmax_cross_entropy(const double* logits, const Index* labels, double* losses,
                            double* gradient, Index rows, Index classes);
+
+// y = (x - mean) / sqrt(variance + epsilon) factor + shift, with mean and variance of each row of x
+// [rows, size]. Keeps the means, and the inverses of the square roots.
+void normalize_rows(const float* x, const float* factor, const float* shift, float* y, float* means,
+                    float* inverses, Index rows, Index size, double epsilon);
+void normalize_rows(const double* x, const double* factor, const double* shift, double* y,
+                    double* means, double* inverses, Index rows, Index size, double epsilon);
+// dx = the gradient of x [rows, size]. Adds the gradients of factor and
+// shift to by_factor and by_shift.
+void normalize_rows_gradient(const float* g, const float* x, const float* factor,
+                             const float* means, const float* inverses, float* dx, float* by_factor,
+                             float* by_shift, Index rows, Index size);
+void normalize_rows_gradient(const double* g, const double* x, const double* factor,
+                             const double* means, const double* inverses, double* dx,
+                             double* by_factor, double* by_shift, Index rows, Index size);
 
 // ---- activations (activations.cc) --------------------------------------------------------------
 // values: y = f(x). gradients: dx = g f'(x). elu and leaky_relu use alpha.

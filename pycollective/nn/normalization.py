@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, native
+from ..array_backend import Array, array_module, in_c_order, native
 from ..tensor import ops
 from ..tensor.ops._define import differentiable
 from ..tensor.ops.reductions import axes_of
@@ -340,6 +340,9 @@ def _normalize_rows(x: Tensor, scale: Any, offset: Any, lead: int, epsilon: floa
     size = int(np.prod(a.shape[lead:]))
     parameters, factor, shift = _parameters("layer_normalization", size, scale, offset, dtype)
     rows = a.astype(dtype, copy=False).reshape(a.size // max(size, 1), size)
+    inputs = (x, *parameters)
+    if size and (found := native(rows, factor, shift)) is not None:
+        return _normalize_by_kernel(inputs, *found, epsilon)
     count = dtype.type(max(size, 1))
 
     def mean_of(values: Array) -> Array:
@@ -364,5 +367,29 @@ def _normalize_rows(x: Tensor, scale: Any, offset: Any, lead: int, epsilon: floa
         by_shift = [] if shift is None else [column_sums(upstream)]
         return _like([dx, *by_factor, *by_shift], inputs)
 
-    inputs = (x, *parameters)
+    return record(y.reshape(a.shape).astype(a.dtype, copy=False), inputs, vjp)
+
+
+def _normalize_by_kernel(
+    inputs: tuple[Tensor, ...],
+    rows: Array,
+    factor: Array | None,
+    shift: Array | None,
+    epsilon: float,
+) -> Tensor:
+    """Normalize rows that kernels support."""
+    a, (count, size) = inputs[0].array, rows.shape
+    y = _empty(rows)
+    means, inverses = (np.empty(count, rows.dtype) for _ in range(2))
+    by = np.ones(size, rows.dtype) if factor is None else factor
+    plus = np.zeros(size, rows.dtype) if shift is None else shift
+    kernels.normalize_rows(rows, by, plus, y, means, inverses, epsilon)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> Sequence[Any]:
+        upstream = in_c_order(g.astype(rows.dtype, copy=False).reshape(rows.shape))
+        dx, sums = _empty(rows), [np.empty(size, rows.dtype) for _ in range(2)]
+        kernels.normalize_rows_gradient(upstream, rows, by, means, inverses, dx, *sums)
+        present = [s for s, given in zip(sums, (factor, shift), strict=True) if given is not None]
+        return _like([dx, *present], inputs)
+
     return record(y.reshape(a.shape).astype(a.dtype, copy=False), inputs, vjp)

@@ -1,4 +1,4 @@
-"""The compiled kernels of batch normalization compared with formulas in float64."""
+"""The compiled kernels of batch and layer normalization compared with formulas in float64."""
 
 from __future__ import annotations
 
@@ -75,3 +75,43 @@ def test_kernels_check_their_arrays() -> None:
         kernels.batch_sums(x, x, three, three.copy(), three.copy(), three)
     with pytest.raises(ValueError, match="dtype float64"):
         kernels.batch_scale(x, three, three.astype(float), three, x.copy())
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (3, 31), (5, 32), (7, 101), (700, 333)])
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 2e-5), ("float64", 1e-12)])
+def test_layer_normalization_kernels_equal_the_float64_reference(shape, dtype, error, threads):
+    rng = np.random.default_rng(6)
+    size = shape[1]
+    x, g = rng.normal(3, 2, shape), rng.normal(0, 1, shape)
+    factor, shift = rng.normal(1, 0.3, size), rng.normal(0, 1, size)
+    mean, inverse = x.mean(1, keepdims=True), 1 / np.sqrt(x.var(1, keepdims=True) + 1e-3)
+    normal = (x - mean) * inverse
+    scaled = g * factor
+    dx = inverse * (
+        scaled - scaled.mean(1, keepdims=True) - normal * (scaled * normal).mean(1, keepdims=True)
+    )
+    x, g, factor, shift = (a.astype(dtype) for a in (x, g, factor, shift))
+    y, found = np.full((2, *shape), np.nan, dtype)
+    means, inverses = np.empty((2, shape[0]), dtype)
+    by_factor, by_shift = np.full((2, size), np.nan, dtype)
+    kernels.normalize_rows(x, factor, shift, y, means, inverses, 1e-3)
+    kernels.normalize_rows_gradient(g, x, factor, means, inverses, found, by_factor, by_shift)
+    pairs = [
+        (y, normal * factor + shift),
+        (means, mean[:, 0]),
+        (inverses, inverse[:, 0]),
+        (found, dx),
+        (by_factor, (g * normal).sum(0)),
+        (by_shift, g.sum(0)),
+    ]
+    for result, expected in pairs:
+        np.testing.assert_allclose(result, expected, rtol=error, atol=10 * error)
+
+
+def test_layer_normalization_of_nan_and_infinity_gives_nan_in_their_rows_alone():
+    x = np.ones((3, 40), np.float32)
+    x[0, 35], x[1, 2] = np.nan, np.inf
+    ones, y = np.ones(40, np.float32), np.empty_like(x)
+    kernels.normalize_rows(x, ones, ones, y, *np.empty((2, 3), np.float32), 1e-3)
+    assert np.isnan(y[:2]).all()
+    np.testing.assert_array_equal(y[2], 1)

@@ -1,9 +1,13 @@
-// Batch normalization.
+// Batch and layer normalization.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "nn/bindings/arguments.h"
 #include "nn/bindings/bindings.h"
+#include "nn/bindings/parts.h"
 #include "nn/kernels.h"
 #include "support/interpreter_release.h"
 
@@ -93,6 +97,68 @@ void batch_combine(const Array& g, const Array& x, const Array& mean, const Arra
   });
 }
 
+void normalize_rows(const Array& x, const Array& factor, const Array& shift, Array& y, Array& means,
+                    Array& inverses, double epsilon) {
+  const Index size = factor.size(), rows = rows_of(x, "x", size);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    const T* factors = in<T>(factor, "factor", size);
+    const T* shifts = in<T>(shift, "shift", size);
+    T* to = out<T>(y, "y", x.size());
+    T* mean = out<T>(means, "means", rows);
+    T* inverse = out<T>(inverses, "inverses", rows);
+    InterpreterRelease release(x.size() <= kBrief / 4);
+    by_parts(x.size(), [&](Index first, Index last) {
+      const Index r = first / size, at = r * size;
+      nn::normalize_rows(from + at, factors, shifts, to + at, mean + r, inverse + r,
+                         last / size - r, size, epsilon);
+    });
+  });
+}
+
+void normalize_rows_gradient(const Array& g, const Array& x, const Array& factor,
+                             const Array& means, const Array& inverses, Array& dx, Array& by_factor,
+                             Array& by_shift) {
+  const Index size = factor.size(), rows = rows_of(x, "x", size);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* upstream = in<T>(g, "g", x.size());
+    const T* from = in<T>(x, "x", x.size());
+    const T* factors = in<T>(factor, "factor", size);
+    const T* mean = in<T>(means, "means", rows);
+    const T* inverse = in<T>(inverses, "inverses", rows);
+    T* to = out<T>(dx, "dx", x.size());
+    T* factor_sums = out<T>(by_factor, "by_factor", size);
+    T* shift_sums = out<T>(by_shift, "by_shift", size);
+    InterpreterRelease release(x.size() <= kBrief / 4);
+    const int parts =
+        x.size() < kBrief ? 1 : static_cast<int>(std::clamp<Index>(rows, 1, nn::threads()));
+    const auto both = static_cast<std::size_t>(2 * size);
+    std::vector<std::vector<double>> totals(static_cast<std::size_t>(parts),
+                                            std::vector<double>(both));
+    nn::in_parallel(parts, [&](int part) {
+      constexpr Index kRows = 256;  // short sums have small errors
+      const Index last = nn::begin_of_part(rows, part + 1, parts);
+      std::vector<T> sums(both);
+      for (Index r = nn::begin_of_part(rows, part, parts); r < last; r += kRows) {
+        std::fill(sums.begin(), sums.end(), T{0});
+        const Index at = r * size;
+        nn::normalize_rows_gradient(upstream + at, from + at, factors, mean + r, inverse + r,
+                                    to + at, sums.data(), sums.data() + size,
+                                    std::min(kRows, last - r), size);
+        std::vector<double>& total = totals[static_cast<std::size_t>(part)];
+        for (std::size_t k = 0; k < both; ++k) total[k] += static_cast<double>(sums[k]);
+      }
+    });
+    for (Index k = 0; k < 2 * size; ++k) {
+      double total = 0;
+      for (const std::vector<double>& some : totals) total += some[static_cast<std::size_t>(k)];
+      (k < size ? factor_sums[k] : shift_sums[k - size]) = static_cast<T>(total);
+    }
+  });
+}
+
 }  // namespace
 
 void bind_normalization(py::module_& m) {
@@ -103,6 +169,10 @@ void bind_normalization(py::module_& m) {
         "factor"_a = py::none(), "bias"_a = py::none());
   m.def("batch_combine", &batch_combine, "g"_a, "x"_a, "mean"_a, "by_g"_a, "by_x"_a, "shift"_a,
         "dx"_a, "factor"_a = py::none(), "bias"_a = py::none());
+  m.def("normalize_rows", &normalize_rows, "x"_a, "factor"_a, "shift"_a, "y"_a, "means"_a,
+        "inverses"_a, "epsilon"_a);
+  m.def("normalize_rows_gradient", &normalize_rows_gradient, "g"_a, "x"_a, "factor"_a, "means"_a,
+        "inverses"_a, "dx"_a, "by_factor"_a, "by_shift"_a);
 }
 
 }  // namespace pycollective

@@ -1,4 +1,4 @@
-// Softmax of rows, its logarithm, and the cross-entropy.
+// Operations on rows: softmax, its logarithm, cross-entropy, layer normalization.
 #include <algorithm>
 #include <cmath>
 
@@ -100,6 +100,41 @@ PYCOLLECTIVE_INLINE void softmax_cross_entropy_body(const T* __restrict logits,
   }
 }
 
+template <typename T>
+PYCOLLECTIVE_INLINE void normalize_rows_body(const T* __restrict x, const T* __restrict factor,
+                                             const T* __restrict shift, T* __restrict y,
+                                             T* __restrict means, T* __restrict inverses,
+                                             Index rows, Index size, T epsilon) {
+  const T share = T(1) / static_cast<T>(size);
+  for (Index r = 0; r < rows; ++r, x += size, y += size) {
+    const T mean = sum_of<T>(size, [&](Index c) { return x[c]; }) * share;
+    const T squares = sum_of<T>(size, [&](Index c) { return (x[c] - mean) * (x[c] - mean); });
+    const T inverse = T(1) / std::sqrt(squares * share + epsilon);
+    for (Index c = 0; c < size; ++c) y[c] = (x[c] - mean) * inverse * factor[c] + shift[c];
+    means[r] = mean;
+    inverses[r] = inverse;
+  }
+}
+
+template <typename T>
+PYCOLLECTIVE_INLINE void normalize_rows_gradient_body(
+    const T* __restrict g, const T* __restrict x, const T* __restrict factor,
+    const T* __restrict means, const T* __restrict inverses, T* __restrict dx,
+    T* __restrict by_factor, T* __restrict by_shift, Index rows, Index size) {
+  const T share = T(1) / static_cast<T>(size);
+  for (Index r = 0; r < rows; ++r, g += size, x += size, dx += size) {
+    const T mean = means[r], inverse = inverses[r];
+    const T sum = sum_of<T>(size, [&](Index c) { return g[c] * factor[c]; }) * share;
+    const T along = sum_of<T>(size, [&](Index c) { return g[c] * factor[c] * (x[c] - mean); }) *
+                    inverse * inverse * share;
+    for (Index c = 0; c < size; ++c) {
+      dx[c] = inverse * (g[c] * factor[c] - sum - (x[c] - mean) * along);
+      by_factor[c] += g[c] * ((x[c] - mean) * inverse);
+      by_shift[c] += g[c];
+    }
+  }
+}
+
 }  // namespace
 
 #define PYCOLLECTIVE_SOFTMAX(T)                                                                   \
@@ -113,6 +148,17 @@ PYCOLLECTIVE_INLINE void softmax_cross_entropy_body(const T* __restrict logits,
   PYCOLLECTIVE_CLONES void softmax_cross_entropy(const T* logits, const Index* labels, T* losses, \
                                                  T* gradient, Index rows, Index classes) {        \
     softmax_cross_entropy_body(logits, labels, losses, gradient, rows, classes);                  \
+  }                                                                                               \
+  PYCOLLECTIVE_CLONES void normalize_rows(const T* x, const T* factor, const T* shift, T* y,      \
+                                          T* means, T* inverses, Index rows, Index size,          \
+                                          double epsilon) {                                       \
+    normalize_rows_body(x, factor, shift, y, means, inverses, rows, size, T(epsilon));            \
+  }                                                                                               \
+  PYCOLLECTIVE_CLONES void normalize_rows_gradient(                                               \
+      const T* g, const T* x, const T* factor, const T* means, const T* inverses, T* dx,          \
+      T* by_factor, T* by_shift, Index rows, Index size) {                                        \
+    normalize_rows_gradient_body(g, x, factor, means, inverses, dx, by_factor, by_shift, rows,    \
+                                 size);                                                           \
   }
 
 PYCOLLECTIVE_SOFTMAX(float)
