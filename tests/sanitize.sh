@@ -16,6 +16,7 @@ cmake -S "$top" -B "$work/build" -DPYCOLLECTIVE_CUDA=OFF -DPYCOLLECTIVE_SANITIZE
   -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 -DSKBUILD_PROJECT_VERSION=0 \
   -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" -DPython_EXECUTABLE="$(command -v python)" \
   >"$work/log" || { cat "$work/log"; exit 1; }
+grep 'pycollective: CPU core only (PYCOLLECTIVE_CUDA=OFF)' "$work/log"
 cmake --build "$work/build" -j "$(nproc)" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 cp -r "$top/pycollective" "$work/pycollective"
 rm -f "$work"/pycollective/_*.so
@@ -39,7 +40,7 @@ tests=("$@")
 [ ${#tests[@]} -gt 0 ] || tests=(tests/core)
 status=0
 # From there, so that this build of the core is the one that is imported.
-(cd "$work" && python -c "import pycollective._core as c, os; assert os.getcwd() in c.__file__" &&
+(cd "$work" && python -c "import pycollective._core as c, os; assert os.getcwd() in c.__file__ and not c.cuda.built()" &&
   python -m pytest -q -p no:cacheprovider --durations=5 -c "$top/pyproject.toml" --rootdir "$top" "${tests[@]/#tests/$top/tests}") || status=$?
 unset LD_PRELOAD
 cat "$work"/report* 2>/dev/null || true
