@@ -23,7 +23,8 @@ VARIABLES = {
     "PYCOLLECTIVE_SIZE": "the number of processes in the group",
     "PYCOLLECTIVE_ADDRESS": "host:port on which rank 0 listens",
     "PYCOLLECTIVE_MEMORY_FD": "set by `pycollective run`: the descriptor of the shared memory",
-    "PYCOLLECTIVE_LISTEN_FD": "set by `pycollective run`: the descriptor of rank 0's listening socket",
+    "PYCOLLECTIVE_LISTEN_FD": "set by `pycollective run`: the descriptor of this process's listening "
+    "socket",
     "PYCOLLECTIVE_ENDED_FD": "set by `pycollective run`: the descriptor of the list of ended ranks",
     "PYCOLLECTIVE_CHOICES": "set by `pycollective run`: the table of algorithms for all ranks",
     "PYCOLLECTIVE_ARENA": "bytes of address space for each rank's shared arrays; 64 GiB unless set, "

@@ -23,6 +23,10 @@ standard input. When a rank fails, the other ranks' calls raise PeerLostError, o
 group is not yet complete. Ranks that still run 5 seconds later get SIGTERM, and after 5 more SIGKILL.
 Processes that a rank leaves behind are ended, and so are all processes when this command is killed. The
 exit status is that of the rank that failed first, or 128 + n for signal n.
+
+With --chief, --ps and --workers the processes are the tasks of a cluster for ParameterServerStrategy,
+which finds the cluster in TF_CONFIG. Rank 0 is the chief, the parameter servers follow, and then the
+workers. The other processes go on while at least one worker runs.
 """
 
 _EPILOG = """\
@@ -31,6 +35,7 @@ examples:
   pycollective run -n 4 -m package.module --its-own options
   pycollective run -n 2 -- ./any-program that starts Python at some point
   pycollective run -n 4 --transport tcp script.py
+  pycollective run --ps 2 --workers 3 --chief script.py
 """
 
 
@@ -45,7 +50,14 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
     )
     add = p.add_argument
-    add("-n", "--ranks", type=options.ranks, required=True, metavar="N", help="ranks")
+    add("-n", "--ranks", type=options.ranks, metavar="N", help="ranks")
+    add(
+        "--chief",
+        action="store_true",
+        help="start a cluster with parameter servers instead of ranks: a chief, and --ps and --workers",
+    )
+    add("--ps", type=options.ranks, metavar="N", help="parameter servers of a cluster")
+    add("--workers", type=options.ranks, metavar="N", help="workers of a cluster")
     add("--transport", choices=["shm", "tcp"],
         help="transport of the ranks (default: PYCOLLECTIVE_TRANSPORT, else shm)",
     )  # fmt: skip
@@ -73,8 +85,20 @@ def run(args: argparse.Namespace) -> int:
         if not os.path.isfile(command[0]):
             raise options.WrongOptionError(f"there is no script {command[0]!r}")
         command = [sys.executable, *command]
+    group, size = None, args.ranks
+    if args.chief or args.ps or args.workers:
+        if args.ranks or args.transport or not (args.chief and args.ps and args.workers):
+            raise options.WrongOptionError(
+                "a cluster needs --chief, --ps and --workers, without -n and --transport: "
+                "pycollective run --ps 2 --workers 3 --chief script.py"
+            )
+    elif not size:
+        raise options.WrongOptionError("the following arguments are required: -n/--ranks")
     try:
-        return launcher.run(command, args.ranks, args.prefix, args.transport, args.bind)
+        if args.chief:
+            group = launcher.Tasks(args.ps, args.workers)
+            size = group.size
+        return launcher.run(command, size, args.prefix, args.transport, args.bind, group)
     except ValueError as error:
         raise options.WrongOptionError(error) from None
     except OSError as error:

@@ -35,8 +35,9 @@ from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.server import Server
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.unavailable import Server, TPUStrategy
+from pycollective.distribute.unavailable import TPUStrategy
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.verify import verify_equivalence
 

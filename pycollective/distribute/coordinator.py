@@ -6,11 +6,13 @@ thread that takes one function after the other. A `RemoteValue` is the result of
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 from pycollective import nest
 from pycollective.data import Dataset
@@ -20,13 +22,26 @@ from pycollective.distribute.parameter_server import ParameterServerStrategy, th
 from pycollective.distribute.per_worker import (
     ClosureInputError,
     PerWorkerDataset,
+    PerWorkerIterator,
     PerWorkerValues,
     RemoteValue,
     Worker,
     as_result,
     refuse_in_worker,
 )
-from pycollective.errors import CancelledError, DeadlineExceededError, OutOfRangeError
+from pycollective.distribute.server import Chief, Server
+from pycollective.distribute.task_links import LinkLostError, decode, encode, error_of, said_of
+from pycollective.errors import (
+    CancelledError,
+    CollectiveError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotAvailableError,
+    NotFoundError,
+    OutOfRangeError,
+    UnavailableError,
+)
+from pycollective.tensor.function import digest_of, function_made
 
 __all__ = [
     "ClosureInputError",
@@ -46,6 +61,55 @@ _making = threading.Lock()
 _QUEUE_SIZE = 262_144
 
 
+#: Seconds for which a lost worker is waited for, as in TensorFlow, and those without any worker.
+_RECOVERY, _NO_WORKER = 3600.0, 60.0
+
+#: The iterators of a per-worker dataset that a worker keeps.
+_ITERATORS = 8
+
+_log = logging.getLogger("pycollective")
+
+
+def call_of(function: Any, arguments: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return the message that calls a function on a worker in another process."""
+    if getattr(function, "__self__", None) is not None:
+        raise TypeError(
+            f"schedule() in a cluster cannot send the object of the method {function!r} to a worker: "
+            "decorate a function with @tf.function"
+        )
+
+    def named(value: Any) -> list[Any] | None:
+        if isinstance(value, PerWorkerIterator):
+            return ["iterator", *value.name]
+        return None
+
+    tokens, arrays = encode(arguments, named)
+    name = [*function.made, digest_of(function)]
+    return {"request": "call", "function": name, "tokens": tokens}, arrays
+
+
+def called(message: dict[str, Any]) -> Any:
+    """Return this program's function for a message of `call_of`."""
+    name, number, digest = message["function"]
+    function = function_made(name, number)
+    if function is None:
+        raise NotFoundError(
+            f"function {name!r} (number {number} of this name) is not known to the worker: a worker "
+            "runs the chief's program up to the first ClusterCoordinator.schedule(), so decorate all "
+            "functions with @tf.function before that, and keep them"
+        )
+    if digest_of(function) != digest:
+        raise FailedPreconditionError(
+            f"function {name!r} differs between the chief and the worker: a worker with another "
+            "program version, or another version of Python. Start the same program on all tasks"
+        )
+    return function
+
+
+def _no_name(token: list[Any]) -> NoReturn:
+    raise ValueError(f"a result of kind {token[0]!r}")
+
+
 class _Closure:
     """A scheduled function with its arguments, and the value for its result."""
 
@@ -63,10 +127,23 @@ class _Closure:
                 "function is not yet supported. Fetch it first."
             )
         self._differs = any(isinstance(leaf, PerWorkerValues) for leaf in leaves)
+        #: The call for a worker in another process.
+        self.message: tuple[dict[str, Any], list[Any]] | None = None
+        if strategy.extended.tasks is not None:
+            self.message = call_of(function, self.arguments)
 
     def run(self, worker: Worker) -> Any:
         """Call the function on a worker, and return its result."""
         args, kwargs = self.arguments
+        if worker.link is not None:
+            assert self.message is not None
+            message, arrays = worker.link.call(*self.message)
+            if "original" in message:
+                raise ClosureInputError(error_of(message, worker.link.task))
+            if "error" in message:
+                error = error_of(message, worker.link.task)
+                raise _ServerLost(error) if message.get("server") is True else error
+            return decode(message.get("tokens"), arrays, _no_name)
         with self.strategy.scope():
             if self._differs:
                 args, kwargs = nest.map_structure(
@@ -75,10 +152,19 @@ class _Closure:
             return nest.map_structure(as_result, self.function(*args, **kwargs))
 
 
-class _Queue:
-    """The functions that wait, the workers that run them, and the first error."""
+class _ServerLost(Exception):
+    """A parameter server is lost; the argument is the error to raise."""
 
-    def __init__(self, workers: int) -> None:
+
+class _Queue:
+    """The functions that wait, the workers that run them, and the first error.
+
+    ``chief`` has the connections to workers in other processes, or is None.
+    """
+
+    def __init__(self, workers: int, chief: Chief | None = None) -> None:
+        self._chief = chief
+        self._found = workers  # the workers that are connected
         self._process = os.getpid()
         # The garbage collector may call close() in a thread that holds the lock.
         lock = threading.RLock()
@@ -88,7 +174,11 @@ class _Queue:
         self._error: BaseException | None = None
         self._closed = False
         self._divided: shared_among | None = None
-        self._workers = [Worker(number) for number in range(workers)]
+        self._fatal: BaseException | None = None
+        self._workers = [
+            Worker(number, None if chief is None else chief.worker(number))
+            for number in range(workers)
+        ]
         for worker in self._workers:
             self._start(worker)
 
@@ -165,10 +255,19 @@ class _Queue:
 
     def _raise_error(self) -> None:
         """Raise the first error of a function, if any, when no other function runs any more."""
+        if self._chief is not None and self._fatal is None:
+            try:
+                self._chief.servers.check()
+            except UnavailableError as lost:
+                self._fatal = self._error = lost
+        if self._fatal is not None:
+            self._cancel()
+            raise self._fatal
         if self._error is None:
             return
         self._cancel()
         self._changed.wait_for(lambda: not self._in_flight)
+        self._cancel()  # the function of a worker that was lost meanwhile
         error, self._error = self._error, None
         if error is not None:  # else another thread has raised it
             raise error
@@ -194,6 +293,11 @@ class _Queue:
             error: BaseException | None = None
             try:
                 result = closure.run(worker)
+            except LinkLostError as lost:
+                self._return(worker, closure, lost)
+                continue
+            except _ServerLost as lost:
+                error = self._fatal = lost.args[0]
             except StopIteration as end:
                 text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
                 error = end if isinstance(end, OutOfRangeError) else OutOfRangeError(text)
@@ -213,11 +317,45 @@ class _Queue:
             self._in_flight += 1
             if self._in_flight > 1 and self._divided is None:
                 # A function that runs alone uses all cores.
-                self._divided = shared_among(len(self._workers))
+                self._divided = shared_among(1 if self._chief else len(self._workers))
                 self._divided.__enter__()
             if len(self._closures) == _QUEUE_SIZE - 1:
                 self._changed.notify_all()
             return True
+
+    def _return(self, worker: Worker, closure: _Closure, lost: LinkLostError) -> None:
+        """Schedule the function of a lost worker again, before all others, and wait for the worker.
+
+        Without any worker for some seconds, the next call of the coordinator raises UnavailableError.
+        """
+        assert self._chief is not None
+        _log.warning("%s; its function runs again on another worker", lost)
+        with self._changed:
+            self._found -= 1
+            worker.closure = None
+            self._closures.appendleft(closure)
+            self._ended()
+            self._work.notify_all()
+        begun = time.monotonic()
+        while not self._closed:
+            try:
+                worker.link = self._chief.find_again(worker.number, 1.0)
+            except (UnavailableError, CollectiveError) as error:
+                if time.monotonic() - begun < _RECOVERY:
+                    time.sleep(0.2)
+                    with self._changed:
+                        if not self._found and time.monotonic() - begun > _NO_WORKER:
+                            self._fatal = self._error = UnavailableError(
+                                f"no worker has been connected for {_NO_WORKER:g} seconds: {error}"
+                            )
+                            self._changed.notify_all()
+                    continue
+                worker.lost = True
+                return
+            with self._changed:
+                self._found += 1
+            _log.warning("/job:worker/task:%d is back", worker.number)
+            return
 
     def _finish(
         self, worker: Worker, closure: _Closure, result: Any, error: BaseException | None
@@ -262,7 +400,9 @@ class ClusterCoordinator:
     """
 
     strategy: ParameterServerStrategy
-    _queue: _Queue
+    #: None in the process of a worker.
+    _queue: _Queue | None
+    _datasets: list[PerWorkerDataset]
 
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
         """Return the strategy's coordinator; make it if there is none."""
@@ -278,8 +418,12 @@ class ClusterCoordinator:
                 return known
             self = super().__new__(cls)
             self.strategy = strategy
-            self._queue = _Queue(strategy.extended.num_parameter_workers)
-            weakref.finalize(self, self._queue.close)
+            tasks = strategy.extended.tasks
+            self._datasets = []
+            self._queue = None
+            if not isinstance(tasks, Server):
+                self._queue = _Queue(strategy.extended.num_parameter_workers, tasks)
+                weakref.finalize(self, self._queue.close)
             strategy.coordinator = self
             return self
 
@@ -315,23 +459,78 @@ class ClusterCoordinator:
                 "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a "
                 f"`tf.function` or a concrete function, not {fn!r}; decorate it with @tf.function."
             )
+        self.strategy.extended.started = True
+        if self._queue is None:
+            refuse_in_worker("schedule()")
+            self._become_worker()
         closure = _Closure(self.strategy, fn, tuple(args or ()), dict(kwargs or {}))
         self._queue.put(closure)
         return closure.value
+
+    def _become_worker(self) -> NoReturn:
+        """Run the functions that the chief schedules, in the process of a worker."""
+        server, servers = self.strategy.extended.tasks, self.strategy.extended.servers
+        assert isinstance(server, Server) and servers is not None
+        worker = Worker(server.task_index)
+        this_thread.worker = worker.number
+        iterators: dict[tuple[int, int], PerWorkerIterator] = {}
+
+        def named(token: list[Any]) -> Any:
+            kind, dataset, number = token
+            if kind != "iterator" or not isinstance(number, int):
+                raise ValueError(f"a value of kind {kind!r}")
+            if not 0 <= dataset < len(self._datasets):
+                raise ValueError(
+                    f"per-worker dataset {dataset}, which this program has not created: create all "
+                    "datasets before the first ClusterCoordinator.schedule()"
+                )
+            if (dataset, number) not in iterators:
+                for old in [key for key in iterators if key[0] == dataset][:-_ITERATORS]:
+                    del iterators[old]
+                iterators[dataset, number] = self._datasets[dataset].iterator(number)
+            return iterators[dataset, number].on(worker)
+
+        def run(message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+            function = called(message)
+            try:
+                args, kwargs = decode(message.get("tokens"), arrays, named)
+            except ClosureInputError as error:
+                return {**said_of(error.original_exception), "original": True}, []
+            servers.pull_all()
+            try:
+                with self.strategy.scope():
+                    result = nest.map_structure(as_result, function(*args, **kwargs))
+                tokens, found = encode(result, lambda value: None)
+            except StopIteration as end:
+                servers.forget_all()
+                text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
+                raise OutOfRangeError(str(end) or text) from None
+            except BaseException:
+                servers.forget_all()
+                raise
+            servers.push_all()
+            return {"tokens": tokens}, found
+
+        servers.forget_all()
+        server.work(run)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until all scheduled functions have ended, or raise the error of the first that failed.
 
         Raises
         ------
+        UnavailableError
+            A parameter server in another process is lost, or all workers have been for a minute. Every
+            later call raises this error.
         DeadlineExceededError
             Functions run or wait after ``timeout`` seconds; by default there is no limit.
         """
-        self._queue.join(timeout)
+        if self._queue is not None:  # a worker has no queue; its chief has scheduled nothing yet
+            self._queue.join(timeout)
 
     def done(self) -> bool:
         """Return True if all scheduled functions have ended; errors as `join`."""
-        return self._queue.is_done()
+        return self._queue is None or self._queue.is_done()
 
     def fetch(self, val: Any) -> Any:
         """Return a nest with the results of the `RemoteValue` objects in it; see `RemoteValue.fetch`."""
@@ -356,7 +555,8 @@ class ClusterCoordinator:
                 "create_per_worker_dataset() needs a Dataset, a distributed dataset or a function that "
                 f"returns one, got {dataset!r}"
             )
-        return PerWorkerDataset(dataset)
+        self._datasets.append(PerWorkerDataset(dataset, len(self._datasets)))
+        return self._datasets[-1]
 
     def simulate_worker_loss(self, worker: int) -> None:
         """Replace a worker, as if its machine had been preempted, to test a program.
@@ -367,6 +567,11 @@ class ClusterCoordinator:
         workers = self.strategy.extended.num_parameter_workers
         if not 0 <= worker < workers:
             raise ValueError(f"there is no worker {worker}; there are 0 to {workers - 1}")
+        if self.strategy.extended.tasks is not None:
+            raise NotAvailableError(
+                "simulate_worker_loss() replaces threads; in a cluster end the worker's process"
+            )
+        assert self._queue is not None
         self._queue.lose(worker)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
 import os
@@ -12,11 +13,14 @@ from typing import Any
 
 from pycollective.cluster import rules
 from pycollective.cluster.resolver import ClusterResolver
+from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.server import Chief, Server, worker_of_this_process
+from pycollective.distribute.server_variables import Servers
 from pycollective.distribute.sharded import ShardedVariable
 from pycollective.distribute.strategy import Strategy
 from pycollective.errors import NotAvailableError
@@ -52,8 +56,17 @@ class _ParameterServerExtended(StrategyExtended):
         servers: int,
         partitioner: Callable[..., Sequence[int]] | None,
         lock_free: bool,
+        tasks: Chief | Server | None = None,
     ) -> None:
         super().__init__([Device("CPU", 0)], ReductionToOneDevice())
+        #: In a cluster: the chief's connections, or the worker that this process is; else None.
+        self.tasks = tasks
+        #: This process's connections to the parameter servers of a cluster.
+        self.servers: Servers | None = None
+        if tasks is not None:
+            self.servers = tasks.servers if isinstance(tasks, Chief) else tasks.connected()
+        #: True from the first scheduled function on.
+        self.started = False
         self.num_parameter_workers = workers
         self.num_servers = servers
         self._partitioner = partitioner
@@ -92,7 +105,7 @@ class _ParameterServerExtended(StrategyExtended):
                 "allowed. Please specify the `initial_value`."
             )
         if kwargs.get("synchronization") is VariableSynchronization.ON_READ:
-            return self._on_server(next_creator(**kwargs), self._next_server())
+            return self._on_server(next_creator(**kwargs), self._next_server(name))
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
         by_parts = callable(initial) and _takes_partitions(initial)
         if by_parts and (shape is None or dtype is None):
@@ -112,7 +125,7 @@ class _ParameterServerExtended(StrategyExtended):
                 servers = servers[:1]
         else:
             lengths = self._lengths(shape, dtype)
-            servers = [self._next_server() for _ in lengths]
+            servers = [self._next_server(f"{name}/{n}" if n else name) for n in range(len(lengths))]
         if len(servers) == 1:
             return self._on_server(next_creator(**kwargs), servers[0])
         shards, begin = [], 0
@@ -148,13 +161,17 @@ class _ParameterServerExtended(StrategyExtended):
         base, rest = divmod(rows, shards)
         return [base + (number < rest) for number in range(shards)]
 
-    def _next_server(self) -> int:
+    def _next_server(self, name: str) -> int:
+        if self.started and self.servers is not None:
+            return self.servers.server_of(name)
         with self._placing:
             self._placed += 1
             return (self._placed - 1) % self.num_servers
 
     def _on_server(self, variable: Variable, server: int) -> Variable:
         """Assign a new variable to a server."""
+        if self.servers is not None:
+            variable = self.servers.create(variable, server)
         variable._distribute_strategy = self.strategy
         variable.device = _server_name(server)
         # Counters and sums must lose no addition, so they keep their locks.
@@ -201,19 +218,21 @@ def _takes_partitions(function: Callable[..., Any]) -> bool:
 class ParameterServerStrategy(Strategy):
     """Asynchronous training: variables are on servers, and each worker trains on its own.
 
-    `ClusterCoordinator` schedules functions on the workers. Servers and workers are threads of this
-    process; servers and workers in other processes are not implemented yet.
+    `ClusterCoordinator` schedules functions on the workers. Without a cluster, servers and workers are
+    threads of this process. In a cluster, every task runs the same program. The constructor returns on
+    the chief, and on a worker, which runs the program up to the first scheduled function. On a
+    parameter server the constructor serves until the chief ends, and then ends the process.
 
     Parameters
     ----------
     cluster_resolver : ClusterResolver, optional
-        Must be None: a cluster of other processes raises NotAvailableError.
+        The cluster and this process's task; by default that of ``TF_CONFIG``, if it has one.
     variable_partitioner : callable, optional
         A function ``variable_partitioner(shape=, dtype=)`` that returns the number of shards of each
         axis, 1 for all axes but the first, such as the partitioners of
         ``tf.distribute.experimental.partitioners``. By default no variable has shards.
     num_workers, num_ps : int
-        The numbers of workers and of parameter servers.
+        The numbers of workers and of parameter servers; a cluster has its own.
     consistency : {"locked", "hogwild"}
         ``"locked"``: updates of a variable are made one after the other, and a value that was read
         never changes. ``"hogwild"``: updates write to the memory that other workers read and update
@@ -223,7 +242,11 @@ class ParameterServerStrategy(Strategy):
     Raises
     ------
     NotAvailableError
-        ``cluster_resolver`` or ``TF_CONFIG`` describes a cluster of processes.
+        ``consistency`` is ``"hogwild"`` in a cluster, or this process is the cluster's evaluator.
+    UnavailableError
+        A task of the cluster does not listen within 180 seconds.
+    RendezvousError
+        A task's address is taken, or the cluster's hosts have no secret.
     ValueError
         The cluster has no parameter server, no worker or a task of unknown type; there is no worker
         or no server; ``consistency`` is unknown.
@@ -243,7 +266,9 @@ class ParameterServerStrategy(Strategy):
         num_ps: int = 2,
         consistency: str = "locked",
     ) -> None:
-        _refuse_cluster(cluster_resolver)
+        cluster, task, number = _cluster_of(cluster_resolver)
+        if cluster is not None:
+            num_ps, num_workers = cluster.num_tasks("ps"), cluster.num_tasks("worker")
         if num_ps < 1:
             raise ValueError(f"There must be at least one ps. num_ps is {num_ps}.")
         if num_workers < 1:
@@ -255,17 +280,30 @@ class ParameterServerStrategy(Strategy):
                 "variable_partitioner must be a function of shape and dtype, got "
                 f"{variable_partitioner!r}"
             )
+        tasks: Chief | Server | None = None
+        if cluster is not None:
+            if consistency == "hogwild":
+                raise NotAvailableError(
+                    "consistency='hogwild' needs workers that are threads of one process: leave it out "
+                    "in a cluster, where updates of a variable are made one after the other"
+                )
+            tasks = _task_of(cluster, task, number)
         super().__init__(
             _ParameterServerExtended(
-                num_workers, num_ps, variable_partitioner, consistency == "hogwild"
+                num_workers, num_ps, variable_partitioner, consistency == "hogwild", tasks
             )
         )
         self._warned = False
         _log.info(
-            "ParameterServerStrategy with %d workers and %d parameter servers, threads of this process",
+            "ParameterServerStrategy with %d workers and %d parameter servers, %s",
             num_workers,
             num_ps,
+            self._kind(),
         )
+
+    def _kind(self) -> str:
+        """Return the place of the workers."""
+        return "threads of this process" if self.extended.tasks is None else "other processes"
 
     def run(
         self,
@@ -302,18 +340,18 @@ class ParameterServerStrategy(Strategy):
     def describe(self) -> str:
         """Return a line about the workers, and one for each server with its variables and bytes."""
         extended = self.extended
-        lines = [f"workers: {extended.num_parameter_workers} threads of this process"]
+        lines = [f"workers: {extended.num_parameter_workers} {self._kind()}"]
         for name, (variables, size) in zip(extended.parameter_devices, extended.loads, strict=True):
             lines.append(f"{name}: {variables} variables, {size:,} bytes")
         return "\n".join(lines)
 
 
-def _refuse_cluster(resolver: ClusterResolver | None) -> None:
-    """Raise the error for a cluster of processes, if there is one."""
+def _cluster_of(resolver: ClusterResolver | None) -> tuple[ClusterSpec | None, str | None, int]:
+    """Return the cluster with this process's task, if there is one."""
     source = "cluster_resolver"
     if resolver is None:
         if not TFConfigClusterResolver.applies(os.environ):
-            return
+            return None, None, 0
         source, resolver = "TF_CONFIG", TFConfigClusterResolver()
     cluster = resolver.cluster_spec()
     if not cluster.jobs:
@@ -325,10 +363,24 @@ def _refuse_cluster(resolver: ClusterResolver | None) -> None:
     for job in ("ps", "worker"):
         if not rules.task_count(cluster, job):
             raise ValueError(f"There must be at least one {job}. The {source} has none.")
-    raise NotAvailableError(
-        f"{source} describes a cluster of processes, and parameter servers in other processes are not "
-        "implemented yet. Use ParameterServerStrategy(num_workers="
-        f"{cluster.num_tasks('worker')}, num_ps={cluster.num_tasks('ps')}) without it: servers and "
-        "workers are then threads of this process. MultiWorkerMirroredStrategy trains on several "
-        "processes"
-    )
+    return cluster, resolver.task_type, resolver.task_id or 0
+
+
+def _task_of(cluster: ClusterSpec, task: str | None, number: int) -> Chief | Server:
+    """Become a task of a cluster: connect the chief, serve as a parameter server, or be a worker."""
+    worker = worker_of_this_process()
+    if worker is not None:
+        return worker
+    if task in ("ps", "worker"):
+        server = Server(cluster, task, number)
+        if task == "ps":
+            server.join()
+        return server
+    if task == "evaluator":
+        raise NotAvailableError(
+            "an evaluator is not a task of ParameterServerStrategy: restore the chief's checkpoints in "
+            "a program without a strategy"
+        )
+    chief = Chief(cluster)
+    atexit.register(chief.end)
+    return chief

@@ -13,6 +13,7 @@ from pycollective import nest
 from pycollective.data import Dataset
 from pycollective.distribute.input import DistributedDataset
 from pycollective.distribute.parameter_server import this_thread
+from pycollective.distribute.task_links import Link
 from pycollective.tensor import IndexedSlices, Tensor, Variable, creator_scope
 
 __all__ = [
@@ -28,10 +29,14 @@ __all__ = [
 
 
 class Worker:
-    """A worker: its number, the scheduled function that it runs, and the iterators that it has made."""
+    """A worker: its number, the scheduled function that it runs, and the iterators that it has made.
 
-    def __init__(self, number: int) -> None:
+    ``link`` is the connection to a worker in another process, else None.
+    """
+
+    def __init__(self, number: int, link: Link | None = None) -> None:
         self.number = number
+        self.link = link
         self.closure: Any = None
         self.lost = False
         self.made: weakref.WeakKeyDictionary[PerWorkerIterator, Any] = weakref.WeakKeyDictionary()
@@ -116,11 +121,13 @@ class PerWorkerValues:
 class PerWorkerIterator(PerWorkerValues):
     """An iterator for each worker, which the worker makes when a function first needs it.
 
-    A worker that takes the place of a lost one makes its own iterator.
+    A worker that takes the place of a lost one makes its own iterator. ``name`` has the numbers of
+    the dataset, and of this iterator among those of the dataset, which are equal in all processes.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, make: Callable[[], Iterator[Any]], name: tuple[int, int]) -> None:
         self._make = make
+        self.name = name
 
     def on(self, worker: Worker) -> Any:
         """Return the worker's iterator; raise ClosureInputError if it cannot be made."""
@@ -149,10 +156,15 @@ class PerWorkerIterator(PerWorkerValues):
 
 
 class PerWorkerDataset:
-    """A dataset for each worker; ``iter()`` returns an iterator for each worker."""
+    """A dataset for each worker; ``iter()`` returns an iterator for each worker.
 
-    def __init__(self, source: Any) -> None:
+    ``number`` is the dataset's number among those of its coordinator.
+    """
+
+    def __init__(self, source: Any, number: int) -> None:
         self._source = source
+        self.number = number
+        self._iterators = 0
 
     def _dataset(self) -> Any:
         if isinstance(self._source, (Dataset, DistributedDataset)):
@@ -166,7 +178,12 @@ class PerWorkerDataset:
                 "__iter__() of a per-worker dataset is not supported inside of a scheduled function: "
                 "call iter() on the coordinator, and give the function the result"
             )
-        return PerWorkerIterator(lambda: iter(self._dataset()))
+        self._iterators += 1
+        return self.iterator(self._iterators - 1)
+
+    def iterator(self, number: int) -> PerWorkerIterator:
+        """Return a new iterator with a number."""
+        return PerWorkerIterator(lambda: iter(self._dataset()), (self.number, number))
 
     @property
     def element_spec(self) -> Any:

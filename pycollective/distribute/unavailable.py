@@ -11,7 +11,6 @@ __all__ = [
     "Client",
     "PreemptionWatcher",
     "RpcServer",
-    "Server",
     "TPUClusterResolver",
     "TPUStrategy",
     "Unavailable",
@@ -56,15 +55,6 @@ class TPUClusterResolver(Unavailable):
     def connect(cls, *args: Any, **kwargs: Any) -> Any:
         """Raise the error of the constructor."""
         return cls()
-
-
-class Server(Unavailable):
-    """The server of a task in a cluster."""
-
-    instead = (
-        "no task needs one: the servers and workers of ParameterServerStrategy are threads of its "
-        "process, and MultiWorkerMirroredStrategy joins the processes that `pycollective run` starts"
-    )
 
 
 class RpcServer(Unavailable):

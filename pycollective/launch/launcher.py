@@ -35,6 +35,7 @@ from pycollective.launch.secret import SECRET
 __all__ = [
     "LaunchedGroup",
     "Ranks",
+    "Tasks",
     "how_it_ended",
     "new_group",
     "prepare_environment",
@@ -66,6 +67,10 @@ class LaunchedGroup:
 
     def ended(self, rank: int, how: str, *, failed: bool) -> None:
         """Report the end of a rank's process to the group."""
+
+    def survives(self, rank: int, running: set[int]) -> bool:
+        """Return True if the other processes go on without a rank that has failed."""
+        return False
 
     def close(self) -> None:
         """Release all resources."""
@@ -125,6 +130,37 @@ class _Tcp(LaunchedGroup):
         os.close(self._ended.descriptor)
 
 
+class Tasks(LaunchedGroup):
+    """A cluster with parameter servers on the loopback address, described by ``TF_CONFIG``.
+
+    Rank 0 is the chief. The parameter servers follow, and then the workers.
+    """
+
+    def __init__(self, servers: int, workers: int) -> None:
+        self._tasks = [("ps", n) for n in range(servers)] + [("worker", n) for n in range(workers)]
+        self.size = 1 + len(self._tasks)
+        self._secret = secrets.token_hex(32)
+        self._listeners = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in self._tasks]
+        self._cluster: dict[str, list[str]] = {"ps": [], "worker": []}
+        for (job, _), listener in zip(self._tasks, self._listeners, strict=True):
+            self._cluster[job].append(f"127.0.0.1:{listener.getsockname()[1]}")
+
+    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
+        job, number = self._tasks[rank - 1] if rank else ("chief", 0)
+        config = {"cluster": self._cluster, "task": {"type": job, "index": number}}
+        descriptors = {LISTENER: self._listeners[rank - 1].fileno()} if rank else {}
+        return {"TF_CONFIG": json.dumps(config), SECRET: self._secret}, descriptors
+
+    def survives(self, rank: int, running: set[int]) -> bool:
+        """Return True for a worker, if another worker runs: that one runs its functions."""
+        first = self._tasks.index(("worker", 0)) + 1
+        return rank >= first and any(other >= first for other in running)
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+
 def new_group(transport: str | None, size: int) -> LaunchedGroup:
     """Return a new group through ``transport``, else through that of the environment, else "shm".
 
@@ -165,6 +201,7 @@ def run(
     prefix: str = "auto",
     transport: str | None = None,
     bind: str = "cores",
+    group: LaunchedGroup | None = None,
 ) -> int:
     """Run ``size`` processes of a command as the ranks of one group; return the exit status.
 
@@ -185,6 +222,8 @@ def run(
         The transport between the ranks; by default ``PYCOLLECTIVE_TRANSPORT``, or shared memory.
     bind : {"cores", "none"}
         cores: Give each rank an equal share of the cores, if there is at least one for each rank.
+    group : LaunchedGroup, optional
+        The group, instead of a new one through the transport.
 
     Returns
     -------
@@ -198,7 +237,7 @@ def run(
     ValueError
         If processes cannot use the transport.
     """
-    group = new_group(transport, size)
+    group = group or new_group(transport, size)
     if "TF_CONFIG" in os.environ:
         _say("the ranks do not see TF_CONFIG, which describes another group than theirs")
     shares = cores.shares(size) if bind == "cores" else []
@@ -362,6 +401,9 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
                 who = f"rank {rank} (process {ranks.pids[rank]})"
                 ranks.group.ended(rank, f"{who} {how}", failed=code != 0)
             if not code:
+                continue
+            if not status and ranks.group.survives(rank, ranks.running):
+                _say(f"rank {rank}, a worker, {how}; the other workers go on")
                 continue
             if not status:
                 status = code if code > 0 else 128 - code

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
+
+#: The functions that `function` has returned, by name and number, and the next number of each name.
+_made: weakref.WeakValueDictionary[tuple[str, int], Callable[..., Any]] = (
+    weakref.WeakValueDictionary()
+)
+_counts: dict[str, int] = {}
 
 
 def function(
@@ -41,6 +50,35 @@ def function(
             return inner(*args, **kwargs)
 
         call.python_function = inner  # type: ignore[attr-defined]
+        kind = getattr(inner, "__qualname__", type(inner).__qualname__)
+        name = f"{getattr(inner, '__module__', '')}.{kind}"
+        number = _counts[name] = _counts.get(name, -1) + 1
+        call.made = name, number  # type: ignore[attr-defined]
+        _made[name, number] = call
         return call
 
     return decorate if func is None else decorate(func)
+
+
+def function_made(name: str, number: int) -> Callable[..., Any] | None:
+    """Return the function of a name that `function` has returned as number ``number``, from 0."""
+    return _made.get((name, number))
+
+
+def digest_of(func: Callable[..., Any]) -> str:
+    """Return a digest of a function's code, equal in processes that run the same program."""
+    found = hashlib.sha256()
+    codes = [getattr(getattr(func, "python_function", func), "__code__", None)]
+    while codes:
+        code = codes.pop()
+        if not isinstance(code, types.CodeType):
+            continue
+        plain = []
+        for value in code.co_consts:
+            if isinstance(value, types.CodeType):
+                codes.append(value)
+            else:  # a set has its elements in another order in each process
+                plain.append(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+        found.update(code.co_code)
+        found.update(repr((code.co_names, code.co_varnames, code.co_freevars, plain)).encode())
+    return found.hexdigest()[:16]

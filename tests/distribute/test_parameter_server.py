@@ -9,13 +9,15 @@ import threading
 
 import numpy as np
 import pytest
+from ports import free_ports
 from strategies import mirrored
 
 import pycollective as tf
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.distribute import task_links
 from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.sharded import ShardedVariable
-from pycollective.errors import NotAvailableError
+from pycollective.errors import NotAvailableError, UnavailableError
 
 P = tf.distribute.experimental.partitioners
 
@@ -56,15 +58,17 @@ def test_strategy_wrong_cluster_raises(jobs, text):
         tf.distribute.ParameterServerStrategy(resolver(**jobs))
 
 
-def test_strategy_cluster_of_processes_raises_and_names_the_replacement(monkeypatch):
-    jobs = {"ps": ["a:1"], "worker": ["b:1", "c:1"], "chief": ["d:1"]}
-    text = r"Use ParameterServerStrategy\(num_workers=2, num_ps=1\) without it"
-    with pytest.raises(NotAvailableError, match=text):
+def test_strategy_task_that_does_not_listen_raises(monkeypatch):
+    monkeypatch.setattr(task_links, "JOIN_SECONDS", 0.1)
+    address, other = (f"127.0.0.1:{port}" for port in free_ports(2))
+    jobs = {"ps": [address], "worker": [other]}
+    text = "chief did not reach /job:ps/task:0 at 127.0.0.1:.* Start the same program"
+    with pytest.raises(UnavailableError, match=text):
         tf.distribute.ParameterServerStrategy(resolver(**jobs))
     monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}})
+        "TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "evaluator", "index": 0}})
     )
-    with pytest.raises(NotAvailableError, match=f"TF_CONFIG describes .* {text}"):
+    with pytest.raises(NotAvailableError, match="an evaluator is not a task"):
         tf.distribute.ParameterServerStrategy()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from pycollective.distribute.coordinator import ClusterCoordinator, RemoteValue
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
+from pycollective.errors import NotAvailableError
 from pycollective.tensor import function
 
 #: The scheduled functions for each worker. More would keep batches in memory without need.
@@ -38,6 +39,12 @@ class Executor:
         self._run = run
         self._coordinator: ClusterCoordinator | None = None
         if isinstance(strategy, ParameterServerStrategy):
+            if strategy.extended.tasks is not None:
+                raise NotAvailableError(
+                    "fit, evaluate and predict are not implemented for parameter servers in other "
+                    "processes: write the training loop with ClusterCoordinator.schedule(), or leave "
+                    "out the cluster, so that servers and workers are threads"
+                )
             self._coordinator = ClusterCoordinator(strategy)
             self._most = _AHEAD * strategy.extended.num_parameter_workers
             self._scheduled = function(lambda elements: run([_element(e) for e in elements]))

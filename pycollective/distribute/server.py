@@ -1,0 +1,237 @@
+"""`Server`: a parameter server or a worker in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import runpy
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from json import dumps, loads
+from typing import Any, NoReturn
+
+from pycollective.cluster import rules
+from pycollective.distribute.server_variables import Servers, Store
+from pycollective.distribute.task_links import (
+    JOIN_SECONDS,
+    PURPOSE,
+    Link,
+    LinkLostError,
+    link_to,
+    listen,
+    said_of,
+)
+from pycollective.errors import UnavailableError
+from pycollective.launch.handshake import Channel, HandshakeError
+
+__all__ = ["Chief", "Server", "addresses_of", "worker_of_this_process"]
+
+_log = logging.getLogger("pycollective")
+
+Answer = Callable[[dict[str, Any], list[Any]], tuple[dict[str, Any], list[Any]]]
+
+_this_worker: list[Server] = []
+
+
+def worker_of_this_process() -> Server | None:
+    """Return the worker's server that runs this program, or None."""
+    return _this_worker[0] if _this_worker else None
+
+
+def addresses_of(cluster: Any, job: str) -> list[str]:
+    """Return the addresses of a job's tasks."""
+    return [cluster.task_address(job, number) for number in cluster.task_indices(job)]
+
+
+class Server:
+    """A task of a cluster for `ParameterServerStrategy`: a parameter server, or a worker.
+
+    The tasks of a cluster run one program. A parameter server stores variables. A worker runs the
+    program as the chief does, up to the first `ClusterCoordinator.schedule`. It then has the chief's
+    variables, functions and datasets, and runs the functions that the chief schedules.
+
+    Parameters
+    ----------
+    server_or_cluster_def : ClusterSpec or dict
+        The cluster: the addresses of the jobs ``"ps"`` and ``"worker"``, and perhaps ``"chief"``.
+    job_name : {"ps", "worker"}
+        This task's job.
+    task_index : int
+        This task's number in its job.
+    protocol : str, optional
+        Ignored.
+    config : optional
+        Ignored.
+    start : bool
+        True: call `start`.
+
+    Raises
+    ------
+    ValueError
+        The cluster has no such task, or the task is neither a parameter server nor a worker.
+    RendezvousError
+        The address is taken, or is not a loopback address and there is no secret.
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Any = None,
+        start: bool = True,
+    ) -> None:
+        if job_name not in ("ps", "worker"):
+            raise ValueError(
+                f"job_name is {job_name!r}: a Server is a task 'ps' or 'worker'. The chief makes a "
+                "ParameterServerStrategy"
+            )
+        self._cluster = rules.validate(server_or_cluster_def, job_name, task_index)
+        assert task_index is not None
+        self.job_name, self.task_index = job_name, task_index
+        self._address = self._cluster.task_address(job_name, task_index)
+        self._title = f"/job:{job_name}/task:{task_index}"
+        self._store = Store()
+        self._chief: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._end: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._sockets: Any = None
+        if start:
+            self.start()
+
+    @property
+    def target(self) -> str:
+        """The address of this task."""
+        return f"grpc://{self._address}"
+
+    def start(self) -> None:
+        """Listen at the task's address; a second call has no effect."""
+        with self._lock:
+            if self._sockets is None:
+                self._sockets, _ = listen(self._address, self._enter)
+                weakref.finalize(self, self._sockets.close)
+                _log.info("%s listens at %s", self._title, self._address)
+
+    def join(self) -> NoReturn:
+        """Serve until the chief ends, and end this process.
+
+        A worker runs this process's script from its beginning as the task ``"chief"``, so that it makes
+        the chief's variables and functions. It serves from the first `schedule` on.
+
+        Raises
+        ------
+        SystemExit
+            At the end: with status 0 if the chief has ended normally, else with a text.
+        RuntimeError
+            The script of a worker does not schedule a function.
+        """
+        self.start()
+        if self.job_name == "worker":
+            self._run_script()
+        raise SystemExit(self._end.get() or 0)
+
+    def _run_script(self) -> NoReturn:
+        _this_worker[:] = [self]
+        config = loads(os.environ.get("TF_CONFIG") or "{}")
+        os.environ["TF_CONFIG"] = dumps({**config, "task": {"type": "chief", "index": 0}})
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        raise RuntimeError(
+            f"{self._title}: the script has ended, and has scheduled no function. A worker runs the "
+            "same program as the chief, up to its first ClusterCoordinator.schedule()"
+        )
+
+    def connected(self) -> Servers:
+        """Return a worker's connections to the parameter servers."""
+        return Servers(
+            [
+                link_to(f"/job:ps/task:{number}", address, self._title)
+                for number, address in enumerate(addresses_of(self._cluster, "ps"))
+            ],
+            at_once=False,
+        )
+
+    def work(self, run: Answer) -> NoReturn:
+        """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
+        try:
+            link = self._chief.get(timeout=JOIN_SECONDS)
+        except queue.Empty:
+            raise SystemExit(
+                f"{self._title}: the chief did not connect within {JOIN_SECONDS:g} s"
+            ) from None
+        while True:
+            try:
+                message, arrays = link.receive()
+                if message.get("request") == "end":
+                    raise SystemExit(0)
+                link.send(*_answered(run, message, arrays))
+            except LinkLostError as error:
+                raise SystemExit(f"{self._title}: the chief is lost: {error}") from None
+
+    def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        """Accept a connection of another task."""
+        if hello.get("purpose") != PURPOSE:
+            raise HandshakeError("not a task of a cluster with parameter servers")
+        task = str(hello.get("task"))
+        link = Link(channel, task)
+        if self.job_name == "worker":
+            self._chief.put(link)
+            return
+        try:
+            while True:
+                message, arrays = link.receive()
+                if message.get("request") == "end":
+                    self._end.put("")
+                    return
+                link.send(*_answered(self._store.answer, message, arrays))
+        except LinkLostError as error:
+            if task == "chief":
+                self._end.put(f"{self._title}: the chief is lost: {error}")
+
+
+def _answered(
+    answer: Answer, message: dict[str, Any], arrays: list[Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return the reply to a request; an error is a reply too."""
+    try:
+        return answer(message, arrays)
+    except UnavailableError as error:
+        return {**said_of(error), "server": True}, []
+    except (KeyError, IndexError) as error:
+        return {"error": "RuntimeError", "text": f"a wrong request: {error!r}"}, []
+    except Exception as error:
+        return said_of(error), []
+
+
+class Chief:
+    """The chief's connections to all tasks of a cluster."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self.servers = Servers([self._link("ps", n) for n in cluster.task_indices("ps")], True)
+        self._workers = {n: self._link("worker", n) for n in cluster.task_indices("worker")}
+
+    def worker(self, number: int) -> Link:
+        """Return the connection to a worker."""
+        return self._workers[number]
+
+    def find_again(self, number: int, seconds: float) -> Link:
+        """Return a new connection to a worker that was lost; raise UnavailableError if none is made."""
+        self._workers[number] = link = self._link("worker", number, seconds)
+        return link
+
+    def _link(self, job: str, number: int, seconds: float | None = None) -> Link:
+        address = self._cluster.task_address(job, number)
+        return link_to(f"/job:{job}/task:{number}", address, "chief", seconds)
+
+    def end(self) -> None:
+        """Tell all tasks that the chief ends."""
+        for link in [*self._workers.values(), *self.servers.links]:
+            try:
+                link.send({"request": "end"})
+            except (LinkLostError, ValueError):
+                continue
+            link.close()

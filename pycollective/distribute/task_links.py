@@ -1,0 +1,333 @@
+"""Messages between the tasks of a parameter-server cluster, over authenticated connections.
+
+A message is a JSON object in the channel of `pycollective.launch.handshake`, followed by the bytes of
+its arrays. Values are encoded as a flat list of tokens; nothing is unpickled. The list names functions,
+variables and iterators that both programs have made, and holds no code.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective import dtypes, errors
+from pycollective.errors import CollectiveError, UnavailableError
+from pycollective.launch.description import Description
+from pycollective.launch.handshake import Channel, HandshakeError, Refused
+from pycollective.launch.handshake_server import STRANGER_SECONDS, Enter, HandshakeServer
+from pycollective.launch.sockets import Sockets, inherited
+from pycollective.tensor import IndexedSlices, Tensor
+
+__all__ = ["Link", "LinkLostError", "decode", "encode", "error_of", "link_to", "listen", "said_of"]
+
+PURPOSE = "parameter servers"
+SECONDS = 600.0
+"""Seconds that a message may take."""
+JOIN_SECONDS = 180.0
+"""Seconds that a task waits for another one to listen, about as long as TensorFlow."""
+_UNTIL_IT_ENDS = 1e8
+_MOST_BYTES = 1 << 34
+_MOST_ARRAYS = 100_000
+_MOST_TOKENS = 8_192
+_LONGEST_TEXT = 32
+_MOST_LEVELS = 64
+
+
+class LinkLostError(CollectiveError):
+    """The connection to another task has ended."""
+
+
+class Link:
+    """A connection to another task, for requests and replies.
+
+    Hold `lock` from a request to its reply, as `call` does: threads then take turns.
+    """
+
+    def __init__(self, channel: Channel, task: str) -> None:
+        self.task = task
+        self._channel = channel
+        self.lock = threading.Lock()
+        sock = channel.socket
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):  # a host that has vanished is detected in 25 seconds
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+    def call(
+        self, message: dict[str, Any], arrays: Sequence[Any] = ()
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Send a request, and return the reply with its arrays."""
+        with self.lock:
+            self.send(message, arrays)
+            return self.receive()
+
+    def send(self, message: dict[str, Any], arrays: Sequence[Any] = ()) -> None:
+        """Send a message with arrays; raise LinkLostError if the connection has ended."""
+        contiguous = [np.asarray(array, order="C") for array in arrays]
+        specs = [[_name_of(array.dtype), *array.shape] for array in contiguous]
+        try:
+            self._channel.send({**message, "arrays": specs}, time.monotonic() + SECONDS)
+            for array in contiguous:
+                if array.nbytes:
+                    self._channel.socket.sendall(array.reshape(-1).view(np.uint8).data)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def receive(self) -> tuple[dict[str, Any], list[Any]]:
+        """Return the next message with its arrays; raise LinkLostError as `send`."""
+        try:
+            message = self._channel.receive(time.monotonic() + _UNTIL_IT_ENDS)
+            self._channel.socket.settimeout(SECONDS)
+            return message, [self._filled(array) for array in _empty(message.get("arrays"))]
+        except (OSError, HandshakeError) as error:
+            self.close()  # the rest of the message cannot be told from the next one
+            raise self._lost(error) from None
+
+    def _filled(self, array: Any) -> Any:
+        if array.nbytes:
+            view = memoryview(array.reshape(-1).view(np.uint8))
+            while view:
+                count = self._channel.socket.recv_into(view)
+                if not count:
+                    raise ConnectionResetError("the other side has closed the connection")
+                view = view[count:]
+        return array
+
+    def _lost(self, error: Exception) -> LinkLostError:
+        return LinkLostError(f"the connection to {self.task} has ended: {error}")
+
+    def ended(self) -> bool:
+        """Return True if the other side has closed the connection; do not wait for a call."""
+        if not self.lock.acquire(blocking=False):
+            return False  # the call that runs notices it
+        try:
+            return self._channel.ended()
+        finally:
+            self.lock.release()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+
+def _empty(specs: Any) -> list[Any]:
+    """Return new arrays for the specs in a message, whose sum of bytes is bounded."""
+    if not isinstance(specs, list) or len(specs) > _MOST_ARRAYS:
+        raise HandshakeError("a message without a list of arrays")
+    total, kinds = 0, []
+    for spec in specs:
+        if not isinstance(spec, list) or not spec or not isinstance(spec[0], str) or len(spec) > 65:
+            raise HandshakeError("an array without dtype and shape")
+        if any(type(n) is not int or not 0 <= n <= _MOST_BYTES for n in spec[1:]):
+            raise HandshakeError("an array of a wrong shape")
+        dtype = _dtype_of(spec[0])
+        total += math.prod(spec[1:]) * max(1, dtype.itemsize)
+        if total > _MOST_BYTES:
+            raise HandshakeError(f"arrays of more than {_MOST_BYTES} bytes")
+        kinds.append((tuple(spec[1:]), dtype))
+    return [np.empty(shape, dtype) for shape, dtype in kinds]
+
+
+def _name_of(dtype: Any) -> str:
+    if dtype == dtypes.bfloat16:
+        return "bfloat16"
+    if dtype.kind not in "biufcSU":
+        raise TypeError(
+            f"an array of dtype {dtype} cannot be sent between tasks: only numbers and texts can"
+        )
+    return str(dtype.str)
+
+
+def _dtype_of(name: str) -> Any:
+    if name == "bfloat16" and dtypes.bfloat16 is not None:
+        return dtypes.bfloat16
+    try:
+        dtype = np.dtype(name) if len(name) <= 16 and name[1:2] in tuple("biufcSU") else None
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in "biufcSU":
+        raise HandshakeError(f"an array of dtype {name[:40]!r}")
+    return dtype
+
+
+# Values ---------------------------------------------------------------------------------------------
+
+Special = Callable[[Any], list[Any] | None]
+"""Return the token of a value that the programs know by name, else None."""
+
+
+def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
+    """Return a nest of tensors, arrays and plain values as tokens and arrays.
+
+    Raises
+    ------
+    TypeError
+        A value is of another type.
+    ValueError
+        There are too many values.
+    """
+    tokens: list[Any] = []
+    arrays: list[Any] = []
+
+    def add(kind: str, *found: Any) -> None:
+        tokens.append([kind])
+        arrays.extend(np.asarray(array) for array in found)
+
+    def walk(value: Any, level: int) -> None:
+        if len(tokens) > _MOST_TOKENS or level > _MOST_LEVELS:
+            raise ValueError(
+                f"a function's arguments or results have more than {_MOST_TOKENS} values or "
+                f"{_MOST_LEVELS} levels: join them to fewer arrays"
+            )
+        token = special(value)
+        if token is not None:
+            tokens.append(token)
+        elif (
+            value is None
+            or type(value) is bool
+            or (type(value) is int and abs(value) < 1 << 63)
+            or (type(value) is str and len(value) <= _LONGEST_TEXT and value.isprintable())
+        ):
+            tokens.append(["plain", value])
+        elif type(value) is str:
+            add("text", np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8))
+        elif type(value) is bytes:
+            add("bytes", np.frombuffer(value, np.uint8))
+        elif type(value) is float:
+            tokens.append(["float", value.hex()])
+        elif type(value) is complex:
+            add("complex", np.complex128(value))
+        elif isinstance(value, Tensor):
+            add("tensor", value.numpy())
+        elif isinstance(value, IndexedSlices):
+            add("slices", value.values.numpy(), value.indices.numpy())
+            shape = value.dense_shape
+            tokens[-1].append(None if shape is None else list(shape))
+        elif isinstance(value, np.generic):
+            add("scalar", value)
+        elif isinstance(value, np.ndarray):
+            add("array", value)
+        elif type(value) is dict:
+            tokens.append(["dict", len(value)])
+            for key, item in value.items():
+                walk(key, level + 1)
+                walk(item, level + 1)
+        elif type(value) in (list, tuple):
+            tokens.append([type(value).__name__, len(value)])
+            for item in value:
+                walk(item, level + 1)
+        else:
+            raise TypeError(
+                f"a {type(value).__name__} cannot be sent between the processes of a cluster: use "
+                "lists, tuples and dicts of tensors, arrays, numbers, texts and None"
+            )
+
+    walk(value, 0)
+    return tokens, arrays
+
+
+def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) -> Any:
+    """Return the value of `encode`; ``special`` returns the values that have names."""
+    if not isinstance(tokens, list):
+        raise HandshakeError("a message without tokens")
+    rest, data = iter(tokens), iter(arrays)
+
+    def walk(level: int) -> Any:
+        token = next(rest)
+        if level > _MOST_LEVELS or not isinstance(token, list) or not token:
+            raise HandshakeError("a wrong token")
+        kind, last = token[0], token[-1]
+        if kind == "plain":
+            return last
+        if kind == "float":
+            return float.fromhex(last)
+        if kind == "dict":
+            return {walk(level + 1): walk(level + 1) for _ in range(last)}
+        if kind in ("list", "tuple"):
+            items = [walk(level + 1) for _ in range(last)]
+            return items if kind == "list" else tuple(items)
+        if kind == "tensor":
+            return Tensor(next(data))
+        if kind == "slices":
+            return IndexedSlices(next(data), next(data), last)
+        if kind == "array":
+            return next(data)
+        if kind == "scalar":
+            return next(data)[()]
+        if kind == "complex":
+            return complex(next(data))
+        if kind == "bytes":
+            return next(data).tobytes()
+        if kind == "text":
+            return next(data).tobytes().decode("utf-8", "surrogatepass")
+        return special(token)
+
+    try:
+        return walk(0)
+    except (StopIteration, TypeError, ValueError) as error:
+        raise HandshakeError(f"tokens that mean nothing: {error}") from None
+
+
+def said_of(error: BaseException) -> dict[str, Any]:
+    """Return an error as a message: the name of its class, and its text."""
+    return {"error": type(error).__name__, "text": str(error)[:10_000]}
+
+
+def error_of(message: dict[str, Any], where: str) -> Exception:
+    """Return the error in a message: of a class of Python or of this package, else a RuntimeError."""
+    name, text = str(message.get("error")), str(message.get("text"))
+    cls = getattr(errors, name, None) or getattr(builtins, name, None)
+    if isinstance(cls, type) and issubclass(cls, Exception):
+        try:
+            return cls(f"{text} (on {where})")
+        except TypeError:
+            pass
+    return RuntimeError(f"{name}: {text} (on {where})")
+
+
+# Connections ----------------------------------------------------------------------------------------
+
+
+def listen(address: str, enter: Enter) -> tuple[Sockets, HandshakeServer]:
+    """Listen at an address, or at the socket from the launcher, for the other tasks' connections."""
+    about = Description.of_environment(None, 0, 1, [address])
+    sockets = Sockets(about)
+    sock = inherited(about) or sockets.listen_at_own_address()
+    return sockets, sockets.serve(sock, enter, connections=1024)
+
+
+def link_to(task: str, address: str, own: str, seconds: float | None = None) -> Link:
+    """Return a connection to a task of the cluster; wait until it listens.
+
+    Raises
+    ------
+    UnavailableError
+        The task does not listen after some seconds.
+    RendezvousError
+        The cluster needs a secret.
+    """
+    sockets = Sockets(Description.of_environment(None, 0, 1, [address]))
+    seconds = JOIN_SECONDS if seconds is None else seconds
+    deadline, pause = time.monotonic() + seconds, 0.001
+    while True:
+        try:
+            family, found = sockets.resolve()
+            until = min(deadline, time.monotonic() + STRANGER_SECONDS)
+            hello = {"purpose": PURPOSE, "task": own}
+            return Link(sockets.reach(family, found, hello, until), task)
+        except (OSError, HandshakeError) as error:
+            now = time.monotonic()
+            if now >= deadline or isinstance(error, Refused):
+                raise UnavailableError(
+                    f"{own} did not reach {task} at {address} within {seconds:g} s: {error}. Start "
+                    "the same program as that task, with its own task in TF_CONFIG"
+                ) from None
+            time.sleep(min(pause, deadline - now))
+            pause = min(1.3 * pause, 1.0)
