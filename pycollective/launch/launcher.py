@@ -69,7 +69,7 @@ class LaunchedGroup:
         """Report the end of a rank's process to the group."""
 
     def survives(self, rank: int, running: set[int]) -> bool:
-        """Return True if the other processes go on without a rank that has failed."""
+        """Return True if the other processes may run without a rank that has failed."""
         return False
 
     def close(self) -> None:
