@@ -402,6 +402,8 @@ class ClusterCoordinator:
     strategy: ParameterServerStrategy
     #: None in the process of a worker.
     _queue: _Queue | None
+    #: The number of per-worker datasets, and the datasets themselves in the process of a worker.
+    _created: int
     _datasets: list[PerWorkerDataset]
 
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
@@ -419,7 +421,7 @@ class ClusterCoordinator:
             self = super().__new__(cls)
             self.strategy = strategy
             tasks = strategy.extended.tasks
-            self._datasets = []
+            self._created, self._datasets = 0, []
             self._queue = None
             if not isinstance(tasks, Server):
                 self._queue = _Queue(strategy.extended.num_parameter_workers, tasks)
@@ -555,8 +557,11 @@ class ClusterCoordinator:
                 "create_per_worker_dataset() needs a Dataset, a distributed dataset or a function that "
                 f"returns one, got {dataset!r}"
             )
-        self._datasets.append(PerWorkerDataset(dataset, len(self._datasets)))
-        return self._datasets[-1]
+        found = PerWorkerDataset(dataset, self._created)
+        self._created += 1
+        if self._queue is None:
+            self._datasets.append(found)
+        return found
 
     def simulate_worker_loss(self, worker: int) -> None:
         """Replace a worker, as if its machine had been preempted, to test a program.

@@ -564,3 +564,9 @@ def test_coordinator_that_is_deleted_ends_its_threads():
     for thread in own:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_per_worker_dataset_that_nobody_uses_is_released(coordinator):
+    dataset = weakref.ref(coordinator.create_per_worker_dataset(tf.data.Dataset.range(3)))
+    gc.collect()
+    assert dataset() is None
