@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import shutil
@@ -392,3 +393,32 @@ def test_links_are_tried_in_tls(on_ranks, certificates):
     assert kind == "turned away"
     assert text.startswith("this rank speaks TLS only: PYCOLLECTIVE_TLS_CERT")
     assert protection({"PYCOLLECTIVE_SECRET": SECRET, **certificates()}).endswith("in TLS")
+
+
+@pytest.mark.slow
+def test_parameter_servers_send_arrays_through_tls(certificates, tmp_path):
+    """The chief's connections to a parameter server and to a worker."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import numpy as np
+import pycollective as tf
+@tf.function
+def add(x):
+    total.assign_add(x)
+strategy = tf.distribute.ParameterServerStrategy()
+with strategy.scope():
+    total = tf.Variable(np.zeros(300_000, np.float32))
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+for _ in range(5):
+    coordinator.schedule(add, args=(np.ones(300_000, np.float32),))
+coordinator.join()
+chief = strategy.extended.tasks
+links = [chief.worker(0), *chief.servers.links]
+print([type(link._channel.socket).__name__ for link in links], set(total.numpy().tolist()))
+""")
+    words = [sys.executable, "-m", "pycollective", "run", "--ps=1", "--workers=1", "--chief"]
+    environment = {**os.environ, **certificates(), "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [*words, str(script)], env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert "['SSLSocket', 'SSLSocket'] {5.0}" in ended.stdout, ended
