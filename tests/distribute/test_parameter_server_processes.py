@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import hangs
 import numpy as np
 import pytest
 from ports import free_ports
@@ -56,7 +57,7 @@ per_worker = coordinator.create_per_worker_dataset(
 """
 
 
-def run(tmp_path, script, servers=2, workers=2, timeout=90):
+def run(tmp_path, script, servers=2, workers=2, timeout=hangs.SECONDS):
     """Run a script as a cluster; return its exit status, its output and its errors."""
     path = tmp_path / "script.py"
     path.write_text(script)
@@ -64,7 +65,7 @@ def run(tmp_path, script, servers=2, workers=2, timeout=90):
     command += ["--workers", str(workers), "--chief", str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=environment
+        command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=tmp_path
     )
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -85,7 +86,9 @@ def start(path, job, cluster):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": config}
     pipe = subprocess.PIPE
     command = [sys.executable, str(path)]
-    task = subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
+    task = subprocess.Popen(
+        command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=path.parent
+    )
     task.cluster = cluster
     return task
 
@@ -313,7 +316,7 @@ print("TOTAL", total.numpy())
 """
     )
     with started(path) as tasks:
-        ended = [task.communicate(timeout=60) for task in tasks]
+        ended = [task.communicate(timeout=hangs.SECONDS) for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0, 0], ended
     assert "TOTAL 45.0" in ended[2][0]
 
@@ -346,8 +349,8 @@ while True:
         number, count = next(line.split() for line in lines if str(again.pid) in line)
         assert int(number) == again.pid and int(count) > 1
         chief.kill()
-        assert "the chief is lost" in server.communicate(timeout=30)[1]
-        assert "the chief is lost" in again.communicate(timeout=30)[1]
+        assert "the chief is lost" in server.communicate(timeout=hangs.SECONDS)[1]
+        assert "the chief is lost" in again.communicate(timeout=hangs.SECONDS)[1]
         assert (server.returncode, again.returncode) == (1, 1)
 
 

@@ -419,6 +419,11 @@ print([type(link._channel.socket).__name__ for link in links], set(total.numpy()
     words = [sys.executable, "-m", "pycollective", "run", "--ps=1", "--workers=1", "--chief"]
     environment = {**os.environ, **certificates(), "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [*words, str(script)], env=environment, capture_output=True, text=True, timeout=180
+        [*words, str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
     )
     assert "['SSLSocket', 'SSLSocket'] {5.0}" in ended.stdout, ended
