@@ -7,8 +7,7 @@
 #include "support/simd.h"
 
 // An activation is a struct with value(x), and slope(x), the derivative; or value(x, alpha) and
-// slope(x, alpha). To add one, write it here,
-// and name it once at the end.
+// slope(x, alpha). To add one, write it here, and name it once at the end.
 namespace pycollective::nn {
 namespace activations {
 

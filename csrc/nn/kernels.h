@@ -66,8 +66,8 @@ void normalize_rows(const float* x, const float* factor, const float* shift, flo
                     float* inverses, Index rows, Index size, double epsilon);
 void normalize_rows(const double* x, const double* factor, const double* shift, double* y,
                     double* means, double* inverses, Index rows, Index size, double epsilon);
-// dx = the gradient of x [rows, size]. Adds the gradients of factor and
-// shift to by_factor and by_shift.
+// dx = the gradient of x [rows, size]. Adds the gradients of factor and shift to by_factor and
+// by_shift.
 void normalize_rows_gradient(const float* g, const float* x, const float* factor,
                              const float* means, const float* inverses, float* dx, float* by_factor,
                              float* by_shift, Index rows, Index size);
