@@ -21,8 +21,9 @@ from pycollective.environment import VARIABLES
 
 TENSORFLOW = (
     "distribute", "distribute.experimental", "distribute.cluster_resolver",
-    "distribute.coordinator", "data", "data.experimental", "train", "config", "errors", "nn",
-    "random", "types.experimental.distributed",
+    "distribute.coordinator", "data", "data.experimental", "train", "estimator", "feature_column",
+    "compat.v1.train", "config", "errors", "math", "nn", "random",
+    "types.experimental.distributed",
 )  # fmt: skip
 KERAS = (
     "layers", "losses", "metrics", "optimizers", "optimizers.schedules", "callbacks",

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import tempfile
 
 import numpy as np
 
@@ -21,6 +22,8 @@ import pycollective as tf
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--replicas", type=int, default=2)
 args = parser.parse_args()
+# The guide's estimator makes a temporary directory too, which stays.
+model_dir = tempfile.TemporaryDirectory()
 # The guide takes all GPUs; these are replicas on the CPU.
 devices = [f"cpu:{i}" for i in range(args.replicas)]
 
@@ -163,6 +166,23 @@ print(distributed_train_epoch(dist_dataset))
 
 heading("Is it the gradient of one replica?")
 print(tf.distribute.verify_equivalence(model, next(iterator), loss_object))
+
+heading("Estimator (the oldest guide)")
+config = tf.estimator.RunConfig(
+    train_distribute=mirrored_strategy, eval_distribute=mirrored_strategy, model_dir=model_dir.name
+)
+regressor = tf.estimator.LinearRegressor(
+    feature_columns=[tf.feature_column.numeric_column("feats")], optimizer="SGD", config=config
+)
+
+
+def input_fn():
+    dataset = tf.data.Dataset.from_tensors(({"feats": [1.0]}, [1.0]))
+    return dataset.repeat(1000).batch(10)
+
+
+regressor.train(input_fn=input_fn, steps=10)
+print(regressor.evaluate(input_fn=input_fn, steps=10))
 
 heading("TF_CONFIG")
 os.environ["TF_CONFIG"] = json.dumps(

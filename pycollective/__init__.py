@@ -41,12 +41,16 @@ from pycollective.errors import (
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from pycollective import algorithms as algorithms
     from pycollective import cluster as cluster
+    from pycollective import compat as compat
     from pycollective import config as config
     from pycollective import data as data
     from pycollective import distribute as distribute
     from pycollective import dtypes as dtypes
     from pycollective import errors as errors
+    from pycollective import estimator as estimator
+    from pycollective import feature_column as feature_column
     from pycollective import keras as keras
+    from pycollective import math as math
     from pycollective import nn as nn
     from pycollective import random as random
     from pycollective import train as train
@@ -87,12 +91,16 @@ __all__ = [
 _PACKAGES = (
     "algorithms",
     "cluster",
+    "compat",
     "config",
     "data",
     "distribute",
     "dtypes",
     "errors",
+    "estimator",
+    "feature_column",
     "keras",
+    "math",
     "nn",
     "random",
     "train",

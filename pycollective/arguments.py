@@ -92,15 +92,15 @@ def whole(name: str, value: Any, low: int = -(2**31), high: int = 2**31 - 1) -> 
     return found
 
 
-def sizes(shape: Any) -> list[int]:
+def sizes(shape: Any, name: str = "shape") -> list[int]:
     """Return the sizes of a shape, which may be a single number."""
     try:
         given = [operator.index(shape)]
     except TypeError:
         if not np.iterable(shape) or isinstance(shape, (str, bytes)):
-            raise TypeError(f"shape must be a number or several, not {shape!r}") from None
+            raise TypeError(f"{name} must be a number or several, not {shape!r}") from None
         given = list(shape)
-    return [whole("a number of a shape", n, 0, sys.maxsize) for n in given]
+    return [whole(f"a number of {name}", n, 0, sys.maxsize) for n in given]
 
 
 def rank_number(name: str, value: Any, size: int) -> int:

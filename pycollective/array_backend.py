@@ -35,6 +35,7 @@ Array: TypeAlias = npt.NDArray[Any]
 #: A dtype object, because comparing a dtype with a class takes several times as long.
 FLOAT32 = np.dtype(np.float32)
 _COMPILED = frozenset((FLOAT32, np.dtype(np.float64)))
+_NUMPY = np.ndarray
 
 
 def _cupy_of(value: Any) -> ModuleType | None:
@@ -327,13 +328,16 @@ def native(*arrays: Unpack[_Arrays]) -> tuple[Unpack[_Arrays]] | None:
     for array in given:
         if array is None:
             continue
-        if array.__class__ is not np.ndarray or array.dtype not in _COMPILED:
+        if array.__class__ is not _NUMPY:
             return None
-        if dtype is not None and array.dtype != dtype:
-            return None
-        dtype = array.dtype
+        kind = array.dtype
+        if kind is not dtype:  # a dtype object is nearly always shared
+            if kind not in _COMPILED or (dtype is not None and kind != dtype):
+                return None
+            dtype = kind
         flags = array.flags
-        fits = fits and flags.c_contiguous and flags.aligned
+        if not (flags.carray or (flags.c_contiguous and flags.aligned)):
+            fits = False
     if fits:
         return arrays
     copies: Any = tuple([None if array is None else in_c_order(array) for array in given])

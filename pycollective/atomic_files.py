@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -99,7 +98,7 @@ def _open_temporary(path: str) -> tuple[int, str]:
     """Return the descriptor of a new, locked temporary file, and its name."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
-        temporary = f"{path}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}"
+        temporary = f"{path}.{os.urandom(8).hex()}{_TEMPORARY_SUFFIX}"
         descriptor = os.open(temporary, flags, 0o666)
         # Before the lock is taken, another writer may delete the file as abandoned.
         if _try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:

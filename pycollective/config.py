@@ -20,9 +20,11 @@ __all__ = [
     "LogicalDevice",
     "LogicalDeviceConfiguration",
     "PhysicalDevice",
+    "functions_run_eagerly",
     "get_logical_device_configuration",
     "list_logical_devices",
     "list_physical_devices",
+    "run_functions_eagerly",
     "set_logical_device_configuration",
 ]
 
@@ -232,3 +234,12 @@ def processor_of(kind: str, index: int) -> int:
 def first_on(kind: str, processor: int) -> int:
     """Return the number of the first logical device on a processor."""
     return sum(_count(kind, i) for i in range(processor))
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Do nothing: functions of ``tf.function`` always run as Python."""
+
+
+def functions_run_eagerly() -> bool:
+    """Return True: functions of ``tf.function`` always run as Python."""
+    return True

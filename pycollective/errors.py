@@ -307,7 +307,7 @@ class RankError(CollectiveError):
     def __init__(
         self, message: str = "", *, rank: int = -1, exitcode: int | None = None, traceback: str = ""
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, ranks=() if rank < 0 else (rank,))
         self.rank = rank
         self.exitcode = exitcode
         self.traceback = traceback

@@ -47,9 +47,10 @@ def rebuild(like: Any, items: Iterable[Any]) -> Any:
     return type(like)(items)
 
 
-def _children(value: Any) -> Iterable[Any]:
-    children: Iterable[Any] = value.values() if _is_mapping(value.__class__) else value
-    return children
+def children(value: Any) -> Iterable[Any]:
+    """Return the items of a container, or the values of a mapping."""
+    found: Iterable[Any] = value.values() if _is_mapping(value.__class__) else value
+    return found
 
 
 def flatten(structure: Any) -> list[Any]:
@@ -57,7 +58,7 @@ def flatten(structure: Any) -> list[Any]:
     if not _is_container(structure.__class__):
         return [structure]
     leaves: list[Any] = []
-    for child in _children(structure):
+    for child in children(structure):
         if _is_container(child.__class__):
             leaves += flatten(child)
         else:
@@ -108,7 +109,7 @@ def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
             return next(leaves)
         items = [
             _pack(child, leaves) if _is_container(child.__class__) else next(leaves)
-            for child in _children(structure)
+            for child in children(structure)
         ]
     except StopIteration:
         raise ValueError("fewer values than places in the structure") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import weakref
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ _Bytes = npt.NDArray[np.uint8]
 _ALIGNMENT = 64
 # Smaller results come from memory that the allocator has ready anyway.
 SMALLEST_RESULT = 64 << 10
+# So few elements are small in every dtype.
+_FEW = SMALLEST_RESULT // 16
 _RESULTS_LIMIT = 256 << 20
 # Blocks are cut from large pieces, for which NumPy asks for huge pages: with small pages every kernel
 # would cause TLB misses.
@@ -32,34 +35,48 @@ _IDLE = next(map(sys.getrefcount, [object()]))
 class Workspace(threading.local):
     """Memory that a thread keeps; each thread has its own.
 
-    A thread keeps at most ``limit`` bytes of results, in use or idle. Further results get ordinary
-    memory.
+    Blocks are cut from pieces, and one array that exists keeps its whole piece. A thread keeps pieces of
+    at most ``limit`` bytes for results, in use or idle. Further results get ordinary memory.
     """
 
     def __init__(self, limit: int = _RESULTS_LIMIT) -> None:
         self._limit = limit
         self._scratch: dict[str, _Bytes] = {}
         self._results: dict[int, list[_Bytes]] = {}
-        self._kept = 0
-        self._piece = memoryview(bytearray())
+        self._pieces: list[weakref.ref[_Bytes]] = []
+        self._rest = memoryview(bytearray())
 
     def _block(self, size: int) -> _Bytes:
-        """Return new, aligned memory."""
-        room = max(-(-size // _ALIGNMENT), 1) * _ALIGNMENT
-        if room > len(self._piece):
-            fresh = np.empty(max(room, _PIECE) + _ALIGNMENT, np.uint8)
-            self._piece = fresh.data[-fresh.ctypes.data % _ALIGNMENT :]
+        """Return new, aligned memory of a multiple of the alignment."""
+        if size > len(self._rest):
+            fresh = np.empty(self._size_of_piece(size) + _ALIGNMENT, np.uint8)
+            self._pieces.append(weakref.ref(fresh))
+            self._rest = fresh.data[-fresh.ctypes.data % _ALIGNMENT :]
         # A view of a view would keep the lowest array alive, not the block.
-        block: _Bytes = np.frombuffer(self._piece[:size], np.uint8)
-        self._piece = self._piece[room:]
+        block: _Bytes = np.frombuffer(self._rest[:size], np.uint8)
+        self._rest = self._rest[size:]
         return block
+
+    def _size_of_piece(self, size: int) -> int:
+        """Return the bytes of the piece from which a block is cut."""
+        return max(size, min(_PIECE, self._limit))
+
+    def _kept(self) -> int:
+        """Return the bytes of the pieces that exist."""
+        pieces = [(ref, piece.size) for ref in self._pieces if (piece := ref()) is not None]
+        self._pieces = [ref for ref, _ in pieces]
+        return sum(size - _ALIGNMENT for _, size in pieces)
+
+    def _has_room(self, size: int) -> bool:
+        """Return True if the limit allows a block, perhaps in a new piece."""
+        return size <= len(self._rest) or self._kept() + self._size_of_piece(size) <= self._limit
 
     def scratch(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return uninitialized memory that is valid until the next call with the same name."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         block = self._scratch.get(name)
         if block is None or block.size < size:
-            block = self._scratch[name] = self._block(size)
+            block = self._scratch[name] = self._block(_rounded(size, _ALIGNMENT))
         array: Array = np.ndarray(shape, dtype, block)
         return array
 
@@ -69,9 +86,14 @@ class Workspace(threading.local):
         The array belongs to the caller: its memory is not reused while the array or a view of it
         exists.
         """
-        size = math.prod(shape) * np.dtype(dtype).itemsize
+        count = math.prod(shape)
+        if count < _FEW:
+            return np.empty(shape, dtype)
+        size = count * np.dtype(dtype).itemsize
         if size < SMALLEST_RESULT:
             return np.empty(shape, dtype)
+        # Lengths that differ little share blocks: a sixteenth at most is unused.
+        size = _rounded(size, 1 << (size.bit_length() - 5))
         blocks = self._results.get(size)
         if blocks is None:
             blocks = self._results[size] = []
@@ -81,13 +103,12 @@ class Workspace(threading.local):
             if references == _IDLE:
                 array = np.ndarray(shape, dtype, blocks[index])
                 return array
-        if self._kept + size > self._limit:
+        if not self._has_room(size):
             self._drop_idle()
-            if self._kept + size > self._limit:
+            if not self._has_room(size):
                 return np.empty(shape, dtype)
             blocks = self._results.setdefault(size, [])
         blocks.append(self._block(size))
-        self._kept += size
         array = np.ndarray(shape, dtype, blocks[-1])
         return array
 
@@ -106,7 +127,6 @@ class Workspace(threading.local):
 
     def _drop_idle(self) -> None:
         """Release every idle block, because other sizes are requested now."""
-        self._kept = 0
         for size, blocks in list(self._results.items()):
             references = list(map(sys.getrefcount, blocks))
             busy = [
@@ -114,9 +134,13 @@ class Workspace(threading.local):
             ]
             if busy:
                 self._results[size] = busy
-                self._kept += size * len(busy)
             else:
                 del self._results[size]
+
+
+def _rounded(size: int, step: int) -> int:
+    """Return the smallest multiple of ``step`` that is at least ``size``, and not 0."""
+    return max(-(-size // step), 1) * step
 
 
 workspace = Workspace()

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the core without CUDA and with sanitizers, and tests it: CI does it beside the other tests.
+# Builds the core without CUDA and with sanitizers, then for aarch64, and tests it. CI does it beside the
+# other tests.
 #
 #     tests/other_builds.sh
 #
-# It needs a virtual environment with the extra [dev], and GCC.
+# It needs a virtual environment with the extra [dev], and GCC; for aarch64 root on Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,3 +13,7 @@ threaded=(tests/core/test_{direct,suite,communicator,messages,message_traffic,as
 tests/sanitize.sh address "${threaded[@]}" tests/core/test_{empty,several_parts,collectives}.py tests/device
 tests/sanitize.sh thread "${threaded[@]}" \
   tests/nn/test_nn_conv_kernels.py::test_{calls_from_many_threads_give_the_same_bits,threads_that_are_in_kernels_when_the_interpreter_ends}
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+tests/aarch64.sh "$folder"

@@ -33,10 +33,6 @@ const char* error_name(FailureKind kind) {
   return "CollectiveError";
 }
 
-}  // namespace
-
-namespace {
-
 // Text from other processes may have been cut within a character.
 py::object text_of(std::string_view text) {
   return py::reinterpret_steal<py::object>(

@@ -25,9 +25,10 @@ constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_
 
 bool is_list(PyObject* object) { return PyList_CheckExact(object) || PyTuple_CheckExact(object); }
 
-// Appends an array's shape to the shapes on which the ranks must agree.
-void append_shape(std::vector<std::int64_t>& shapes, const ArrayStruct& array) {
-  if (!shapes.empty()) shapes.push_back(CallRecord::kNextArray);
+// Appends the shape of array number `i` to the shapes on which the ranks must agree. A scalar's
+// shape is empty, so that `shapes` may be empty at the second array, too.
+void append_shape(std::vector<std::int64_t>& shapes, Py_ssize_t i, const ArrayStruct& array) {
+  if (i > 0) shapes.push_back(CallRecord::kNextArray);
   shapes.insert(shapes.end(), array.dimensions, array.dimensions + array.nd);
 }
 
@@ -79,7 +80,7 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
                         std::equal(y->dimensions, y->dimensions + y->nd, x->dimensions);
       if (!same) return Py_NotImplemented;
     }
-    append_shape(shapes, *x);
+    append_shape(shapes, i, *x);
     std::size_t items = 1;
     for (int d = 0; d < x->nd; ++d) items *= static_cast<std::size_t>(x->dimensions[d]);
     bytes += items * item;

@@ -112,7 +112,7 @@ bool DirectExecution::is_reader(int rank) const {
 
 bool DirectExecution::is_staging(int rank) const {
   const auto& peer = board_.peers[static_cast<std::size_t>(rank)];
-  return is_source(rank) && !peer.input && !peer.remote;
+  return is_source(rank) && !peer.input && !peer.remote_input;
 }
 
 bool DirectExecution::is_awaited(int rank) const {
@@ -275,28 +275,38 @@ bool DirectExecution::post() {
     mode_ = Mode::blocks;
     std::size_t moved = 0;
     for (int r = 0; r < board_.size(); ++r) moved += input_bytes(r) + output_bytes(r);
-    is_past_cache_ = moved >= past_cache_from();
+    call_.past_cache = moved >= past_cache_from();
     input_begin_ = board_.input_position;
     output_begin_ = board_.output_position;
     const std::size_t in = input_bytes(rank), out = output_bytes(rank);
     const bool reduces = call_.collective == Collective::reduce;
     is_cut_ = call_.collective == Collective::all_reduce;
     const bool writable = is_cut_ || reduces;  // by the peers
-    slot.operands = {in ? board_.handle_of(call_.input, in) : 0,
-                     out && writable ? board_.handle_of(call_.output, out) : 0,
-                     shift_of(call_.input), shift_of(call_.output), 0};
-    if (call_.collective == Collective::scatter && !slot.operands.input) {
-      slot.operands.remote = board_.remote_handle_of(call_.input, in);
+    auto& operands = slot.operands;
+    operands = {in ? board_.handle_of(call_.input, in) : 0,
+                out && writable ? board_.handle_of(call_.output, out) : 0,
+                shift_of(call_.input),
+                shift_of(call_.output),
+                0,
+                0};
+    const bool input_is_mapped = operands.input != 0;
+    output_is_mapped_ = operands.output != 0;
+    const bool is_mapped =
+        in != 0 && input_is_mapped && (out == 0 || !is_cut_ || output_is_mapped_);
+    if (board_.begin_long_call(call_.collective, unit_, is_mapped)) {
+      if (!input_is_mapped) operands.remote_input = board_.remote_address(call_.input);
+      if (is_cut_ && !output_is_mapped_)
+        operands.remote_output = board_.remote_address(call_.output);
     }
-    input_is_mapped_ = slot.operands.input != 0 || slot.operands.remote != 0;
-    output_is_mapped_ = slot.operands.output != 0;
+    input_is_read_ = input_is_mapped || operands.remote_input != 0;
+    output_is_read_ = output_is_mapped_ || operands.remote_output != 0;
     if (output_is_mapped_) board_.written = {call_.output, out};
     for (auto& peer : board_.peers) peer = {};
     auto& own = board_.peers[static_cast<std::size_t>(rank)];
-    own.input = input_is_mapped_ ? const_cast<std::byte*>(call_.input) : nullptr;
+    own.input = input_is_mapped ? const_cast<std::byte*>(call_.input) : nullptr;
     own.output = output_is_mapped_ ? call_.output : nullptr;
     lookahead_ = board_.lookahead();
-    may_distribute_ = reduces && input_is_mapped_ && (rank != call_.root || output_is_mapped_);
+    may_distribute_ = reduces && input_is_mapped && (rank != call_.root || output_is_mapped_);
     if (!may_distribute_) begin_blocks();
   }
   board_.sequence = sequence_;
@@ -320,7 +330,7 @@ void DirectExecution::begin_blocks() {
   while (last_.bytes) move_to_next(last_);
   const int rank = board_.rank();
   // A scatter's root copies its own part in try_stage(), also if its input is mapped.
-  const bool stages = !input_is_mapped_ || !is_consumer(rank);
+  const bool stages = !input_is_read_ || !is_consumer(rank);
   if (is_source(rank) && stages) staging_ = first;
   if (is_consumer(rank) || is_publisher(rank)) producing_ = first;
   if (is_reader(rank)) copying_out_ = first;
@@ -348,14 +358,26 @@ bool DirectExecution::have_posted() {
     if (mode_ != Mode::blocks) continue;
     auto& peer = board_.peers[static_cast<std::size_t>(checked_)];
     const Board::Operands operands = slot.operands;
-    if (operands.input)
-      peer.input = board_.address_of(checked_, operands.input, input_bytes(checked_));
-    peer.remote = operands.remote;
+    if (operands.input) peer.input = address_of(checked_, operands.input, input_bytes(checked_));
+    peer.remote_input = operands.remote_input;
+    peer.remote_output = operands.remote_output;
     if (operands.output)
-      peer.output = board_.address_of(checked_, operands.output, output_bytes(checked_));
+      peer.output = address_of(checked_, operands.output, output_bytes(checked_));
   }
   if (awaits_all_) board_.all_posted = sequence_;
+  board_.began = Clock::now();  // only now, because a peer may have come late
   return true;
+}
+
+std::byte* DirectExecution::address_of(int peer, std::uint64_t handle, std::size_t bytes) const {
+  std::byte* found = board_.address_of(peer, handle, bytes);
+  if (!found) board_.cannot_read(peer);
+  return found;
+}
+
+void DirectExecution::read_remote(int peer, std::uint64_t address, std::byte* to,
+                                  std::size_t bytes) const {
+  if (!board_.read_remote(peer, address, to, bytes)) board_.cannot_read(peer);
 }
 
 Progress DirectExecution::advance() {
@@ -457,6 +479,7 @@ Progress DirectExecution::advance_blocks() {
     mine.published.store(last_.output_end, std::memory_order_release);
     mine.copied_out.store(last_.output_end, std::memory_order_release);
     board_.wake_others();
+    board_.end_long_call();
     return Progress::done;
   }
   return progress;
@@ -465,12 +488,12 @@ Progress DirectExecution::advance_blocks() {
 bool DirectExecution::try_stage() {
   const int rank = board_.rank();
   if (!staging_.bytes || (is_consumer(rank) && staged_ahead_ > lookahead_)) return false;
-  if (staging_.input_end > kInputStagingBytes &&
+  if (!input_is_read_ && staging_.input_end > kInputStagingBytes &&
       !reached(&Board::Counters::consumed, staging_.input_end - kInputStagingBytes,
                &DirectExecution::is_consumer, seen_consumed_)) {
     return false;
   }
-  for (int i = 1; i < board_.size() && !input_is_mapped_; ++i) {
+  for (int i = 1; i < board_.size() && !input_is_read_; ++i) {
     int peer = (rank + i) % board_.size();
     if (!is_consumer(peer)) continue;
     Span chunk = input_span(staging_, peer);
@@ -490,7 +513,7 @@ bool DirectExecution::try_produce() {
   const int rank = board_.rank();
   const bool consumes = is_consumer(rank), publishes = is_publisher(rank);
   if (consumes) {
-    const bool stages = is_source(rank) && !input_is_mapped_;
+    const bool stages = is_source(rank) && !input_is_read_;
     if ((stages && staged_ahead_ == 0) || !have_posted() ||
         !reached(&Board::Counters::staged, producing_.input_end, &DirectExecution::is_staging,
                  seen_staged_)) {
@@ -498,24 +521,20 @@ bool DirectExecution::try_produce() {
     }
   }
   if (publishes) {
-    if (!consumes && is_reader(rank) && published_ahead_ > lookahead_) return false;
-    if (board_.has_staging() && producing_.output_end > kOutputStagingBytes &&
+    if (!consumes && copying_out_.bytes && published_ahead_ > lookahead_) return false;
+    const bool stages = is_cut_ ? !output_is_read_ : !input_is_read_;
+    if (stages && board_.has_staging() && producing_.output_end > kOutputStagingBytes &&
         !reached(&Board::Counters::copied_out, producing_.output_end - kOutputStagingBytes,
                  &DirectExecution::is_reader, seen_copied_out_)) {
       return false;
     }
   }
   if (consumes) {
-    Block piece = producing_;
-    if (board_.peers[static_cast<std::size_t>(call_.root)].remote) {
-      // Reads several blocks by one system call.
-      Block next = producing_;
-      for (move_to_next(next); next.bytes && piece.bytes < kPieceBytes; move_to_next(next)) {
-        piece.bytes += next.bytes;
-        producing_ = next;
-      }
-    }
-    consume(piece);
+    // A rank that stages its own input counts the blocks that it is ahead of its copies.
+    const bool stages = is_source(rank) && !input_is_read_;
+    const bool joins =
+        !stages && !reduces(call_.collective) && reads_remotely(&DirectExecution::is_source);
+    consume(joins ? join_blocks(producing_) : producing_);
   } else {
     publish(producing_);
   }
@@ -527,6 +546,26 @@ bool DirectExecution::try_produce() {
   ++published_ahead_;
   move_to_next(producing_);
   return true;
+}
+
+// Returns true if this rank reads the inputs of all peers with the role through the system.
+bool DirectExecution::reads_remotely(Role role) const {
+  for (int r = 0; r < board_.size(); ++r) {
+    if (r == board_.rank() || !(this->*role)(r)) continue;
+    if (!board_.peers[static_cast<std::size_t>(r)].remote_input) return false;
+  }
+  return true;
+}
+
+// Returns a block and those after it as one, for one system call. Moves `block` to the last of
+// them.
+DirectExecution::Block DirectExecution::join_blocks(Block& block) const {
+  Block joined = block, next = block;
+  for (move_to_next(next); next.bytes && joined.bytes < kPieceBytes; move_to_next(next)) {
+    joined.bytes += next.bytes;
+    block = next;
+  }
+  return joined;
 }
 
 // Returns the rank whose contribution is combined as the i-th one, as in the schedules "direct".
@@ -542,13 +581,17 @@ void DirectExecution::consume(const Block& block) {
   const Span own = input_span(block, rank);
   bool in_place = false;
   for (const auto& peer : board_.peers) {
-    in_place = in_place || peer.input || peer.output || peer.remote;
+    in_place = in_place || peer.input || peer.output || peer.remote_input;
   }
   PeerAccess access(board_, endpoint_, in_place);
   auto source = [&](int r) -> const std::byte* {
     if (r == rank) return call_.input + own.offset;
-    const std::byte* mapped = board_.peers[static_cast<std::size_t>(r)].input;
-    return mapped ? mapped + own.offset : staged(r, rank, block);
+    const auto& peer = board_.peers[static_cast<std::size_t>(r)];
+    if (peer.input) return peer.input + own.offset;
+    if (!peer.remote_input) return staged(r, rank, block);
+    std::byte* copy = board_.copy_of(r, block.stride) + shift_of(call_.input + own.offset);
+    read_remote(r, peer.remote_input + own.offset, copy, own.bytes);
+    return copy;
   };
   if (!reduces(call_.collective)) {
     for (int i = 0; i < size; ++i) {
@@ -556,8 +599,8 @@ void DirectExecution::consume(const Block& block) {
       if (r == rank) {
         copy_own(block);
       } else if (std::byte* to = call_.output + output_span(block, r).offset; is_source(r)) {
-        if (const std::uint64_t remote = board_.peers[static_cast<std::size_t>(r)].remote) {
-          board_.read_remote(r, remote + own.offset, to, own.bytes);
+        if (std::uint64_t remote = board_.peers[static_cast<std::size_t>(r)].remote_input) {
+          read_remote(r, remote + own.offset, to, own.bytes);
         } else {
           write(to, source(r), own.bytes);
         }
@@ -581,8 +624,7 @@ void DirectExecution::consume(const Block& block) {
       publishes = true;
     }
   }
-  // Peers read a mapped result in place.
-  if (publishes && !output_is_mapped_) board_.targets[targets++] = published(rank, block);
+  if (publishes && !output_is_read_) board_.targets[targets++] = published(rank, block);
   combine_all(call_, board_.targets.data(), targets, board_.sources.data(), size,
               own.bytes / call_.item);
   access.check();
@@ -590,7 +632,7 @@ void DirectExecution::consume(const Block& block) {
 
 void DirectExecution::publish(const Block& block) {
   const Span own = input_span(block, board_.rank());
-  if (!input_is_mapped_) {
+  if (!input_is_read_) {
     copy_to_peer(published(board_.rank(), block), call_.input + own.offset, own.bytes);
   }
   copy_own(block);
@@ -606,7 +648,7 @@ void DirectExecution::copy_own(const Block& block) {
 }
 
 void DirectExecution::write(std::byte* to, const std::byte* from, std::size_t bytes) const {
-  if (is_past_cache_) {
+  if (call_.past_cache) {
     copy_past_cache(to, from, bytes);
   } else {
     copy_bytes(to, from, bytes);
@@ -620,31 +662,44 @@ bool DirectExecution::try_copy_out() {
   const bool produces = is_consumer(rank) || is_publisher(rank);
   const bool due =
       !produces || (producing_.bytes ? published_ahead_ > lookahead_ : published_ahead_ > 0);
-  if (!due || !have_posted() ||
-      !reached(&Board::Counters::published, copying_out_.output_end, &DirectExecution::is_publisher,
-               seen_published_)) {
+  if (!due || !have_posted()) return false;
+  // An input that is read remotely is complete from the beginning.
+  const bool joins = !is_cut_ && reads_remotely(&DirectExecution::is_publisher);
+  if (!joins && !reached(&Board::Counters::published, copying_out_.output_end,
+                         &DirectExecution::is_publisher, seen_published_)) {
     return false;
   }
+  const Block block = joins ? join_blocks(copying_out_) : copying_out_;
   // A chunk of an all-reduce is in its publisher's output. In other calls it is in the input.
   auto mapped_of = [&](int r) {
     const auto& peer = board_.peers[static_cast<std::size_t>(r)];
     return is_cut_ ? peer.output : peer.input;
   };
+  auto remote_of = [&](int r) {
+    const auto& peer = board_.peers[static_cast<std::size_t>(r)];
+    return is_cut_ ? peer.remote_output : peer.remote_input;
+  };
   bool in_place = false;
-  for (int r = 0; r < size; ++r) in_place = in_place || (r != rank && mapped_of(r));
+  for (int r = 0; r < size; ++r) {
+    in_place = in_place || (r != rank && (mapped_of(r) || remote_of(r)));
+  }
   PeerAccess access(board_, endpoint_, in_place);
   for (int i = 1; i < size; ++i) {
     int peer = (rank + i) % size;
     if (!is_publisher(peer)) continue;
-    const Span to = output_span(copying_out_, peer);
+    const Span to = output_span(block, peer);
     if (!to.bytes) continue;
+    const std::size_t offset = is_cut_ ? to.offset : single(block).offset;
+    if (const std::uint64_t remote = remote_of(peer)) {
+      read_remote(peer, remote + offset, call_.output + to.offset, to.bytes);
+      continue;
+    }
     const std::byte* mapped = mapped_of(peer);
-    const std::byte* from = mapped ? mapped + (is_cut_ ? to.offset : single(copying_out_).offset)
-                                   : published(peer, copying_out_);
+    const std::byte* from = mapped ? mapped + offset : published(peer, block);
     write(call_.output + to.offset, from, to.bytes);
   }
   access.check();
-  if (!produces) copy_own(copying_out_);
+  if (!produces) copy_own(block);
   board_.counters(rank).copied_out.store(copying_out_.output_end, std::memory_order_release);
   board_.wake_others();
   --published_ahead_;
@@ -654,13 +709,12 @@ bool DirectExecution::try_copy_out() {
 
 // Returns true if no peer reads or writes this rank's arrays any more.
 bool DirectExecution::is_released() {
-  if (input_is_mapped_ && is_source(board_.rank()) &&
+  if (input_is_read_ && is_source(board_.rank()) &&
       !reached(&Board::Counters::consumed, last_.input_end, &DirectExecution::is_consumer,
                seen_consumed_)) {
     return false;
   }
-  const bool is_read =
-      is_cut_ ? output_is_mapped_ : input_is_mapped_ && is_publisher(board_.rank());
+  const bool is_read = is_cut_ ? output_is_read_ : input_is_read_ && is_publisher(board_.rank());
   if (is_cut_ && output_is_mapped_ &&
       !reached(&Board::Counters::published, last_.output_end, &DirectExecution::is_peer,
                seen_published_)) {
@@ -743,7 +797,7 @@ void combine_all(const DirectCall& call, void* const* targets, std::size_t num_t
   }
   if (fused) {
     combine_many(call.dtype, call.op, targets, num_targets, sources, static_cast<std::size_t>(size),
-                 count, size);
+                 count, size, call.past_cache && num_targets > 1);
     return;
   }
   // Half-precision sums, rounded after each contribution. A local block holds the partial result,

@@ -17,9 +17,9 @@
 //   - all_gather                                                 the ranks' parts
 //   - barrier          no data
 //
-// Arrays that the peers can map are read in place; chunks of other arrays pass through the board's
-// staging rings. In all_reduce, and in a reduce whose arrays are all mapped, ranks also write their
-// results to the peers' mapped outputs.
+// Arrays that the peers can map are read in place. Chunks of other arrays pass through the board's
+// staging rings, or are read through the system (support/peer_memory.h). In all_reduce, and in a
+// reduce whose arrays are all mapped, ranks also write their results to the peers' mapped outputs.
 //
 // Contributions are combined in the order of the schedules named "direct", so both give the same
 // bits. Half-precision types are the exception: here they are rounded once, unless the call asks
@@ -52,6 +52,7 @@ struct DirectCall {
   // True: half-precision sums are rounded once. False: after each contribution, as the ranks of a
   // schedule do.
   bool fused = true;
+  bool past_cache = false;  // the arrays exceed the caches (support/copy.h)
 };
 
 // Combines all ranks' arrays in one pass over memory, and writes the result to each target.
@@ -128,7 +129,12 @@ class DirectExecution {
   void consume(const Block& block);
   void publish(const Block& block);
   void copy_own(const Block& block);
+  // Both fail the group if the peer has no such memory.
+  std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) const;
+  void read_remote(int peer, std::uint64_t address, std::byte* to, std::size_t bytes) const;
   void write(std::byte* to, const std::byte* from, std::size_t bytes) const;
+  bool reads_remotely(Role role) const;
+  Block join_blocks(Block& block) const;
   int contributor(int i) const;
   bool is_released();
   std::byte* staged(int from, int to, const Block& block) const;
@@ -153,10 +159,10 @@ class DirectExecution {
 
   // The next block to stage, to combine or publish, and to copy out; and the end of the last one.
   Block staging_, producing_, copying_out_, last_;
-  bool input_is_mapped_ = false, output_is_mapped_ = false;
+  // The peers read this rank's arrays where they are, and write to its output.
+  bool input_is_read_ = false, output_is_read_ = false, output_is_mapped_ = false;
   bool is_cut_ = false;          // rank r works on chunk r of the whole array
   bool may_distribute_ = false;  // a reduce in which all ranks work if all arrays are mapped
-  bool is_past_cache_ = false;   // the arrays exceed the caches (support/copy.h)
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_copied_out_ = 0;
   std::size_t block_bytes_ = 0;  // of the first block
   int lookahead_ = 0;

@@ -400,6 +400,9 @@ void Messages::compare(const Message& message, const Envelope& envelope) {
   if (rank_ < message.peer_) {
     std::swap(ranks[0], ranks[1]);
     std::swap(calls[0], calls[1]);
+  } else if (rank_ == message.peer_) {  // a failure has one description for each rank
+    ranks = {rank_};
+    calls = {calls[0] + ", " + calls[1]};
   }
   fail_group({FailureKind::mismatch,
               me + " receives " + mine.describe() + " from " + it + " with tag " +

@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "nn/elementary.h"
 #include "nn/kernels.h"
@@ -50,7 +48,7 @@ struct Silu {
 template <typename T>
 struct Mish {
   // From here on the quotient is 1.
-  static constexpr T kFlat = T(20);
+  static constexpr T kFlat = T(25);
   static PYCOLLECTIVE_INLINE T numerator(T x) {
     const T e = exp_of(x > kFlat ? kFlat : x);
     return e * (e + T(2));
@@ -62,7 +60,8 @@ struct Mish {
   static PYCOLLECTIVE_INLINE T slope(T x) {
     const T n = numerator(x), inverse = T(1) / (n + T(2));
     const T t = n * inverse;
-    return t + x * (T(1) + t) * (T(2) * inverse) * sigmoid_of(x);
+    const T bounded = x > kFlat ? kFlat : x;  // the second summand falls as exp(-2x)
+    return t + bounded * (T(1) + t) * (T(2) * inverse) * sigmoid_of(x);
   }
 };
 
@@ -155,6 +154,67 @@ struct LeakyRelu {
   static PYCOLLECTIVE_INLINE T slope(T x, T alpha) { return x > 0 ? T(1) : alpha; }
 };
 
+template <typename T>
+struct Relu {
+  // Not x > 0, so that NaN stays NaN.
+  static PYCOLLECTIVE_INLINE T value(T x) { return x < 0 ? T(0) : x; }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return x > 0 ? T(1) : T(0); }
+};
+
+template <typename T>
+struct Exp {
+  static PYCOLLECTIVE_INLINE T value(T x) { return exp_of(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return exp_of(x); }
+};
+
+template <typename T>
+struct Log {
+  static PYCOLLECTIVE_INLINE T value(T x) { return log_of(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return T(1) / x; }
+};
+
+template <typename T>
+struct Log1p {
+  static PYCOLLECTIVE_INLINE T value(T x) { return log1p_of(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return T(1) / (T(1) + x); }
+};
+
+template <typename T>
+struct Sqrt {
+  static PYCOLLECTIVE_INLINE T value(T x) { return std::sqrt(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return T(0.5) / std::sqrt(x); }
+};
+
+template <typename T>
+struct Rsqrt {
+  static PYCOLLECTIVE_INLINE T value(T x) { return T(1) / std::sqrt(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return T(-0.5) / (x * std::sqrt(x)); }
+};
+
+template <typename T>
+struct Reciprocal {
+  static PYCOLLECTIVE_INLINE T value(T x) { return T(1) / x; }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return -(T(1) / x) * (T(1) / x); }
+};
+
+template <typename T>
+struct Square {
+  static PYCOLLECTIVE_INLINE T value(T x) { return x * x; }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return x + x; }
+};
+
+template <typename T>
+struct Abs {
+  static PYCOLLECTIVE_INLINE T value(T x) { return std::abs(x); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }
+};
+
+template <typename T>
+struct Negative {
+  static PYCOLLECTIVE_INLINE T value(T x) { return -x; }
+  static PYCOLLECTIVE_INLINE T slope(T) { return T(-1); }
+};
+
 template <typename Kind, typename T>
 PYCOLLECTIVE_INLINE T value_of(T x, [[maybe_unused]] T alpha) {
   if constexpr (requires { Kind::value(x, alpha); }) {
@@ -182,53 +242,32 @@ PYCOLLECTIVE_INLINE T slope_of(T x, [[maybe_unused]] T alpha) {
                                                T alpha, T* __restrict dx, Index size) {      \
     for (Index i = 0; i < size; ++i) dx[i] = g[i] * slope_of<Kind<T>>(x[i], alpha);          \
   }
-#define PYCOLLECTIVE_ACTIVATION(Kind)     \
+// clang-format off: it knows no lists without commas
+#define PYCOLLECTIVE_ACTIVATIONS(X) \
+  X("sigmoid", Sigmoid) X("tanh", Tanh) X("softplus", Softplus) X("silu", Silu) X("mish", Mish) \
+  X("gelu", Gelu) X("gelu_tanh", GeluTanh) X("softsign", Softsign) X("relu6", Relu6) \
+  X("hard_sigmoid", HardSigmoid) X("hard_silu", HardSilu) X("erf", Erf) X("elu", Elu) \
+  X("selu", Selu) X("leaky_relu", LeakyRelu) X("relu", Relu) X("exp", Exp) X("log", Log) \
+  X("log1p", Log1p) X("sqrt", Sqrt) X("rsqrt", Rsqrt) X("reciprocal", Reciprocal) \
+  X("square", Square) X("abs", Abs) X("negative", Negative)
+// clang-format on
+
+#define X(name, Kind)                     \
   PYCOLLECTIVE_ACTIVATION_OF(Kind, float) \
   PYCOLLECTIVE_ACTIVATION_OF(Kind, double)
+PYCOLLECTIVE_ACTIVATIONS(X)
+#undef X
 
-PYCOLLECTIVE_ACTIVATION(Sigmoid)
-PYCOLLECTIVE_ACTIVATION(Tanh)
-PYCOLLECTIVE_ACTIVATION(Softplus)
-PYCOLLECTIVE_ACTIVATION(Silu)
-PYCOLLECTIVE_ACTIVATION(Mish)
-PYCOLLECTIVE_ACTIVATION(Gelu)
-PYCOLLECTIVE_ACTIVATION(GeluTanh)
-PYCOLLECTIVE_ACTIVATION(Softsign)
-PYCOLLECTIVE_ACTIVATION(Relu6)
-PYCOLLECTIVE_ACTIVATION(HardSigmoid)
-PYCOLLECTIVE_ACTIVATION(HardSilu)
-PYCOLLECTIVE_ACTIVATION(Erf)
-PYCOLLECTIVE_ACTIVATION(Elu)
-PYCOLLECTIVE_ACTIVATION(Selu)
-PYCOLLECTIVE_ACTIVATION(LeakyRelu)
-
+#define X(name, Kind) {name, values_of_##Kind, gradients_of_##Kind},
 template <typename T>
-constexpr Activation<T> kAll[] = {
-    {"sigmoid", values_of_Sigmoid, gradients_of_Sigmoid},
-    {"tanh", values_of_Tanh, gradients_of_Tanh},
-    {"softplus", values_of_Softplus, gradients_of_Softplus},
-    {"silu", values_of_Silu, gradients_of_Silu},
-    {"mish", values_of_Mish, gradients_of_Mish},
-    {"gelu", values_of_Gelu, gradients_of_Gelu},
-    {"gelu_tanh", values_of_GeluTanh, gradients_of_GeluTanh},
-    {"softsign", values_of_Softsign, gradients_of_Softsign},
-    {"relu6", values_of_Relu6, gradients_of_Relu6},
-    {"hard_sigmoid", values_of_HardSigmoid, gradients_of_HardSigmoid},
-    {"hard_silu", values_of_HardSilu, gradients_of_HardSilu},
-    {"erf", values_of_Erf, gradients_of_Erf},
-    {"elu", values_of_Elu, gradients_of_Elu},
-    {"selu", values_of_Selu, gradients_of_Selu},
-    {"leaky_relu", values_of_LeakyRelu, gradients_of_LeakyRelu},
-};
+constexpr Activation<T> kAll[] = {PYCOLLECTIVE_ACTIVATIONS(X)};
+#undef X
 
 }  // namespace activations
 
 template <typename T>
 const Activation<T>* find_activation(std::string_view name) {
-  const auto& all = activations::kAll<T>;
-  const auto found = std::find_if(std::begin(all), std::end(all),
-                                  [&](const Activation<T>& each) { return each.name == name; });
-  return found == std::end(all) ? nullptr : found;
+  return find(activations::kAll<T>, name);
 }
 
 template const Activation<float>* find_activation<float>(std::string_view);

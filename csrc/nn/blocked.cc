@@ -49,7 +49,10 @@ void blocked_forward(const DirectForward<float>& a) {
   const Products products = pick_products();
   const Blocks blocks(w, a.pool, a.filters);
   const Index panels = products.count_panels(a.filters);
-  const Factor weights{a.weights, a.filters, 1};
+  const Index size = packed_size(a.filters, blocks.patch);
+  call_scratch.reserve(size, 1);
+  const Factor weights =
+      products.pack({a.weights, a.filters, 1}, a.filters, blocks.patch, call_scratch.take(size));
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
   in_parallel(parts, [&](int part) {
     const Index last = begin_of_part(a.images, part + 1, parts) * w.out_h;
@@ -84,7 +87,11 @@ void blocked_gradient(const BlockedGradient& a) {
   const Blocks blocks(w, a.pool, a.filters);
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
   const Index size = blocks.patch * blocks.filters;
-  call_scratch.reserve(parts * (size + blocks.filters), 2);
+  const Index packed = a.x_gradient ? packed_size(blocks.patch, blocks.filters) : 0;
+  call_scratch.reserve(parts * (size + blocks.filters) + packed, 3);
+  const Factor weights = a.x_gradient ? products.pack({a.weights, 1, blocks.filters}, blocks.patch,
+                                                      blocks.filters, call_scratch.take(packed))
+                                      : Factor{};
   float* sums = call_scratch.take(parts * size);
   float* bias_sums = call_scratch.take(parts * blocks.filters);
   std::fill(sums, sums + parts * size, 0.0f);
@@ -128,9 +135,8 @@ void blocked_gradient(const BlockedGradient& a) {
       }
       if (!a.x_gradient) continue;
       float* to = blocks.pointwise ? a.x_gradient + first * blocks.row * blocks.patch : cols;
-      products.multiply({dz, blocks.filters, 1}, {a.weights, 1, blocks.filters}, to, pixels,
-                        blocks.patch, blocks.filters, false, 0, products.count_panels(blocks.patch),
-                        product_scratch);
+      products.multiply({dz, blocks.filters, 1}, weights, to, pixels, blocks.patch, blocks.filters,
+                        false, 0, products.count_panels(blocks.patch), product_scratch);
       if (!blocks.pointwise) col2im(cols, a.x_gradient, w, first, rows);
     }
   });

@@ -1,4 +1,4 @@
-// Sums over the taps of a window, channel by channel: depthwise convolution and average pooling.
+// Weighted sums of pixels, channel by channel: depthwise convolution, average pooling, resampling.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -22,13 +22,42 @@ struct Tap {
 // One row of results. A place is the index of a source row or column, or -1 outside the image.
 template <typename T>
 struct Row {
-  const T* image;       // the source image
-  const T* weights;     // null: means
-  const Index* down;    // [kernel_h] places of this row's taps
-  const Index* across;  // [width, kernel_w] places of each column's taps
-  const T* tall;        // the number of taps of a source row; null: the result's taps count
-  const T* wide;        // the number of taps of a source column
-  Index kernel_h, kernel_w, channels, source_width, width;
+  const T* image;
+  const T* weights;             // Null for means.
+  const Index* down;            // [kernel_h]: the places of this row's taps.
+  const Index* across;          // [width, kernel_w]: the places of each column's taps.
+  const std::uint8_t* shifted;  // [width]: true if a column is a shifted copy of an earlier one.
+  const T* tall;                // The taps of each source row. Null: the result's taps are counted.
+  const T* wide;                // The taps of each source column.
+  Index period, shift, source_width, width;
+  const Window& w;
+};
+
+// The weights of a resampling along one axis that are not 0: for result r, those from begins[r] to
+// begins[r + 1], each with its place in the source.
+template <typename T>
+struct Blend {
+  std::vector<Index> begins, places;
+  std::vector<T> weights;
+  Index most = 0;  // of the numbers of taps of all results
+
+  Index results() const { return static_cast<Index>(begins.size()) - 1; }
+
+  void set(const T* matrix, Index rows, Index columns) {
+    begins.assign(1, 0);
+    places.clear();
+    weights.clear();
+    most = 0;
+    for (Index r = 0; r < rows; ++r, matrix += columns) {
+      for (Index c = 0; c < columns; ++c) {
+        if (matrix[c] == 0) continue;
+        places.push_back(c);
+        weights.push_back(matrix[c]);
+      }
+      begins.push_back(static_cast<Index>(places.size()));
+      most = std::max(most, begins[r + 1] - begins[r]);
+    }
+  }
 };
 
 template <typename T>
@@ -36,6 +65,8 @@ struct Loops {
   void (*sum_row)(const Row<T>& a, Tap<T>* list, T* y);
   void (*average_row)(const Row<T>& a, Tap<T>* list, T* y);
   void (*multiply_row)(const Row<T>& a, const T* g, double* sums);
+  void (*blend_row)(const T* image, const Blend<T>& down, const Blend<T>& across, Index row,
+                    Index source_width, Index channels, Tap<T>* list, T* y);
 };
 
 #define PYCOLLECTIVE_LOOPS "nn/depthwise.inc"
@@ -58,96 +89,138 @@ Loops<T> pick_loops() {
 constexpr Index kFew = 1 << 16;
 
 struct Axis {
-  std::vector<Index> places;  // of each result's taps in the source
-  std::vector<Index> counts;  // of each output's taps inside the image
-};
+  std::vector<Index> places;          // of each result's taps in the source
+  std::vector<Index> counts;          // of each output's taps inside the image
+  std::vector<std::uint8_t> shifted;  // see Row
 
-// One axis of a window: of its outputs, or, `back`, of the image's pixels.
-Axis axis_of(Index size, Index out, Index kernel, Index stride, Index dilation, Index pad,
-             bool back) {
-  Axis axis;
-  axis.places.assign(static_cast<std::size_t>((back ? size : out) * kernel), -1);
-  axis.counts.assign(static_cast<std::size_t>(out), 0);
-  for (Index o = 0; o < out; ++o) {
-    for (Index k = 0; k < kernel; ++k) {
-      const Index pixel = o * stride - pad + k * dilation;
-      if (pixel < 0 || pixel >= size) continue;
-      axis.places[static_cast<std::size_t>((back ? pixel : o) * kernel + k)] = back ? o : pixel;
-      ++axis.counts[static_cast<std::size_t>(o)];
+  // One axis of a window: of its outputs, or, `back`, of the image's pixels.
+  void set(Index size, Index out, Index kernel, Index stride, Index dilation, Index pad,
+           bool back) {
+    const Index results = back ? size : out;
+    places.assign(static_cast<std::size_t>(results * kernel), -1);
+    counts.assign(static_cast<std::size_t>(out), 0);
+    for (Index o = 0; o < out; ++o) {
+      for (Index k = 0; k < kernel; ++k) {
+        const Index pixel = o * stride - pad + k * dilation;
+        if (pixel < 0 || pixel >= size) continue;
+        places[static_cast<std::size_t>((back ? pixel : o) * kernel + k)] = back ? o : pixel;
+        ++counts[static_cast<std::size_t>(o)];
+      }
+    }
+    const Index period = back ? stride : 1;
+    shifted.assign(static_cast<std::size_t>(results), 0);
+    for (Index r = period; r < results; ++r) {
+      const Index* here = places.data() + r * kernel;
+      const Index* before = here - period * kernel;
+      bool same = true;
+      for (Index k = 0; k < kernel; ++k) {
+        const bool inside = here[k] >= 0 && before[k] >= 0;
+        same &= (here[k] < 0) == (before[k] < 0);
+        if (inside && back) {
+          same &= counts[static_cast<std::size_t>(here[k])] ==
+                  counts[static_cast<std::size_t>(before[k])];
+        }
+      }
+      shifted[static_cast<std::size_t>(r)] = same;
     }
   }
-  return axis;
-}
+};
 
 int parts_of(Index rows, Index products) {
   return products < kFew ? 1 : static_cast<int>(std::clamp<Index>(rows, 1, threads()));
 }
 
-struct Places {
+// The tables of a call, in memory that its thread keeps.
+template <typename T>
+struct Tables {
   Axis down, across;
-  Places(const Window& w, bool back)
-      : down(axis_of(w.height, w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, back)),
-        across(axis_of(w.width, w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, back)) {}
+  std::vector<T> tall, wide;
+  std::vector<double> sums;
+
+  static Tables& of(const Window& w, bool back) {
+    thread_local Tables kept;
+    kept.down.set(w.height, w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, back);
+    kept.across.set(w.width, w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, back);
+    kept.tall.assign(kept.down.counts.begin(), kept.down.counts.end());
+    kept.wide.assign(kept.across.counts.begin(), kept.across.counts.end());
+    return kept;
+  }
+
+  // The row number `row` of an image, whose source is `image`.
+  Row<T> row(const T* image, const T* weights, Index row, const Window& w, bool back) const {
+    return {image,
+            weights,
+            down.places.data() + row * w.kernel_h,
+            across.places.data(),
+            across.shifted.data(),
+            back ? tall.data() : nullptr,
+            wide.data(),
+            back ? w.stride_w : 1,
+            back ? 1 : w.stride_w,
+            back ? w.out_w : w.width,
+            back ? w.width : w.out_w,
+            w};
+  }
 };
 
 template <typename T>
 void sum_taps(const T* source, const T* weights, T* y, const Window& w, Index images, bool back) {
-  const Places places(w, back);
-  const std::vector<T> tall(places.down.counts.begin(), places.down.counts.end());
-  const std::vector<T> wide(places.across.counts.begin(), places.across.counts.end());
+  const Tables<T>& tables = Tables<T>::of(w, back);
   const Index height = back ? w.height : w.out_h, width = back ? w.width : w.out_w;
-  const Index from_h = back ? w.out_h : w.height, from_w = back ? w.out_w : w.width;
+  const Index size = (back ? w.out_h * w.out_w : w.height * w.width) * w.channels;
   const Index rows = images * height;
   const int parts = parts_of(rows, rows * width * w.patch());
   const auto run = weights ? pick_loops<T>().sum_row : pick_loops<T>().average_row;
   in_parallel(parts, [&](int part) {
-    std::vector<Tap<T>> list(static_cast<std::size_t>(w.taps()));
-    for (Index r = begin_of_part(rows, part, parts); r < begin_of_part(rows, part + 1, parts);
-         ++r) {
-      const Row<T> row{source + r / height * from_h * from_w * w.channels,
-                       weights,
-                       places.down.places.data() + r % height * w.kernel_h,
-                       places.across.places.data(),
-                       back ? tall.data() : nullptr,
-                       wide.data(),
-                       w.kernel_h,
-                       w.kernel_w,
-                       w.channels,
-                       from_w,
-                       width};
-      run(row, list.data(), y + r * width * w.channels);
+    thread_local std::vector<Tap<T>> list;
+    list.resize(static_cast<std::size_t>(w.taps()));
+    const Index last = begin_of_part(rows, part + 1, parts);
+    for (Index r = begin_of_part(rows, part, parts); r < last; ++r) {
+      run(tables.row(source + r / height * size, weights, r % height, w, back), list.data(),
+          y + r * width * w.channels);
+    }
+  });
+}
+
+template <typename T>
+void blend(const T* x, const T* by_row, const T* by_column, T* y, const Resampling& r) {
+  thread_local Blend<T> kept[2];
+  Blend<T>& down = kept[0];
+  Blend<T>& across = kept[1];
+  down.set(by_row, r.out_h, r.height);
+  across.set(by_column, r.out_w, r.width);
+  const Index rows = r.images * r.out_h;
+  const int parts = parts_of(rows, rows * r.out_w * r.channels);
+  const auto run = pick_loops<T>().blend_row;
+  in_parallel(parts, [&](int part) {
+    thread_local std::vector<Tap<T>> list;
+    list.resize(static_cast<std::size_t>(down.most * across.most));
+    const Index last = begin_of_part(rows, part + 1, parts);
+    for (Index at = begin_of_part(rows, part, parts); at < last; ++at) {
+      run(x + at / r.out_h * r.height * r.width * r.channels, down, across, at % r.out_h, r.width,
+          r.channels, list.data(), y + at * r.out_w * r.channels);
     }
   });
 }
 
 template <typename T>
 void multiply_taps(const T* x, const T* g, T* weight_gradient, const Window& w, Index images) {
-  const Places places(w, false);
-  const Index rows = images * w.out_h;
-  const int parts = parts_of(rows, rows * w.out_w * w.patch());
-  const auto size = static_cast<std::size_t>(w.patch());
+  Tables<T>& tables = Tables<T>::of(w, false);
+  const Index rows = images * w.out_h, size = w.patch();
+  const int parts = parts_of(rows, rows * w.out_w * size);
   const auto run = pick_loops<T>().multiply_row;
-  std::vector<std::vector<double>> sums(static_cast<std::size_t>(parts), std::vector<double>(size));
+  tables.sums.assign(static_cast<std::size_t>(parts * size), 0);
+  double* sums = tables.sums.data();
   in_parallel(parts, [&](int part) {
-    for (Index r = begin_of_part(rows, part, parts); r < begin_of_part(rows, part + 1, parts);
-         ++r) {
-      const Row<T> row{x + r / w.out_h * w.image(),
-                       nullptr,
-                       places.down.places.data() + r % w.out_h * w.kernel_h,
-                       places.across.places.data(),
-                       nullptr,
-                       nullptr,
-                       w.kernel_h,
-                       w.kernel_w,
-                       w.channels,
-                       w.width,
-                       w.out_w};
-      run(row, g + r * w.out_w * w.channels, sums[static_cast<std::size_t>(part)].data());
+    const Index last = begin_of_part(rows, part + 1, parts);
+    for (Index r = begin_of_part(rows, part, parts); r < last; ++r) {
+      run(tables.row(x + r / w.out_h * w.image(), nullptr, r % w.out_h, w, false),
+          g + r * w.out_w * w.channels, sums + part * size);
     }
   });
-  for (std::size_t k = 0; k < size; ++k) {
+  for (Index k = 0; k < size; ++k) {
     double total = 0;
-    for (const std::vector<double>& some : sums) total += some[k];
+    for (int part = 0; part < parts; ++part) total += sums[part * size + k];
     weight_gradient[k] = static_cast<T>(total);
   }
 }
@@ -155,6 +228,9 @@ void multiply_taps(const T* x, const T* g, T* weight_gradient, const Window& w, 
 }  // namespace
 
 #define PYCOLLECTIVE_DEPTHWISE(T)                                                               \
+  void resample(const T* x, const T* down, const T* across, T* y, const Resampling& r) {        \
+    blend(x, down, across, y, r);                                                               \
+  }                                                                                             \
   void depthwise_forward(const T* x, const T* weights, T* y, const Window& w, Index images) {   \
     sum_taps(x, weights, y, w, images, false);                                                  \
   }                                                                                             \

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 #include "support/simd.h"
 
@@ -68,6 +69,8 @@ struct Elementary<double> {
 template <typename T, std::size_t kCount>
 PYCOLLECTIVE_INLINE T polynomial(const T (&coefficients)[kCount], T x) {
   T sum = coefficients[kCount - 1];
+  // Compilers vectorize the callers' loops only if this loop is unrolled.
+#pragma GCC unroll 32
   for (std::size_t i = kCount - 1; i > 0; --i) sum = sum * x + coefficients[i - 1];
   return sum;
 }
@@ -125,6 +128,39 @@ PYCOLLECTIVE_INLINE T log1p_of_fraction(T x) {
   T sum = T(1) / T(2 * Elementary<T>::kLogTerms + 1);
   for (int i = Elementary<T>::kLogTerms - 1; i >= 0; --i) sum = sum * square + T(1) / T(2 * i + 1);
   return T(2) * s * sum;
+}
+
+// log(x) for every x: m 2^k with m near 1, and 2 atanh(s) with s = (m - 1) / (m + 1).
+template <typename T>
+PYCOLLECTIVE_INLINE T log_of(T x) {
+  using E = Elementary<T>;
+  using Bits = typename E::Bits;
+  constexpr T kScale = T(Bits{1} << E::kMantissa);
+  constexpr T kLeast = std::numeric_limits<T>::min(),
+              kInfinity = std::numeric_limits<T>::infinity();
+  const bool subnormal = x < kLeast;
+  const Bits bits = std::bit_cast<Bits>(subnormal ? x * kScale : x);
+  // Exponents change at sqrt(1/2), so that k is 0 around 1.
+  constexpr Bits kHalf = std::bit_cast<Bits>(T(0.70710678118654752440));
+  const Bits k = (bits - kHalf) >> E::kMantissa;
+  const T m = std::bit_cast<T>(bits - (k << E::kMantissa));
+  const T f = m - T(1), s = f / (f + T(2)), square = s * s;
+  T sum = T(1) / T(2 * E::kLogTerms + 1);
+  for (int i = E::kLogTerms - 1; i >= 1; --i) sum = sum * square + T(1) / T(2 * i + 1);
+  // f - s f + 2 s^3 sum: the largest summand is exact.
+  const T exponent = T(k) - (subnormal ? T(E::kMantissa) : T(0));
+  const T low = T(2) * s * square * sum - s * f + exponent * E::kLn2Low;
+  const T y = exponent * E::kLn2High + (f + low);
+  const T special = x == 0 ? -kInfinity : x < 0 ? std::numeric_limits<T>::quiet_NaN() : x;
+  return x > 0 && x < kInfinity ? y : special;
+}
+
+// log(1 + x), corrected by what 1 + x rounds off.
+template <typename T>
+PYCOLLECTIVE_INLINE T log1p_of(T x) {
+  const T u = T(1) + x, rest = u - T(1);
+  const T y = log_of(u) * (x / rest);
+  return rest == 0 || u > std::numeric_limits<T>::max() ? x : u == 0 ? log_of(u) : y;
 }
 
 template <typename T>

@@ -31,12 +31,6 @@ double sum_of_squares(const double* x, Index size);
 // z = y + factor x; z may be y.
 void add_multiple(const float* x, double factor, const float* y, float* z, Index size);
 void add_multiple(const double* x, double factor, const double* y, double* z, Index size);
-// y = max(x, 0); NaN stays NaN.
-void relu(const float* x, float* y, Index size);
-void relu(const double* x, double* y, Index size);
-// z = max(x + y, 0); NaN stays NaN.
-void add_relu(const float* x, const float* y, float* z, Index size);
-void add_relu(const double* x, const double* y, double* z, Index size);
 // dz = g where y > 0, else 0; if y is null, dz = g. bias_gradient += column sums of dz. dz and
 // bias_gradient may be null.
 void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradient, Index rows,
@@ -75,6 +69,16 @@ void normalize_rows_gradient(const double* g, const double* x, const double* fac
                              const double* means, const double* inverses, double* dx,
                              double* by_factor, double* by_shift, Index rows, Index size);
 
+// ---- tables of kernels -------------------------------------------------------------------------
+// Returns the kernel of a table that has this name, or null.
+template <typename Table>
+auto find(const Table& all, std::string_view name) -> decltype(&all[0]) {
+  for (const auto& each : all) {
+    if (each.name == name) return &each;
+  }
+  return nullptr;
+}
+
 // ---- activations (activations.cc) --------------------------------------------------------------
 // values: y = f(x). gradients: dx = g f'(x). elu and leaky_relu use alpha.
 template <typename T>
@@ -87,6 +91,46 @@ struct Activation {
 // Returns null for an unknown name.
 template <typename T>
 const Activation<T>* find_activation(std::string_view name);
+
+// ---- operations of two operands (binary.cc) -----------------------------------------------------
+// values: z = f(x, y). gradients: dx and dy from the gradient g of z; one of them may be null.
+template <typename T>
+struct Binary {
+  std::string_view name;
+  void (*values)(const T* x, const T* y, T* z, Index size);
+  void (*gradients)(const T* g, const T* x, const T* y, T* dx, T* dy, Index size);
+};
+
+// Returns null for an unknown name.
+template <typename T>
+const Binary<T>* find_binary(std::string_view name);
+
+// z = x where the mask is not 0, else y.
+void select(const std::uint8_t* mask, const float* x, const float* y, float* z, Index size);
+void select(const std::uint8_t* mask, const double* x, const double* y, double* z, Index size);
+
+// ---- reductions (reductions.cc) ----------------------------------------------------------------
+enum class Reduction { kSum, kMaximum, kMinimum, kProduct };
+// y [outer, inner] = the sums, maxima, minima or products of x [outer, count, inner]; no size is 0.
+// NaN gives NaN.
+void reduce(Reduction kind, const float* x, float* y, Index outer, Index count, Index inner);
+void reduce(Reduction kind, const double* x, double* y, Index outer, Index count, Index inner);
+
+// ---- copies (copies.cc) ------------------------------------------------------------------------
+// Sizes of the axes of an array, and the strides of two arrays in bytes.
+struct Strided {
+  static constexpr int kMostAxes = 32;
+  int axes;
+  Index sizes[kMostAxes], from[kMostAxes], to[kMostAxes];
+};
+// Copies elements of `item` bytes. Returns false, without doing anything, if this is not 1, 2, 4 or
+// 8.
+bool copy(const Strided& strided, const char* from, char* to, Index item);
+// y[index[r]] += rows[r] for rows [count, width] and y [height, width].
+void add_rows(const float* rows, const Index* index, float* y, Index count, Index width,
+              Index height);
+void add_rows(const double* rows, const Index* index, double* y, Index count, Index width,
+              Index height);
 
 // ---- max pooling (pool.cc) --------------------------------------------------------------------
 // The code of an output is the number of the window's tap with the maximum, counted row by row. The
@@ -135,6 +179,18 @@ void depthwise_weight_gradient(const float* x, const float* g, float* weight_gra
                                const Window& w, Index images);
 void depthwise_weight_gradient(const double* x, const double* g, double* weight_gradient,
                                const Window& w, Index images);
+
+// ---- resampling of images (depthwise.cc) -------------------------------------------------------
+struct Resampling {
+  Index images, height, width, out_h, out_w, channels;
+};
+// y [images, out_h, out_w, channels] = the sums of the pixels of x [images, height, width,
+// channels] times their weights: down [out_h, height] times across [out_w, width]. Pixels of weight
+// 0 are not read.
+void resample(const float* x, const float* down, const float* across, float* y,
+              const Resampling& r);
+void resample(const double* x, const double* down, const double* across, double* y,
+              const Resampling& r);
 
 // ---- convolution without patches, for few input channels (direct.cc) --------------------------
 // Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias). With `pool`, a
@@ -271,11 +327,25 @@ void batch_combine(const double* g, const double* x, const double* mean, const d
                    const double* bias, double* dx, Index rows, Index channels);
 
 // ---- optimizers (update.cc) -------------------------------------------------------------------
-// m += (g - m)(1 - beta1); v += (g*g - v)(1 - beta2); p -= alpha m / (sqrt(v) + epsilon).
-void adam_update(float* p, const float* g, float* m, float* v, Index n, double alpha, double beta1,
-                 double beta2, double epsilon);
-void adam_update(double* p, const double* g, double* m, double* v, Index n, double alpha,
-                 double beta1, double beta2, double epsilon);
+// steps: changes the parameters p and their slots m and v by the gradients g; v is null if a rule
+// has one slot. c holds the numbers of the rule.
+//
+// * "adam": alpha, 1 - beta1, 1 - beta2, epsilon.
+// * "adamax": rate, 1 - beta1, beta2, epsilon.
+// * "nadam": the factors of m and of g, 1 - beta1, 1 - beta2, the factor of v, epsilon.
+// * "adadelta": rate, rho, 1 - rho, epsilon.
+// * "adagrad": rate, epsilon.
+template <typename T>
+struct Rule {
+  std::string_view name;
+  int slots, numbers;
+  void (*steps)(T* p, const T* g, T* m, T* v, Index n, const T* c);
+};
+
+// Returns null for an unknown name.
+template <typename T>
+const Rule<T>* find_rule(std::string_view name);
+
 // Without velocity: p -= rate g. With velocity: velocity = momentum velocity - rate g; p +=
 // velocity or, with nesterov, p += momentum velocity - rate g.
 void sgd_update(float* p, const float* g, float* velocity, Index n, double rate, double momentum,
@@ -288,8 +358,5 @@ void rmsprop_update(float* p, const float* g, float* v, float* mean, float* spee
                     double rate, double rho, double momentum, double epsilon);
 void rmsprop_update(double* p, const double* g, double* v, double* mean, double* speed, Index n,
                     double rate, double rho, double momentum, double epsilon);
-// a += g*g; p -= rate g / sqrt(a + epsilon).
-void adagrad_update(float* p, const float* g, float* a, Index n, double rate, double epsilon);
-void adagrad_update(double* p, const double* g, double* a, Index n, double rate, double epsilon);
 
 }  // namespace pycollective::nn

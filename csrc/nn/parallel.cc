@@ -5,8 +5,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/cores.h"
@@ -38,9 +41,7 @@ class Team {
     const std::unique_lock mine(busy_, std::try_to_lock);
     if (!mine || stop_) return false;
     std::unique_lock lock(mutex_);
-    while (static_cast<int>(helpers_.size()) < parts - 1) {
-      helpers_.emplace_back([this] { help(); });
-    }
+    start_helpers(parts - 1);
     body_ = &body;
     parts_ = parts;
     next_ = 0;
@@ -51,6 +52,7 @@ class Team {
     work(lock);
     if (working_ > 0) spin(lock, [this] { return working_ == 0; });
     done_.wait(lock, [this] { return working_ == 0; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     return true;
   }
 
@@ -68,6 +70,14 @@ class Team {
   }
 
  private:
+  // If the system refuses a thread, those that are there and the caller do all parts.
+  void start_helpers(int count) {
+    try {
+      while (static_cast<int>(helpers_.size()) < count) helpers_.emplace_back([this] { help(); });
+    } catch (const std::system_error&) {
+    }
+  }
+
   // Polls a condition that usually becomes true soon, because the next kernel of a step follows
   // soon. Releases the lock meanwhile.
   template <typename Condition>
@@ -82,14 +92,22 @@ class Team {
     if (!spin_until({kTeamSpins, 0}, [&] { return lock.try_lock(); })) lock.lock();
   }
 
-  // Does parts while there are any. The caller holds `lock`.
+  // Does parts while there are any; after an exception there are none. The caller holds `lock`.
   void work(std::unique_lock<std::mutex>& lock) {
     working_.fetch_add(1, std::memory_order_relaxed);
     while (next_ < parts_) {
       const int part = next_++;
       lock.unlock();
-      (*body_)(part);
+      std::exception_ptr error;
+      try {
+        (*body_)(part);
+      } catch (...) {
+        error = std::current_exception();
+      }
       take(lock);
+      if (!error) continue;
+      if (!error_) error_ = error;
+      next_ = parts_;
     }
     working_.fetch_sub(1, std::memory_order_relaxed);
   }
@@ -113,6 +131,7 @@ class Team {
   std::vector<std::thread> helpers_;
   const std::function<void(int)>* body_ = nullptr;
   int parts_ = 0, next_ = 0;
+  std::exception_ptr error_;  // the first of the current call; run() throws it
   // Written with mutex_ held; read without it while spinning.
   std::atomic<int> working_{0};
   std::atomic<unsigned> calls_{0};

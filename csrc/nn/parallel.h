@@ -17,7 +17,7 @@ void set_threads(int count);
 
 // Calls body(0), ..., body(parts - 1), partly in other threads, and returns when all calls have
 // returned. All callers share the threads: a caller that finds them busy does all parts itself.
-// `body` must not throw.
+// Throws the first exception of `body`; later parts are then skipped.
 void in_parallel(int parts, const std::function<void(int)>& body);
 
 }  // namespace pycollective::nn

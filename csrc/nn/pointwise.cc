@@ -29,20 +29,6 @@ PYCOLLECTIVE_INLINE void bias_relu_body(T* z, const T* bias, Index rows, Index c
 }
 
 template <typename T>
-PYCOLLECTIVE_INLINE void relu_body(const T* __restrict x, T* __restrict y, Index size) {
-  for (Index i = 0; i < size; ++i) y[i] = x[i] < 0 ? T{0} : x[i];
-}
-
-template <typename T>
-PYCOLLECTIVE_INLINE void add_relu_body(const T* __restrict x, const T* __restrict y,
-                                       T* __restrict z, Index size) {
-  for (Index i = 0; i < size; ++i) {
-    const T sum = x[i] + y[i];
-    z[i] = sum < 0 ? T{0} : sum;
-  }
-}
-
-template <typename T>
 PYCOLLECTIVE_INLINE void relu_gradient_body(const T* __restrict g, const T* __restrict y,
                                             T* __restrict dz, T* __restrict bias_gradient,
                                             Index rows, Index channels) {
@@ -96,10 +82,6 @@ PYCOLLECTIVE_INLINE T sum_of_squares_body(const T* __restrict x, Index size) {
   }                                                                                                \
   PYCOLLECTIVE_CLONES void add_multiple(const T* x, double factor, const T* y, T* z, Index size) { \
     add_multiple_body(x, T(factor), y, z, size);                                                   \
-  }                                                                                                \
-  PYCOLLECTIVE_CLONES void relu(const T* x, T* y, Index size) { relu_body(x, y, size); }           \
-  PYCOLLECTIVE_CLONES void add_relu(const T* x, const T* y, T* z, Index size) {                    \
-    add_relu_body(x, y, z, size);                                                                  \
   }                                                                                                \
   PYCOLLECTIVE_CLONES void bias_relu(T* z, const T* bias, Index rows, Index channels, bool relu) { \
     bias_relu_body(z, bias, rows, channels, relu);                                                 \

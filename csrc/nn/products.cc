@@ -22,12 +22,12 @@ Products pick_products() {
 #ifdef PYCOLLECTIVE_X86_TARGETS
   switch (vector_bytes()) {
     case 64:
-      return {avx512::multiply, avx512::count_panels};
+      return {avx512::multiply, avx512::count_panels, avx512::pack};
     case 32:
-      return {avx2::multiply, avx2::count_panels};
+      return {avx2::multiply, avx2::count_panels, avx2::pack};
   }
 #endif
-  return {base::multiply, base::count_panels};
+  return {base::multiply, base::count_panels, base::pack};
 }
 
 }  // namespace pycollective::nn

@@ -7,10 +7,11 @@
 
 namespace pycollective::nn {
 
-// A matrix m(i, j) = data[i * row + j * step].
+// A matrix m(i, j) = data[i * row + j * step]; or a right factor that is packed already.
 struct Factor {
   const float* data;
   Index row, step;
+  bool packed = false;
 };
 
 // The inner loops for this processor.
@@ -19,7 +20,11 @@ struct Products {
   void (*multiply)(const Factor& a, const Factor& b, float* c, Index rows, Index columns,
                    Index depth, bool add, Index first, Index last, Scratch& scratch);
   Index (*count_panels)(Index columns);
+  // Packs a right factor that several products use into packed_size(columns, depth) numbers.
+  Factor (*pack)(const Factor& b, Index columns, Index depth, float* to);
 };
+
+inline Index packed_size(Index columns, Index depth) { return (columns + 15) / 16 * 16 * depth; }
 
 Products pick_products();
 

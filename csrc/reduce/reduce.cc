@@ -9,6 +9,7 @@
 
 #include "reduce/half.h"
 #include "reduce/operations.h"
+#include "support/copy.h"
 #include "support/simd.h"
 #include "support/tuning.h"
 
@@ -164,8 +165,8 @@ const Reduction& reduction(DType dtype, Op op) {
 }
 
 void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targets,
-                  const void* const* sources, std::size_t num_sources, std::size_t count,
-                  int size) {
+                  const void* const* sources, std::size_t num_sources, std::size_t count, int size,
+                  bool past_cache) {
   const Reduction& stored = reduction(dtype, op);
   const HalfType* half = stored.half ? &stored.half() : nullptr;
   const Reduction& computed = half ? reduction(DType::f32, op) : stored;
@@ -174,11 +175,11 @@ void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targ
                                     const std::byte, std::byte>;
     return static_cast<Byte*>(base) + bytes;
   };
-  Block held, widened;
+  Block held, widened, finished;
   std::size_t block = half ? kBlock : sizeof(Block) / stored.item;
   for (std::size_t first = 0; first < count; first += block) {
     std::size_t items = std::min(block, count - first), offset = first * stored.item;
-    void* target = at(targets[0], offset);
+    void* target = past_cache ? static_cast<void*>(finished.items) : at(targets[0], offset);
     auto source = [&](std::size_t k, Block& room) -> const void* {
       const void* from = at(sources[k], offset);
       if (!half) return from;
@@ -196,9 +197,14 @@ void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targ
     if (so_far != result) std::memcpy(result, so_far, items * stored.item);
     if (size && computed.finish) computed.finish(result, items, size);
     if (half) half->narrow(static_cast<std::uint16_t*>(target), held.items, items);
-    for (std::size_t k = 1; k < num_targets; ++k) {
+    for (std::size_t k = past_cache ? 0 : 1; k < num_targets; ++k) {
       void* copy = at(targets[k], offset);
-      if (copy != target) std::memcpy(copy, target, items * stored.item);
+      if (past_cache) {
+        copy_past_cache(static_cast<std::byte*>(copy), static_cast<const std::byte*>(target),
+                        items * stored.item);
+      } else if (copy != target) {
+        std::memcpy(copy, target, items * stored.item);
+      }
     }
   }
 }

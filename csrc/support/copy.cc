@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "support/cores.h"
+#include "support/tuning.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -44,7 +45,7 @@ std::atomic<std::size_t> tuned_past_cache_from{0};
 
 std::size_t past_cache_from() {
   const std::size_t tuned = tuned_past_cache_from.load(std::memory_order_relaxed);
-  return tuned ? tuned : last_level_cache();
+  return tuned ? tuned : std::min(last_level_cache(), kMostCacheBytes);
 }
 
 void set_past_cache_from(std::size_t bytes) {

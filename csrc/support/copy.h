@@ -40,9 +40,10 @@ inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes
 }
 
 // Calls whose arrays (of all ranks together) have at least this many bytes copy past the caches.
-// The value comes from `bench --tune`; the default is the size of the last-level cache.
+// The value comes from `bench --tune`; the default is the size of the last-level cache, at most
+// kMostCacheBytes.
 std::size_t past_cache_from();
-void set_past_cache_from(std::size_t bytes);  // 0: the size of the last cache level
+void set_past_cache_from(std::size_t bytes);  // 0: the default
 
 // For a target that is not read soon. The copy evicts nothing from the caches and does not read the
 // target's lines first. As with memcpy, other threads see the copy before anything that this thread

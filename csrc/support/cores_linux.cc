@@ -1,8 +1,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
+#include <functional>
 #include <sstream>
+#include <thread>
 #include <vector>
 
 #include "support/cores.h"
@@ -51,7 +54,61 @@ double quota_in(const std::string& directory, bool second) {
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
+using Clock = std::chrono::steady_clock;
+
+// The yields of one thread.
+class Yields {
+ public:
+  // Counts a yield that let other threads run for this time. Returns true if the thread shall move.
+  bool count(Clock::duration others, Clock::time_point now) {
+    if (others < kOthersRan) {
+      shared_ = std::max(shared_ - 1, 0);
+      return false;
+    }
+    if (++shared_ < limit_ || now < next_) return false;
+    shared_ = 0;
+    next_ = now + kCoreMove;
+    limit_ = kSharedYields + kSharedYields * (next_random() % 4);
+    return true;
+  }
+
+ private:
+  int next_random() {
+    random_ = random_ * 1103515245 + 12345;
+    return static_cast<int>(random_ >> 16 & 0x7fff);
+  }
+
+  // Threads that move at the same moment could meet again on the next core: each has its own limit.
+  unsigned random_ =
+      static_cast<unsigned>(std::hash<std::thread::id>{}(std::this_thread::get_id()) ^
+                            static_cast<std::size_t>(Clock::now().time_since_epoch().count()));
+  int limit_ = kSharedYields + kSharedYields * (next_random() % 4);
+  int shared_ = 0;
+  Clock::time_point next_{};
+};
+
+// Moves the calling thread to another core of its affinity, which stays as it is.
+bool leave_core() {
+  cpu_set_t before, others;
+  const int core = sched_getcpu();
+  if (core < 0 || core >= CPU_SETSIZE) return false;
+  if (sched_getaffinity(0, sizeof before, &before) != 0 || CPU_COUNT(&before) < 2) return false;
+  others = before;
+  CPU_CLR(static_cast<std::size_t>(core), &others);
+  if (sched_setaffinity(0, sizeof others, &others) != 0) return false;
+  sched_setaffinity(0, sizeof before, &before);
+  return true;
+}
+
 }  // namespace
+
+bool yield_or_leave_core() {
+  thread_local Yields yields;
+  const auto begin = Clock::now();
+  std::this_thread::yield();
+  const auto end = Clock::now();
+  return yields.count(end - begin, end) && leave_core();
+}
 
 CoreSet affinity() {
   CoreSet cores{};

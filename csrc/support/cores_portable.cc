@@ -15,6 +15,11 @@ CoreSet affinity() {
   return cores;
 }
 
+bool yield_or_leave_core() {
+  std::this_thread::yield();
+  return false;
+}
+
 double quota_of_cores(const std::string&) { return 0; }
 
 std::size_t last_level_cache() { return kUsualCacheBytes; }

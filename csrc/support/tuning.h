@@ -60,9 +60,16 @@ inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
   return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
 }
-// From this size on, ranks read the array of a scatter's root through the system, if it is
-// ordinary.
-inline constexpr std::size_t kRemoteReadBytes = std::size_t{8} << 20;
+// From this size on of an array, a part or a message, ranks may read the ordinary arrays of their
+// peers through the system. The faster way depends on the processor, and on the caches that the
+// ranks' cores share, which change when the system moves a rank. So the first calls of each kind
+// and size (powers of two) try staging, then remote reads; the first trials of both are not timed.
+// Later calls try again, after this many bytes and at least this many calls.
+inline constexpr std::size_t kRemoteReadBytes = 64 * 1024;
+inline constexpr int kCopySizes = 16;
+inline constexpr int kCopyTrials = 6;
+inline constexpr int kCopyWarmups = 2;
+inline constexpr std::size_t kCopyPeriodBytes = std::size_t{4} << 30, kLeastCopyPeriod = 512;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostZeroCopyBytes = std::size_t{8} << 20;
@@ -122,6 +129,8 @@ inline constexpr int kTeamYields = 2000;
 
 // The last-level cache's assumed size if the system does not report it (past_cache_from()).
 inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
+// The ranks of a group get at most this much of a larger cache, which has other users.
+inline constexpr std::size_t kMostCacheBytes = std::size_t{128} << 20;
 
 // Staging memory of a rank, and the chunks that pass through it: larger than the second-level
 // cache, smaller than the third.
@@ -144,6 +153,12 @@ inline constexpr int kSpins = 300;
 inline constexpr int kOversubscribedSpins = 3;
 inline constexpr int kYields = 200;
 inline constexpr int kHostYields = 2000;
+
+// A yield of at least this time let another thread run. After kSharedYields of them, or a small
+// multiple of it, a rank of a host with a core for each rank moves to another core.
+inline constexpr auto kOthersRan = std::chrono::nanoseconds(1500);
+inline constexpr int kSharedYields = 5;
+inline constexpr auto kCoreMove = std::chrono::milliseconds(10);
 
 // After a failed call, a rank waits this long for a peer that still works in this rank's memory.
 inline constexpr auto kWithdrawal = std::chrono::milliseconds(200);

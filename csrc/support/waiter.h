@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "support/cores.h"
 #include "support/pause.h"
 #include "support/tuning.h"
 
@@ -26,11 +27,13 @@ enum class Progress { done, moved, blocked };
 struct SpinLimit {
   int spins = 0;
   int yields = 0;
+  bool may_move = false;  // to another core: each rank of this host can have its own
 };
 
 // The limit for polls that read memory.
 inline SpinLimit memory_spin_limit(bool oversubscribed) {
-  return oversubscribed ? SpinLimit{kOversubscribedSpins, kYields} : SpinLimit{kSpins, kHostYields};
+  return oversubscribed ? SpinLimit{kOversubscribedSpins, kYields}
+                        : SpinLimit{kSpins, kHostYields, true};
 }
 // The limit for polls that are system calls.
 inline SpinLimit socket_spin_limit(bool oversubscribed) {
@@ -51,7 +54,11 @@ class Backoff {
   bool yield(SpinLimit limit) {
     if (polls_ >= limit.spins + limit.yields) return false;
     ++polls_;
-    std::this_thread::yield();
+    if (limit.may_move) {
+      yield_or_leave_core();
+    } else {
+      std::this_thread::yield();
+    }
     return true;
   }
 

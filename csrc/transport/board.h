@@ -25,8 +25,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "schedule/collective.h"
 #include "support/tuning.h"
 #include "support/wait_queue.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 
@@ -34,9 +36,9 @@ class Board {
  public:
   // A rank's arrays of a call.
   struct Operands {
-    std::uint64_t input, output;              // handle_of() each
-    std::uint32_t input_shift, output_shift;  // address modulo kCacheLine; staged copies keep it
-    std::uint64_t remote;                     // remote_handle_of() the input
+    std::uint64_t input, output;                // handle_of() each
+    std::uint32_t input_shift, output_shift;    // address modulo kCacheLine; staged copies keep it
+    std::uint64_t remote_input, remote_output;  // addresses for read_remote(); 0: not offered
   };
 
   struct alignas(kCacheLine) Slot {
@@ -95,15 +97,33 @@ class Board {
 
   // Returns a handle with which the peers map this array; 0 if they cannot.
   virtual std::uint64_t handle_of(const void* data, std::size_t bytes) const = 0;
-  // Maps a peer's array by its handle. Fails the group if the peer has no such memory.
+  // Maps a peer's array by its handle. Returns nullptr if the peer has no such memory.
   virtual std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) = 0;
-  // Returns a handle with which the peers read an array that they cannot map by a system call
-  // (support/peer_memory.h); 0 if they cannot, or if staging is faster. All ranks of a call must
-  // call this function, because each of them tests if it can read. `data` may be nullptr.
-  virtual std::uint64_t remote_handle_of(const void* /*data*/, std::size_t /*bytes*/) { return 0; }
-  // Fails the group if the peer has no such memory.
-  virtual void read_remote(int /*peer*/, std::uint64_t /*handle*/, std::byte* /*to*/,
-                           std::size_t /*bytes*/) {}
+  // Begins a call that is not one-shot, of `bytes` for an array or a part. Returns true if the
+  // peers shall read this rank's ordinary arrays through the system, instead of staging them; false
+  // if all its arrays are mapped.
+  virtual bool begin_long_call(Collective, std::size_t /*bytes*/, bool /*is_mapped*/) {
+    return false;
+  }
+  virtual void end_long_call() {}
+  // The same for a message of an ordinary array (ring_pipes.h): its sender begins it, its receiver
+  // ends it.
+  virtual bool begin_long_message(int /*to*/, std::size_t /*bytes*/) { return false; }
+  virtual void end_long_message(std::size_t /*bytes*/, bool /*was_read*/, Clock::time_point) {}
+  Clock::time_point began;  // when all awaited ranks had posted the present long call
+  // Returns the address of an ordinary array for read_remote(); 0 if there is no array, or if the
+  // system cannot read it, such as a device's memory.
+  virtual std::uint64_t remote_address(const void* /*data*/) { return 0; }
+  // Reads a peer's ordinary array. Returns false if the peer has no such memory.
+  virtual bool read_remote(int /*peer*/, std::uint64_t /*address*/, std::byte* /*to*/,
+                           std::size_t /*bytes*/) {
+    return false;
+  }
+  // Returns private memory for a chunk of a peer's array.
+  std::byte* copy_of(int peer, std::size_t stride) {
+    copies_.resize(std::max(copies_.size(), stride * peers.size()));
+    return copies_.data() + stride * static_cast<std::size_t>(peer);
+  }
   // This rank's array that the peers write to in the present call. Empty if they write to none.
   struct Written {
     const std::byte* data = nullptr;
@@ -125,7 +145,7 @@ class Board {
   // The ranks' arrays in the present call.
   struct Peer {
     std::byte *input = nullptr, *output = nullptr;  // mapped arrays
-    std::uint64_t remote = 0;                       // handle of an input for read_remote()
+    std::uint64_t remote_input = 0, remote_output = 0;
   };
   std::vector<Peer> peers;
   // Scratch for combine_all(): an address for each rank, and one more target.
@@ -134,6 +154,8 @@ class Board {
 
   // Fails the group because a peer's call differs from this rank's.
   [[noreturn]] virtual void mismatch(int peer) = 0;
+  // Fails the group because this rank cannot read a peer's array of the present call.
+  [[noreturn]] virtual void cannot_read(int peer) = 0;
 
   std::uint64_t fingerprint = 0;  // of the present call
 
@@ -158,6 +180,7 @@ class Board {
   int rank_;
   std::vector<WaitQueue*> queues_;
   WaitQueue* own_queue_;
+  std::vector<std::byte> copies_;
 };
 
 }  // namespace pycollective

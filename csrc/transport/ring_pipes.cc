@@ -33,7 +33,7 @@ struct RingPipes::Description {
 struct alignas(kCacheLine) RingPipes::Ring {
   // The sender has written all bytes of a streamed message before this position.
   std::atomic<std::uint64_t> written;
-  // 1: the sender has given up, and the receiver must drop data of zero-copy messages.
+  // 1: the sender has given up, and the receiver must drop data of its arrays.
   std::atomic<std::uint32_t> withdrawn;
   // The receiver has read all bytes before this position.
   alignas(kCacheLine) std::atomic<std::uint64_t> read;
@@ -125,15 +125,20 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   const std::size_t ahead = sizeof(Head) + (described ? sizeof(Description) : 0);
   const bool may_be_zero_copy =
       board_ && envelope.bytes >= kZeroCopyBytes && envelope.bytes <= kMostZeroCopyBytes;
-  const std::uint64_t handle = may_be_zero_copy ? board_->handle_of(data, envelope.bytes) : 0;
-  const Kind kind = handle                          ? Kind::zero_copy
-                    : envelope.bytes <= kWholeBytes ? Kind::whole
-                                                    : Kind::streamed;
-  const std::size_t inline_bytes = kind == Kind::zero_copy ? sizeof handle
-                                   : kind == Kind::whole   ? envelope.bytes
-                                                           : 0;
+  std::uint64_t place = may_be_zero_copy ? board_->handle_of(data, envelope.bytes) : 0;
+  Kind kind = place                           ? Kind::zero_copy
+              : envelope.bytes <= kWholeBytes ? Kind::whole
+                                              : Kind::streamed;
+  const std::size_t most = ahead + (kind == Kind::whole ? envelope.bytes : sizeof place);
+  if (free_bytes(to, out, round_up(most, kCacheLine)) < round_up(most, kCacheLine)) return false;
+  if (kind == Kind::streamed && board_ && is_used(out.position) &&
+      board_->begin_long_message(peer, envelope.bytes)) {
+    place = board_->remote_address(data);
+    if (place) kind = Kind::remote;
+  }
+  const bool awaits = kind == Kind::zero_copy || kind == Kind::remote;
+  const std::size_t inline_bytes = awaits ? sizeof place : kind == Kind::whole ? envelope.bytes : 0;
   const std::size_t length = round_up(ahead + inline_bytes, kCacheLine);
-  if (free_bytes(to, out, length) < length) return false;
   if (!out.announced) {
     senders(peer, rank_).fetch_or(std::uint64_t{1} << (rank_ % 64));
     out.announced = true;
@@ -158,11 +163,10 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
     out.block = std::min(pipe_block_bytes(envelope.bytes), ring_bytes_ / 4);
     moved = try_write(peer, data, envelope.bytes);
   } else {
-    const bool zero_copy = kind == Kind::zero_copy;
-    copy_in(to, begin + ahead, zero_copy ? static_cast<const void*>(&handle) : data, inline_bytes);
+    copy_in(to, begin + ahead, awaits ? static_cast<const void*>(&place) : data, inline_bytes);
     head(to, out.position).kind.store(Kind::none, std::memory_order_relaxed);
-    out.zero_copy_until = zero_copy ? out.position : 0;
-    moved = zero_copy ? 0 : envelope.bytes;
+    out.awaited_until = awaits ? out.position : 0;
+    moved = awaits ? 0 : envelope.bytes;
   }
   first.kind.store(kind, std::memory_order_release);
   queue(peer).wake_if_asleep();
@@ -172,9 +176,9 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
 std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t bytes) {
   Ring& to = ring(rank_, peer);
   Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
-  if (out.zero_copy_until) {
-    if (to.read.load(std::memory_order_acquire) < out.zero_copy_until) return 0;
-    out.zero_copy_until = 0;
+  if (out.awaited_until) {
+    if (to.read.load(std::memory_order_acquire) < out.awaited_until) return 0;
+    out.awaited_until = 0;
     return bytes;
   }
   std::size_t count = std::min(bytes, out.block);
@@ -206,7 +210,7 @@ const Envelope* RingPipes::try_next(int peer) {
   const Kind kind = first.kind.load(std::memory_order_acquire);
   if (kind == Kind::none) return nullptr;
   Envelope& envelope = in.envelope;
-  const bool known = kind == Kind::whole || kind == Kind::streamed || kind == Kind::zero_copy;
+  const bool known = kind <= Kind::remote;
   envelope.magic = known ? Envelope::kMagic : 0;
   envelope.tag = first.tag;
   envelope.bytes = first.bytes;
@@ -220,17 +224,25 @@ const Envelope* RingPipes::try_next(int peer) {
     envelope.dims = description.dims;
     ahead += sizeof description;
   }
+  const bool is_timed = envelope.bytes >= kRemoteReadBytes && is_used(in.position);
+  in.since = is_timed ? Clock::now() : Clock::time_point();
   in.position += ahead;
   in.left = envelope.bytes;
   in.written = in.position;
   in.mapped = nullptr;
+  in.remote = 0;
   if (kind == Kind::whole) {
     in.written += in.left;
-  } else if (kind == Kind::zero_copy && board_) {
-    std::uint64_t handle = 0;
-    copy_out(from, in.position, &handle, sizeof handle);
-    in.mapped = board_->address_of(peer, handle, envelope.bytes);
-    in.position += sizeof handle;
+  } else if ((kind == Kind::zero_copy || kind == Kind::remote) && board_) {
+    std::uint64_t place = 0;
+    copy_out(from, in.position, &place, sizeof place);
+    if (kind == Kind::remote) {
+      in.remote = place;
+    } else {
+      in.mapped = board_->address_of(peer, place, envelope.bytes);
+      in.ended = !in.mapped;
+    }
+    in.position += sizeof place;
   } else {
     in.position = round_up(in.position, kCacheLine);
   }
@@ -241,10 +253,17 @@ const Envelope* RingPipes::try_next(int peer) {
 std::size_t RingPipes::try_read(int peer, std::byte* data, std::size_t bytes) {
   Ring& from = ring(peer, rank_);
   Incoming& in = incoming_[static_cast<std::size_t>(peer)];
-  if (in.mapped) {
+  if (in.ended) return 0;
+  if (in.mapped || in.remote) {
     // A sender that gives up sets `withdrawn` before it uses the memory again.
     const std::size_t count = std::min({bytes, in.left, kMappedChunkBytes});
-    copy_bytes(data, in.mapped + (in.envelope.bytes - in.left), count);
+    const std::size_t done = in.envelope.bytes - in.left;
+    if (in.remote) {
+      in.ended = !board_->read_remote(peer, in.remote + done, data, count);
+      if (in.ended) return 0;
+    } else {
+      copy_bytes(data, in.mapped + done, count);
+    }
     std::atomic_thread_fence(std::memory_order_acquire);
     if (from.withdrawn.load(std::memory_order_relaxed)) return 0;
     in.left -= count;
@@ -269,13 +288,16 @@ void RingPipes::end(int peer) {
   Incoming& in = incoming_[static_cast<std::size_t>(peer)];
   in.position = round_up(in.position, kCacheLine);
   in.begun = false;
+  if (board_ && !in.mapped && in.since != Clock::time_point()) {
+    board_->end_long_message(in.envelope.bytes, in.remote != 0, in.since);
+  }
   from.read.store(in.position, std::memory_order_release);
   queue(peer).wake_if_asleep();
 }
 
 void RingPipes::withdraw() noexcept {
   for (int peer = 0; peer < size_; ++peer) {
-    if (outgoing_[static_cast<std::size_t>(peer)].zero_copy_until)
+    if (outgoing_[static_cast<std::size_t>(peer)].awaited_until)
       ring(rank_, peer).withdrawn.store(1);
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -5,7 +5,7 @@
 // cleared the kind of the following record. So the receiver finds the next message, with the data
 // of a short one, by polling one cache line.
 //
-// There are three kinds of messages:
+// There are four kinds of messages:
 //
 // * whole: the record has all data.
 // * streamed: the sender writes the head after the first block, and counts further blocks in
@@ -13,6 +13,11 @@
 // * zero_copy: the data is in the sender's arena, and the record has its handle. The sender waits
 //   until the receiver has read it. Very long messages are streamed instead, because two cores copy
 //   faster than one.
+// * remote: the same for an ordinary array, which the receiver reads through the system
+//   (support/peer_memory.h).
+//
+// Messages choose between streamed and remote by time only after each page of the ring was used:
+// the first use of a page costs more than a copy.
 #pragma once
 
 #include <atomic>
@@ -40,6 +45,9 @@ class RingPipes final : public Pipes {
   std::size_t try_read(int peer, std::byte* data, std::size_t bytes) override;
   void end(int peer) override;
   void withdraw() noexcept override;
+  bool has_ended(int peer) const override {
+    return incoming_[static_cast<std::size_t>(peer)].ended;
+  }
   SpinLimit spin_limit(bool oversubscribed) const override {
     return memory_spin_limit(oversubscribed);
   }
@@ -51,28 +59,31 @@ class RingPipes final : public Pipes {
   void wake() noexcept override;
 
  private:
-  enum class Kind : std::uint32_t { none, whole, streamed, zero_copy };
+  enum class Kind : std::uint32_t { none, whole, streamed, zero_copy, remote };
   struct Head;
   struct Description;
   struct Ring;
   // The sender's and the receiver's view of a ring. A position counts all bytes that ever went
   // through the ring.
   struct Outgoing {
-    std::uint64_t position = 0;         // The next byte is written here.
-    std::uint64_t read = 0;             // The last value of Ring::read that this rank has loaded.
-    std::uint64_t identity = 0;         // The hash in the last description.
-    std::size_t left = 0;               // Bytes of the current message that are not written yet.
-    std::size_t block = 0;              // Bytes of it that are copied in at once.
-    std::uint64_t zero_copy_until = 0;  // The end of a zero-copy record; 0: there is none.
-    bool announced = false;             // The receiver knows that this rank sends to it.
+    std::uint64_t position = 0;       // The next byte is written here.
+    std::uint64_t read = 0;           // The last value of Ring::read that this rank has loaded.
+    std::uint64_t identity = 0;       // The hash in the last description.
+    std::size_t left = 0;             // Bytes of the current message that are not written yet.
+    std::size_t block = 0;            // Bytes of it that are copied in at once.
+    std::uint64_t awaited_until = 0;  // The end of a zero-copy or remote record; 0: there is none.
+    bool announced = false;           // The receiver knows that this rank sends to it.
   };
   struct Incoming {
     std::uint64_t position = 0;  // The next byte is read here.
     std::uint64_t written = 0;   // The last value of Ring::written that this rank has loaded.
     std::size_t left = 0;        // Bytes of the current message that are not read yet.
     const std::byte* mapped = nullptr;  // A zero-copy message in the sender's arena.
+    std::uint64_t remote = 0;           // The address of a remote message.
+    Clock::time_point since;            // When this rank has found a timed message; else zero.
     bool begun = false;
     bool announced = false;
+    bool ended = false;  // The array of its message cannot be read.
     Envelope envelope;
   };
 
@@ -81,6 +92,8 @@ class RingPipes final : public Pipes {
   Ring& ring(int from, int to) const;
   WaitQueue& queue(int rank) const;
   std::atomic<std::uint64_t>& senders(int to, int from) const;
+  // Returns true if each page of a ring was used before this position.
+  bool is_used(std::uint64_t position) const { return position >= ring_bytes_; }
   std::byte* at(Ring& ring, std::uint64_t position) const;
   Head& head(Ring& ring, std::uint64_t position) const;
   void copy_in(Ring& ring, std::uint64_t position, const void* data, std::size_t bytes) const;

@@ -1,5 +1,7 @@
 #include "transport/shm.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <random>
 #include <stdexcept>
@@ -12,6 +14,28 @@
 #include "transport/shm_endpoint.h"
 
 namespace pycollective {
+
+namespace {
+
+// Lowers a time in µs to the time since `began`.
+void lower(std::atomic<float>& time, Clock::time_point began) {
+  const float took = std::chrono::duration<float, std::micro>(Clock::now() - began).count();
+  const float before = time.load();
+  if (before == 0 || took < before) time.store(took);
+}
+
+// The class of a size in CopyTimes: powers of two.
+int copy_class(std::size_t bytes) {
+  return std::min<int>(std::bit_width(bytes / kRemoteReadBytes), kCopySizes) - 1;
+}
+
+// The calls from one trial of both ways to the next one.
+int copy_period(int size_class) {
+  return static_cast<int>(
+      std::max(kCopyPeriodBytes / (kRemoteReadBytes << size_class), kLeastCopyPeriod));
+}
+
+}  // namespace
 
 std::shared_ptr<ShmGroup> ShmGroup::create(int size, std::size_t arena) {
   return std::make_shared<ShmGroup>(ShmMemory::create(size, arena));
@@ -103,20 +127,79 @@ std::byte* ShmGroup::address_of(int rank, std::uint64_t handle, std::size_t byte
   return arena_ ? arena_->address_of(arena_of(rank), handle, bytes) : nullptr;
 }
 
-std::uint64_t ShmGroup::remote_handle_of(const void* data, std::size_t bytes) {
-  std::int32_t known = state(rank_).reads.load(std::memory_order_relaxed);
-  if (known == 0) {
-    known = 1;
-    for (int r = 0; r < size(); ++r) {
-      if (state(r).arena.load() == 0) return 0;  // not joined yet
-      std::byte found[sizeof secret_];
-      if (!read_remote(r, state(r).memory.secret_at, found, sizeof found)) known = -1;
-    }
-    state(rank_).reads.store(known);
+void ShmGroup::test_remote_reads() {
+  if (state(rank_).reads.load(std::memory_order_relaxed) != 0) return;
+  std::int32_t found = 1;
+  for (int r = 0; r < size(); ++r) {
+    if (state(r).arena.load() == 0) return;  // not joined yet
+    std::byte secret[sizeof secret_];
+    if (!read_remote(r, state(r).memory.secret_at, secret, sizeof secret)) found = -1;
   }
-  // With two ranks, staging is as fast: its two copies run concurrently on two cores.
-  const bool is_faster = data && size() > 2 && bytes >= kRemoteReadBytes;
-  return is_faster && all_read_remotely() ? reinterpret_cast<std::uintptr_t>(data) : 0;
+  state(rank_).reads.store(found);
+}
+
+std::atomic<float>& ShmGroup::copy_time(int rank, int kind, int size_class, bool reads) const {
+  return state(rank).copy_times[kind][size_class][reads ? 1 : 0];
+}
+
+// All ranks count the same calls, so all try the same way at the same time.
+ShmGroup::CopyTrial ShmGroup::next_copy(int kind, std::size_t bytes, bool can_read) {
+  const int size_class = copy_class(bytes);
+  CopyChoice& choice = choices_[kind][size_class];
+  const int turn = choice.turn;
+  choice.turn = (turn + 1) % copy_period(size_class);
+  if (turn == 0) {
+    for (int r = 0; r < size(); ++r) {
+      // A call's ranks time themselves. A message's sender chooses by the times of its receivers.
+      if (kind != kMessageCopies && r != rank_) continue;
+      for (const bool reads : {false, true}) copy_time(r, kind, size_class, reads).store(0);
+    }
+  }
+  if (turn == 2 * kCopyTrials) {
+    float staging = 0, reading = 0;  // of the slowest rank
+    for (int r = 0; r < size(); ++r) {
+      const float theirs[] = {copy_time(r, kind, size_class, false).load(),
+                              copy_time(r, kind, size_class, true).load()};
+      if (theirs[0] == 0 || theirs[1] == 0) continue;
+      staging = std::max(staging, theirs[0]);
+      reading = std::max(reading, theirs[1]);
+    }
+    choice.reads = reading < staging;
+  }
+  const bool is_trial = turn < 2 * kCopyTrials;
+  const bool reads = is_trial ? turn >= kCopyTrials : choice.reads;
+  return {can_read && reads, can_read && is_trial && turn % kCopyTrials >= kCopyWarmups};
+}
+
+bool ShmGroup::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
+  timed_ = nullptr;
+  // The sums of a reduce are faster from staging memory, and so are all sums of more ranks than
+  // cores: its chunks arrive while other ranks copy.
+  const bool is_slower =
+      collective == Collective::reduce || (reduces(collective) && is_oversubscribed());
+  if (bytes < kRemoteReadBytes || is_slower) return false;
+  test_remote_reads();
+  if (is_mapped) return false;
+  const int kind = static_cast<int>(collective);
+  const CopyTrial copy = next_copy(kind, bytes, all_read_remotely());
+  if (copy.is_timed) timed_ = &copy_time(rank_, kind, copy_class(bytes), copy.reads);
+  return copy.reads;
+}
+
+void ShmGroup::end_long_call(Clock::time_point began) {
+  if (timed_) lower(*timed_, began);
+}
+
+bool ShmGroup::begin_long_message(int to, std::size_t bytes) {
+  if (bytes < kRemoteReadBytes) return false;
+  const bool can_read = state(to).reads.load(std::memory_order_relaxed) == 1;
+  return next_copy(kMessageCopies, bytes, can_read).reads;
+}
+
+void ShmGroup::end_long_message(std::size_t bytes, bool was_read, Clock::time_point began) {
+  if (bytes < kRemoteReadBytes) return;
+  test_remote_reads();
+  lower(copy_time(rank_, kMessageCopies, copy_class(bytes), was_read), began);
 }
 
 bool ShmGroup::all_read_remotely() const {
@@ -126,8 +209,15 @@ bool ShmGroup::all_read_remotely() const {
   return true;
 }
 
-bool ShmGroup::read_remote(int rank, std::uint64_t handle, std::byte* to, std::size_t bytes) const {
-  return read_peer(state(rank).memory, handle, to, bytes);
+std::uint64_t ShmGroup::remote_address(const void* data) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  std::byte first;
+  return data && read_remote(rank_, address, &first, 1) ? address : 0;
+}
+
+bool ShmGroup::read_remote(int rank, std::uint64_t address, std::byte* to,
+                           std::size_t bytes) const {
+  return read_peer(state(rank).memory, address, to, bytes);
 }
 
 void ShmGroup::leave(int rank) noexcept {

@@ -84,12 +84,14 @@ class ShmGroup final : public Group {
   std::uint64_t handle_of(const void* data, std::size_t bytes) const;
   // Returns the address of a peer's array; nullptr if the handle is invalid.
   std::byte* address_of(int rank, std::uint64_t handle, std::size_t bytes) const;
-  // Returns the handle of an ordinary array for read_remote(); 0 if not all ranks can read
-  // remotely, or if staging is as fast. The first call after all ranks have joined tests if this
-  // rank can.
-  std::uint64_t remote_handle_of(const void* data, std::size_t bytes);
+  // As in Board.
+  bool begin_long_call(Collective collective, std::size_t bytes, bool is_mapped);
+  void end_long_call(Clock::time_point began);
+  bool begin_long_message(int to, std::size_t bytes);
+  void end_long_message(std::size_t bytes, bool was_read, Clock::time_point began);
+  std::uint64_t remote_address(const void* data) const;
   // Reads ordinary memory of a peer by a system call. Returns false if that fails.
-  bool read_remote(int rank, std::uint64_t handle, std::byte* to, std::size_t bytes) const;
+  bool read_remote(int rank, std::uint64_t address, std::byte* to, std::size_t bytes) const;
   bool has_failed() const;
   void check() const;
   int number(int rank) const override {
@@ -98,6 +100,15 @@ class ShmGroup final : public Group {
 
  private:
   void map_arenas();
+  // Tests once, after all ranks have joined, if this rank can read the memory of all ranks.
+  void test_remote_reads();
+  // Chooses the way of copying of the next call or message of a kind (CopyTimes). `can_read`: the
+  // readers can read this rank's memory.
+  struct CopyTrial {
+    bool reads, is_timed;
+  };
+  CopyTrial next_copy(int kind, std::size_t bytes, bool can_read);
+  std::atomic<float>& copy_time(int rank, int kind, int size_class, bool reads) const;
   // Returns the index of a rank's arena in the followed group, or in this one.
   int arena_of(int rank) const;
   // Returns true if every rank has mapped every arena.
@@ -115,6 +126,13 @@ class ShmGroup final : public Group {
   std::shared_ptr<Arena> arena_;  // nullptr: none, or too little address space
   mutable std::atomic<int> all_mapped_ =
       -1;  // cache of all_mapped(); -1: not all ranks have joined
+  // This rank's way of copying, for each kind and size.
+  struct CopyChoice {
+    int turn = 0;        // of its period
+    bool reads = false;  // remotely
+  };
+  CopyChoice choices_[kCopyKinds][kCopySizes];
+  std::atomic<float>* timed_ = nullptr;  // the time that the present call may improve
   std::unique_ptr<ShmEndpoint> endpoint_;
   std::vector<int> names_;
   std::vector<std::string> addresses_;

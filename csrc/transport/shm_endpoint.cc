@@ -145,7 +145,7 @@ Piece ShmEndpoint::try_receive(int peer, std::size_t remaining) {
   if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
   if (slot.handle) {
     const std::byte* data = group_.address_of(peer, slot.handle, slot.bytes);
-    if (!data) fail_invalid_handle(peer);
+    if (!data) cannot_read(peer);
     return {data, slot.bytes};
   }
   return {memory_.ring(peer, rank_) + consumed % kShmSlots * memory_.slot_bytes(), slot.bytes};
@@ -203,10 +203,11 @@ void ShmEndpoint::mismatch(int peer) {
   throw std::logic_error("unreachable");
 }
 
-void ShmEndpoint::fail_invalid_handle(int peer) {
+void ShmEndpoint::cannot_read(int peer) {
   const TitledRank it = group_.titled(peer);
   group_.fail({FailureKind::peer_lost,
-               it.title + " sent an invalid memory handle to " + group_.title(rank_),
+               group_.title(rank_) + " cannot read the array of " + it.title + " for " +
+                   call_.describe() + ": its process has ended, or the memory is not mapped there",
                {it.rank},
                {call_.describe()}});
   group_.check();
@@ -235,21 +236,36 @@ std::uint64_t ShmBoard::handle_of(const void* data, std::size_t bytes) const {
 }
 
 std::byte* ShmBoard::address_of(int peer, std::uint64_t handle, std::size_t bytes) {
-  std::byte* found = endpoint_.group_.address_of(peer, handle, bytes);
-  if (!found) endpoint_.fail_invalid_handle(peer);
-  return found;
+  return endpoint_.group_.address_of(peer, handle, bytes);
 }
 
-std::uint64_t ShmBoard::remote_handle_of(const void* data, std::size_t bytes) {
-  return endpoint_.group_.remote_handle_of(data, bytes);
+bool ShmBoard::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
+  began = Clock::now();
+  return endpoint_.group_.begin_long_call(collective, bytes, is_mapped);
 }
 
-void ShmBoard::read_remote(int peer, std::uint64_t handle, std::byte* to, std::size_t bytes) {
-  if (!endpoint_.group_.read_remote(peer, handle, to, bytes)) endpoint_.fail_invalid_handle(peer);
+void ShmBoard::end_long_call() { endpoint_.group_.end_long_call(began); }
+
+std::uint64_t ShmBoard::remote_address(const void* data) {
+  return endpoint_.group_.remote_address(data);
+}
+
+bool ShmBoard::begin_long_message(int to, std::size_t bytes) {
+  return endpoint_.group_.begin_long_message(to, bytes);
+}
+
+void ShmBoard::end_long_message(std::size_t bytes, bool was_read, Clock::time_point began) {
+  endpoint_.group_.end_long_message(bytes, was_read, began);
+}
+
+bool ShmBoard::read_remote(int peer, std::uint64_t address, std::byte* to, std::size_t bytes) {
+  return endpoint_.group_.read_remote(peer, address, to, bytes);
 }
 
 bool ShmBoard::is_oversubscribed() const { return endpoint_.group_.is_oversubscribed(); }
 
 void ShmBoard::mismatch(int peer) { endpoint_.mismatch(peer); }
+
+void ShmBoard::cannot_read(int peer) { endpoint_.cannot_read(peer); }
 
 }  // namespace pycollective

@@ -23,10 +23,15 @@ class ShmBoard final : public Board {
   explicit ShmBoard(ShmEndpoint& endpoint);
   std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
   std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
-  std::uint64_t remote_handle_of(const void* data, std::size_t bytes) override;
-  void read_remote(int peer, std::uint64_t handle, std::byte* to, std::size_t bytes) override;
+  bool begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) override;
+  void end_long_call() override;
+  std::uint64_t remote_address(const void* data) override;
+  bool begin_long_message(int to, std::size_t bytes) override;
+  void end_long_message(std::size_t bytes, bool was_read, Clock::time_point began) override;
+  bool read_remote(int peer, std::uint64_t address, std::byte* to, std::size_t bytes) override;
   bool is_oversubscribed() const override;
   [[noreturn]] void mismatch(int peer) override;
+  [[noreturn]] void cannot_read(int peer) override;
 
  private:
   ShmEndpoint& endpoint_;
@@ -70,10 +75,10 @@ class ShmEndpoint final : public Endpoint {
   // Returns true if a peer's calls are known to differ from this rank's.
   bool differs(int peer) const;
   Failure mismatch_with(int peer) const;
-  // Both fail the group and throw: because a peer's call differs, and because a peer sent an
-  // invalid handle.
+  // Both fail the group and throw: because a peer's call differs, and because this rank cannot read
+  // a peer's array of the present call. For the thread that makes the call.
   [[noreturn]] void mismatch(int peer);
-  [[noreturn]] void fail_invalid_handle(int peer);
+  [[noreturn]] void cannot_read(int peer);
 
  private:
   friend class ShmBoard;

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "schedule/collective.h"
 #include "support/cores.h"
 #include "support/peer_memory.h"
 #include "support/shared_memory.h"
@@ -37,6 +38,11 @@ struct ShmHeader {
 // `ended`: the launcher reports that the process ended without an error and did not leave.
 enum class Presence : std::uint32_t { absent, joined, left, ended };
 
+// A rank's shortest µs of long calls, and of receiving long messages: by collective (messages are
+// the last kind), by the bit width of the bytes, and without and with remote reads. 0: none yet.
+inline constexpr int kMessageCopies = kDirectCollectives, kCopyKinds = kMessageCopies + 1;
+using CopyTimes = std::atomic<float>[kCopyKinds][kCopySizes][2];
+
 struct alignas(kCacheLine) ShmRank {
   WaitQueue queue;
   alignas(kCacheLine) std::atomic<Presence> presence;
@@ -49,6 +55,7 @@ struct alignas(kCacheLine) ShmRank {
   PeerMemory memory;       // written before `arena`
   // 1: it can read the ordinary memory of all ranks; -1: it cannot; 0: not known yet.
   std::atomic<std::int32_t> reads;
+  CopyTimes copy_times;
   char message[160];  // the point-to-point message in which it waits, for texts
   SharedHistory history;
 };

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <thread>
 
 #include "support/tuning.h"
@@ -46,6 +47,7 @@ class ThreadBoard final : public Board {
   }
   bool is_oversubscribed() const override { return group_.is_oversubscribed(); }
   [[noreturn]] void mismatch(int peer) override { group_.throw_mismatch(rank(), peer); }
+  [[noreturn]] void cannot_read(int) override { throw std::logic_error("unreachable"); }
 
  private:
   ThreadGroup& group_;

@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Importing the modules of all commands takes twice as long as importing that of "run".
     named = [name for name in _COMMANDS if name in words[:1]]
-    args = parser(named or _COMMANDS).parse_args(words)
+    args, unknown = parser(named or _COMMANDS).parse_known_args(words)
+    if unknown:  # parse_args() would print the usage without the command's options
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.words = words
     try:
         environment.check(os.environ)

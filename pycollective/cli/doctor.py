@@ -373,5 +373,14 @@ def _measured(communicator: Communicator, peer: int) -> tuple[float, float, floa
         return float(np.median(taken))
 
     way = exchange(small, small.copy(), _PINGS) / 2
-    there = _BULK / max(exchange(large, small, _BULKS) - way, 1e-9)
-    return way, there, _BULK / max(exchange(small, large, _BULKS) - way, 1e-9)
+    there, back = exchange(large, small, _BULKS), exchange(small, large, _BULKS)
+    return way, _speed(there, way), _speed(back, way)
+
+
+def _speed(seconds: float, way: float) -> float:
+    """Return the bytes per second of a round in which one message is large and the other small.
+
+    The large message takes at least as long as the small one, that is half of the round. A small
+    message's time from a busier moment may be longer than that.
+    """
+    return _BULK / max(seconds - way, seconds / 2)

@@ -26,7 +26,7 @@ exit status is that of the rank that failed first, or 128 + n for signal n.
 
 With --chief, --ps and --workers the processes are the tasks of a cluster for ParameterServerStrategy,
 which finds the cluster in TF_CONFIG. Rank 0 is the chief, the parameter servers follow, and then the
-workers. The other processes go on while at least one worker runs.
+workers. The other processes continue while at least one worker runs.
 """
 
 _EPILOG = """\

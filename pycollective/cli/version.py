@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 from collections.abc import Sequence
@@ -37,6 +36,8 @@ class ShowVersion(argparse.Action):
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python, this package and the packages of its extras (None: missing)."""
+    import importlib.metadata  # takes 10 ms, and other commands do not need it
+
     found: dict[str, str | None] = {
         "pycollective": __version__,
         "python": platform.python_version(),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pycollective.arguments import rank_number, sizes, switch, whole
-from pycollective.comm.arrays import Array, as_input
+from pycollective.comm.arrays import Array, as_input, as_output, disjoint
 from pycollective.comm.work import Work
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Cart:
             A block for each of `neighbors`, in that order. The blocks of a sequence may differ in shape.
         out : array, or sequence of arrays, optional
             An array for the block of each of `neighbors`; unchanged beyond an open border. By default
-            new arrays like ``x``, with zeros beyond an open border.
+            new arrays like ``x``, with zeros beyond an open border. ``out=x`` works in place.
         tag, async_op, timeout
             As in `Communicator.send`; so are the other errors. The timeout applies to each neighbour.
 
@@ -141,6 +141,10 @@ class Cart:
         if out is None:
             out = [np.zeros_like(b) for b in blocks] if is_many else np.zeros_like(given)
         places = self._sides("out", out)
+        for place, peer in zip(places, self.neighbors, strict=True):
+            if peer is not None:  # its block may arrive before all blocks of ``x`` are sent
+                target = as_output(place)
+                blocks = [disjoint(block, target, None) for block in blocks]
         works = []
         for i, dest in enumerate(self.neighbors):
             # Receive from the opposite side, so that all ranks send in one direction at a time.
@@ -189,7 +193,7 @@ def dims_create(size: int, dims: Sequence[int]) -> tuple[int, ...]:
     ValueError
         No grid with these lengths has ``size`` ranks.
     """
-    found = sizes(dims)
+    found = sizes(dims, "dims")
     if not found:
         raise ValueError("dims must have a length for each axis, not none at all")
     left, remainder = divmod(size, math.prod(d for d in found if d))

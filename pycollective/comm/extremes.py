@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pycollective import array_backend
+from pycollective import _core, array_backend
 from pycollective.arguments import switch
 from pycollective.comm.arrays import Array, as_input
 from pycollective.comm.reductions import Reductions
@@ -115,6 +115,9 @@ class Extremes(Reductions):
         source = as_input(x)
         if not array_backend.on_host(source):
             raise TypeError(f"{op}loc takes host arrays: copy x to the host first")
+        # Refuse other dtypes here: an error within an asynchronous call would abort the group.
+        nothing = np.empty(0, source.dtype)
+        _core.reduce_arrays(op, [nothing], [nothing], 1)
         own = np.asarray(self.rank if index is None else index)
         if own.dtype.kind not in "iu":
             raise TypeError(f"index must be whole numbers, not {own.dtype}")

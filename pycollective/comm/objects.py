@@ -138,19 +138,61 @@ class Objects(Moves, Messages):
         error = MismatchError(
             f"rank {sender} sends an object {forms.get(form, 'in an unknown form')} of {length} bytes, "
             f"and rank {self.rank} takes one {forms[int(pickle)]} of at most {MOST_BYTES}: give the "
-            "same pickle= on all ranks"
+            "same pickle= on all ranks",
+            ranks=(sender, self.rank),
+            calls={
+                sender: f"an object {forms.get(form, 'in an unknown form')}",
+                self.rank: f"an object {forms[int(pickle)]}",
+            },
         )
         self.abort(str(error))
         raise error
 
 
 def _encoded(obj: object, pickle: bool) -> Array:
-    data = pickling.dumps(obj) if pickle else json.dumps(obj).encode()
+    data = pickling.dumps(obj) if pickle else _json_of(obj)
     if len(data) > MOST_BYTES:
         raise ValueError(
             f"the object has {len(data)} bytes, more than {MOST_BYTES}: send large data as arrays"
         )
     return np.frombuffer(data, np.uint8)
+
+
+def _json_of(obj: object) -> bytes:
+    """Return an object as JSON, which has no keys but strings.
+
+    Raises
+    ------
+    TypeError
+        JSON has no form for a part of the object.
+    ValueError
+        The object is nested too deeply, or contains itself.
+    """
+    try:
+        _check_keys(obj)
+        return json.dumps(obj).encode()
+    except TypeError as error:
+        raise TypeError(
+            f"{error}: send arrays with the calls for arrays, make NumPy's numbers Python's by item(), "
+            "or give pickle=True on all ranks"
+        ) from None
+    except RecursionError:
+        raise ValueError(
+            "the object is nested too deeply for JSON, or contains itself: give pickle=True on all "
+            "ranks"
+        ) from None
+
+
+def _check_keys(obj: object) -> None:
+    """Raise TypeError for a key that JSON would turn into a string, perhaps that of another key."""
+    if isinstance(obj, dict):
+        for key, value in obj.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the keys of a dict must be strings in JSON, not {key!r}")
+            _check_keys(value)
+    elif isinstance(obj, (list, tuple)):
+        for value in obj:
+            _check_keys(value)
 
 
 def _header_of(data: Array, pickle: bool) -> Array:

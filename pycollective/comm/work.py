@@ -82,6 +82,8 @@ class Work(Generic[R]):
         ------
         TimeoutError
             The call still runs after ``timeout`` seconds.
+        ValueError
+            ``timeout`` is negative or NaN.
         CollectiveError
             The call failed.
         """
@@ -89,7 +91,10 @@ class Work(Generic[R]):
             for task in self._tasks:
                 task.wait(_FOREVER)
             return self.result()
-        until = time.monotonic() + float(timeout)
+        timeout = float(timeout)
+        if not timeout >= 0:
+            raise ValueError(f"timeout must be a number of seconds, at least 0, not {timeout!r}")
+        until = time.monotonic() + timeout
         for task in self._tasks:
             if not task.wait(max(0.0, until - time.monotonic())):
                 raise TimeoutError(

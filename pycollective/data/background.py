@@ -51,6 +51,7 @@ def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Genera
     except BaseException as error:
         shared.ready.put(_Failed(error))
     finally:
+        shared.ready.put(_END)  # for consumers that still wait after an error or `stop`
         close = getattr(source, "close", None)
         if close is not None:
             close()
@@ -91,6 +92,7 @@ class Prefetcher:
         item = self._shared.ready.get()
         self._shared.places.put(None)
         if item is _END:
+            self._shared.ready.put(_END)  # other threads may wait for an element, too
             self.close()
             raise StopIteration
         if isinstance(item, _Failed):

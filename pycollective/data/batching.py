@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,8 +42,7 @@ class Batch(Transformed):
         rows = self._source._rows()
         if rows is None:
             return False
-        row_bytes: int = sum(column[:1].nbytes for column in nest.flatten(rows.columns))
-        return self._size * row_bytes <= _AT_HAND_BYTES
+        return not rows.results and self._size * rows.bytes_of_a_row() <= _AT_HAND_BYTES
 
     def _iter(self) -> Iterator[Any]:
         rows = self._source._rows()
@@ -356,7 +356,7 @@ class Unbatch(Transformed):
         if not batches._drop:
             return rows
         source = rows.blocks
-        return Rows(rows.columns, lambda: regroup(source(), batches._size, True))
+        return replace(rows, blocks=lambda: regroup(source(), batches._size, True))
 
     def _iter(self) -> Iterator[Any]:
         for batch in self._source._iter():

@@ -7,6 +7,7 @@ import logging
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,10 @@ class Cache(Transformed):
 
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
-        if rows is None:
+        if rows is None or rows.results:  # the results of functions are kept, not the rows' numbers
             return None
         source = rows.blocks
-        return Rows(rows.columns, lambda: self._once(source))
+        return replace(rows, blocks=lambda: self._once(source))
 
     def _iter(self) -> Iterator[Any]:
         # Rows and elements share one cache, so that both have the order of the first pass.

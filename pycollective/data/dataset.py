@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy as copies
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -65,6 +66,8 @@ def _as_text(value: Any) -> Any:
 
 def as_tensors(element: Any) -> Any:
     """Return a nest of arrays as a nest of tensors; windows, which are datasets, are kept."""
+    if type(element) is tuple and all(leaf.__class__ is np.ndarray for leaf in element):
+        return tuple([Tensor(leaf) for leaf in element])
     return nest.map_structure(lambda a: a if isinstance(a, Dataset) else Tensor(a), element)
 
 
@@ -95,17 +98,23 @@ def is_at_hand(dataset: Dataset) -> bool:
 
 
 class DatasetIterator(NextElements):
-    """One pass over a dataset; `close`, or deleting it, ends the threads that work for it."""
+    """One pass over a dataset; `close`, or deleting it, ends the threads that work for it.
+
+    Several threads may take elements from one iterator; each element goes to one of them.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._elements = dataset._iter()
+        self._lock = threading.RLock()  # generators refuse a second thread
 
     def __iter__(self) -> DatasetIterator:
         return self
 
     def __next__(self) -> Any:
-        return as_tensors(next(self._elements))
+        with self._lock:
+            element = next(self._elements)
+        return as_tensors(element)
 
     @property
     def element_spec(self) -> Any:
@@ -311,7 +320,8 @@ class Dataset:
     def zip(*args: Any, datasets: Any = None) -> Dataset:
         """Return a dataset of tuples of elements; it ends with the shortest of the datasets.
 
-        The arguments are datasets, or one tuple or dict of datasets, whose structure elements then have.
+        The arguments are datasets, or one tuple or dict of datasets. The elements then have its
+        structure.
         """
         if args and datasets is not None:
             raise TypeError("Both `*args` and `datasets` cannot be set.")
@@ -400,9 +410,14 @@ class Dataset:
     ) -> Dataset:
         """Apply a function to every element; tuples become its arguments.
 
-        With ``num_parallel_calls`` (-1: one for each core) it runs in threads, and the order stays the
-        same. A list that the function returns is a tuple of components, as in TensorFlow. Returned
-        arrays are copied. `element_spec` calls the function with zeros.
+        With ``num_parallel_calls`` (-1: one for each core) calls longer than 0.1 ms run in threads, and
+        the order stays the same. A list that the function returns is a tuple of components, as in
+        TensorFlow. Returned arrays are copied. `element_spec` calls the function with zeros.
+
+        A function of rows in memory is called once for a block of rows if the results have the same
+        bits. The function must have no effect but its result. It computes each element or moves
+        elements, as ``x / 255`` and ``one_hot(y, 10)`` do. The function sees a change of an array or
+        a number outside of it at the next block.
         """
         return _made("Map", self, map_func, num_parallel_calls)
 

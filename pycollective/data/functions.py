@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pycollective import nest
 from pycollective.data.background import Prefetcher
+from pycollective.data.by_rows import arrays_read, result_by_rows
 from pycollective.data.dataset import Dataset, as_element, kind
+from pycollective.data.rows import Rows
 from pycollective.data.spec import (
     AUTOTUNE,
     UNKNOWN_CARDINALITY,
@@ -32,6 +36,9 @@ from pycollective.dtypes import string
 from pycollective.tensor import as_tensor, random
 
 __all__ = ["Filter", "Interleave", "Map"]
+
+# Handing an element to a thread and back costs about half of this, and threads take the GIL in turns.
+_HAND_OVER_SECONDS = 1e-4
 
 
 @kind
@@ -57,7 +64,36 @@ class Map(Transformed):
             name = getattr(self._function, "__name__", repr(self._function))
             raise TypeError(f"map: {name} returned no valid element: {error}") from error
 
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None:
+            return None
+        arrays = arrays_read(self._function)
+        if arrays is None:
+            return None
+        mapped = replace(rows, results=(*rows.results, self._result))
+        before = [array.tobytes() for array in arrays]
+        computes = self._computes_rows(mapped)
+        return mapped if computes and before == [array.tobytes() for array in arrays] else None
+
+    def _result(self, rows: Any) -> Any:
+        return result_by_rows(self._call, rows)
+
+    @staticmethod
+    def _computes_rows(mapped: Rows) -> bool:
+        """Return True if the function takes the first rows at once."""
+        length = len(nest.flatten(mapped.columns)[0])
+        try:
+            with np.errstate(all="ignore"):
+                mapped.take(np.arange(min(2, length)))
+        except Exception:  # the rows one by one show whether it is an error
+            return False
+        return True
+
     def _iter(self) -> Iterator[Any]:
+        rows = self._rows()
+        if rows is not None:
+            return rows.elements()
         if self._parallel == 1:
             # map() would end silently if the function raised StopIteration.
             return (self._call(element) for element in self._source._iter())
@@ -68,20 +104,36 @@ class Map(Transformed):
         waiting: deque[Future[Any]] = deque()
         failure: Exception | None = None
         source = self._source._iter()
+        short = 0  # calls in succession that were too short for a thread
         try:
-            while failure is None or waiting:
-                while failure is None and len(waiting) <= self._parallel:
+            while True:
+                in_threads = short <= 2 * self._parallel
+                while in_threads and failure is None and len(waiting) <= self._parallel:
                     try:
-                        waiting.append(pool.submit(self._call, next(source)))
+                        waiting.append(pool.submit(self._timed, next(source)))
                     except Exception as error:  # raised after the elements before it
                         failure = error
                 if waiting:
-                    yield waiting.popleft().result()
+                    made, seconds = waiting.popleft().result()
+                elif failure is None:
+                    try:
+                        element = next(source)
+                    except Exception as error:
+                        failure = error
+                        continue
+                    made, seconds = self._timed(element)
+                else:
+                    break
+                short = short + 1 if seconds < _HAND_OVER_SECONDS else 0
+                yield made
             if not isinstance(failure, StopIteration):
-                assert failure is not None
                 raise failure
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, element: Any) -> tuple[Any, float]:
+        begin = time.perf_counter()
+        return self._call(element), time.perf_counter() - begin
 
     def _make_spec(self) -> Any:
         return _spec_of_result(
@@ -153,7 +205,7 @@ class Interleave(Transformed):
         num_parallel_calls: int | None,
     ) -> None:
         super().__init__(source)
-        self._function = checked_function("interleave", function)
+        self._function = checked_function("map_func", function)
         self._cycle = number_or_auto(
             AUTOTUNE if cycle_length is None else cycle_length, "cycle_length"
         )
@@ -167,7 +219,7 @@ class Interleave(Transformed):
         if not isinstance(made, Dataset):
             name = getattr(self._function, "__name__", repr(self._function))
             raise TypeError(
-                f"interleave: `map_func` must return a `Dataset` object, {name} returned a "
+                f"`map_func` must return a `Dataset` object, {name} returned a "
                 f"{type(made).__name__}"
             )
         return made

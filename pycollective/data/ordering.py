@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class Ordered(Transformed):
 
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
-        return None if rows is None else Rows(rows.columns, lambda: self._blocks(rows.blocks))
+        return rows and replace(rows, blocks=lambda: self._blocks(rows.blocks))
 
 
 @kind

@@ -7,7 +7,8 @@ While a dataset only orders rows of arrays in memory, its elements are row numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +20,21 @@ from pycollective.errors import InvalidArgumentError
 Indices = Any
 
 _DRAWS = 4096  # random numbers drawn at a time
+# A block of this many bytes stays in a core's cache from one operation to the next.
+_BLOCK_BYTES = 256 << 10
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """Arrays ``columns`` of one length, and the order of their rows.
 
-    ``blocks()`` returns an iterator of arrays of row numbers, which joined give the order.
+    ``blocks()`` returns an iterator of arrays of row numbers, which joined give the order. ``results``
+    are functions that change a nest of rows, one after the other.
     """
 
     columns: Any
     blocks: Callable[[], Iterator[Indices]]
+    results: tuple[Callable[[Any], Any], ...] = ()
 
     def take(self, indices: Indices) -> Any:
         """Return the rows with these numbers as a nest of arrays."""
@@ -36,13 +42,43 @@ class Rows(NamedTuple):
         def pick(column: Any) -> Any:
             return column.take(array_module(column).asarray(indices), axis=0)
 
-        return nest.map_structure(pick, self.columns)
+        taken = nest.map_structure(pick, self.columns)
+        for result in self.results:
+            taken = result(taken)
+        return taken
+
+    def bytes_of_a_row(self) -> int:
+        """Return the number of bytes of a row of the columns."""
+        return sum(column[:1].nbytes for column in nest.flatten(self.columns))
 
     def elements(self) -> Iterator[Any]:
         """Yield the rows one by one."""
+        size = 1 if self.results else _DRAWS
         for block in self.blocks():
-            for i in block:
-                yield nest.map_structure(lambda column, i=i: column[i, ...], self.columns)
+            begin = 0
+            while begin < len(block):
+                indices = block[begin : begin + size]
+                begin += len(indices)
+                if not self.results:
+                    yield from _rows_at(self.columns, indices)
+                    continue
+                try:
+                    taken = self.take(indices)
+                except Exception:  # raised after the rows before
+                    for i in range(len(indices)):
+                        yield from _rows_at(self.take(indices[i : i + 1]), range(1))
+                    continue
+                yield from _rows_at(taken, range(len(indices)))
+                row_bytes = sum(leaf[:1].nbytes for leaf in nest.flatten(taken))
+                size = max(1, min(_DRAWS, _BLOCK_BYTES // max(1, row_bytes)))
+
+
+def _rows_at(columns: Any, indices: Iterable[int]) -> Iterator[Any]:
+    leaves = nest.flatten(columns)
+    flat = type(columns) is tuple and len(leaves) == len(columns)
+    for i in indices:
+        row = [leaf[i, ...] for leaf in leaves]
+        yield tuple(row) if flat else nest.pack_as(columns, row)
 
 
 def regroup(blocks: Iterator[Indices], size: int, drop_remainder: bool) -> Iterator[Indices]:

@@ -7,18 +7,22 @@ thread that takes one function after the other. A `RemoteValue` is the result of
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from pycollective import nest
 from pycollective.data import Dataset
 from pycollective.distribute.blas_threads import shared_among
+from pycollective.distribute.context import current_mode
 from pycollective.distribute.input import DistributedDataset
-from pycollective.distribute.parameter_server import ParameterServerStrategy, this_thread
+from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.per_worker import (
     ClosureInputError,
     PerWorkerDataset,
@@ -27,10 +31,12 @@ from pycollective.distribute.per_worker import (
     RemoteValue,
     Worker,
     as_result,
+    as_worker_0,
     refuse_in_worker,
 )
 from pycollective.distribute.server import Chief, Server
 from pycollective.distribute.task_links import LinkLostError, decode, encode, error_of, said_of
+from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import (
     CancelledError,
     CollectiveError,
@@ -42,6 +48,8 @@ from pycollective.errors import (
     UnavailableError,
 )
 from pycollective.tensor.function import digest_of, function_made
+from pycollective.tensor.tape import thread_state
+from pycollective.tensor.variable import creators
 
 __all__ = [
     "ClosureInputError",
@@ -61,8 +69,13 @@ _making = threading.Lock()
 _QUEUE_SIZE = 262_144
 
 
-#: Seconds for which a lost worker is waited for, as in TensorFlow, and those without any worker.
+#: Seconds that a lost worker has to return, as in TensorFlow, and seconds without any worker until an
+#: error.
 _RECOVERY, _NO_WORKER = 3600.0, 60.0
+
+#: Seconds. After the program's own thread has run a function, `put` wakes no worker's thread. One
+#: thread polls for functions instead: for the first time, at intervals of the second.
+_POLLING, _INTERVAL = 0.05, 0.001
 
 #: The iterators of a per-worker dataset that a worker keeps.
 _ITERATORS = 8
@@ -114,11 +127,12 @@ class _Closure:
     """A scheduled function with its arguments, and the value for its result."""
 
     def __init__(
-        self, strategy: ParameterServerStrategy, function: Any, args: Any, kwargs: Any
+        self, strategy: ParameterServerStrategy, function: Any, args: Any, kwargs: Any, steps: int
     ) -> None:
         self.strategy = strategy
         self.function = function
         self.arguments = args, kwargs
+        self._steps = steps
         self.value = RemoteValue()
         leaves = nest.flatten(self.arguments)
         if any(isinstance(leaf, RemoteValue) for leaf in leaves):
@@ -132,12 +146,16 @@ class _Closure:
         if strategy.extended.tasks is not None:
             self.message = call_of(function, self.arguments)
 
-    def run(self, worker: Worker) -> Any:
-        """Call the function on a worker, and return its result."""
+    def run(self, worker: Worker, spins: bool) -> Any:
+        """Call the function on a worker, and return its result; ``spins`` as in `Link.receive`."""
         args, kwargs = self.arguments
         if worker.link is not None:
             assert self.message is not None
-            message, arrays = worker.link.call(*self.message)
+            message, arrays = self.message
+            assert self.strategy.extended.servers is not None
+            restarts = self.strategy.extended.servers.restarts
+            message = {**message, "servers": restarts, "steps": self._steps}
+            message, arrays = worker.link.call(message, arrays, spins=spins)
             if "original" in message:
                 raise ClosureInputError(error_of(message, worker.link.task))
             if "error" in message:
@@ -149,7 +167,20 @@ class _Closure:
                 args, kwargs = nest.map_structure(
                     lambda v: v.on(worker) if isinstance(v, PerWorkerValues) else v, (args, kwargs)
                 )
+            for _ in range(self._steps - 1):
+                self.function(*args, **kwargs)
             return nest.map_structure(as_result, self.function(*args, **kwargs))
+
+
+def is_plain_thread() -> bool:
+    """Return True if a function runs in this thread as it does in a new one."""
+    return (
+        current_mode() is None
+        and not thread_state.tapes
+        and thread_state.reads_as is None
+        and not creators.stack
+        and this_thread.beside is None
+    )
 
 
 class _ServerLost(Exception):
@@ -175,6 +206,10 @@ class _Queue:
         self._closed = False
         self._divided: shared_among | None = None
         self._fatal: BaseException | None = None
+        #: The last time at which the program's own thread has begun to run a function.
+        self._waited = -math.inf
+        #: The worker whose thread polls for functions.
+        self._poller: Worker | None = None
         self._workers = [
             Worker(number, None if chief is None else chief.worker(number))
             for number in range(workers)
@@ -201,7 +236,9 @@ class _Queue:
                 self._changed.wait_for(lambda: self._error or len(self._closures) < _QUEUE_SIZE)
                 self._raise_error()
             self._closures.append(closure)
-            self._work.notify()
+            closure.value.run_now = partial(self._run_now, closure)
+            if self._poller is None or len(self._closures) > 1 or self._in_flight:
+                self._work.notify_all()
 
     def join(self, timeout: float | None) -> None:
         """Wait until no function waits or runs."""
@@ -210,7 +247,7 @@ class _Queue:
             if not self._changed.wait_for(lambda: self._error or self._is_idle(), timeout):
                 raise DeadlineExceededError(
                     f"join: {self._in_flight} functions run and {len(self._closures)} wait after "
-                    f"{timeout} seconds; they go on, call join() again"
+                    f"{timeout} seconds; they continue: call join() again"
                 )
             self._raise_error()
 
@@ -257,6 +294,8 @@ class _Queue:
         """Raise the first error of a function, if any, when no other function runs any more."""
         if self._chief is not None and self._fatal is None:
             try:
+                if self._chief.recover and self._chief.servers.lost():
+                    self._find_servers()
                 self._chief.servers.check()
             except UnavailableError as lost:
                 self._fatal = self._error = lost
@@ -286,56 +325,122 @@ class _Queue:
     def _serve(self, worker: Worker) -> None:
         """Run functions in the thread of a worker, until it is lost or the queue is closed."""
         this_thread.worker = worker.number
-        while self._take(worker):
-            closure = worker.closure
-            assert closure is not None
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = closure.run(worker)
-            except LinkLostError as lost:
-                self._return(worker, closure, lost)
-                continue
-            except _ServerLost as lost:
-                error = self._fatal = lost.args[0]
-            except StopIteration as end:
-                text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
-                error = end if isinstance(end, OutOfRangeError) else OutOfRangeError(text)
-            except BaseException as found:
-                error = found
-            self._finish(worker, closure, result, error)
-            del closure, result, error  # an idle worker keeps no argument or result alive
+        while self._wait(worker):
+            if worker.away:
+                self._find_again(worker)
+            else:
+                self._run(worker)
 
-    def _take(self, worker: Worker) -> bool:
+    def _wait(self, worker: Worker) -> bool:
         """Wait for a function, and give it to a worker; return False if the worker shall end."""
         with self._work:
-            while not (self._closures or self._closed or worker.lost):
-                self._work.wait()
-            if self._closed or worker.lost:
-                return False
-            worker.closure = self._closures.popleft()
-            self._in_flight += 1
-            if self._in_flight > 1 and self._divided is None:
-                # A function that runs alone uses all cores.
-                self._divided = shared_among(1 if self._chief else len(self._workers))
-                self._divided.__enter__()
-            if len(self._closures) == _QUEUE_SIZE - 1:
-                self._changed.notify_all()
-            return True
+            while not (self._closed or worker.lost or worker.away):
+                polls = self._poller in (None, worker)
+                if self._closures and worker.closure is None:
+                    if self._poller is worker:
+                        self._poller, self._waited = None, -math.inf
+                    self._take(worker)
+                    return True
+                polls = polls and time.monotonic() - self._waited < _POLLING
+                if polls or self._poller is worker:
+                    self._poller = worker if polls else None
+                self._work.wait(_INTERVAL if polls else None)
+            return not (self._closed or worker.lost)
+
+    def _take(self, worker: Worker) -> None:
+        """Give the first function to a worker; call with the lock held."""
+        worker.closure = self._closures.popleft()
+        self._in_flight += 1
+        if self._in_flight > 1 and self._divided is None:
+            # A function that runs alone uses all cores.
+            self._divided = shared_among(1 if self._chief else len(self._workers))
+            self._divided.__enter__()
+        if len(self._closures) == _QUEUE_SIZE - 1:
+            self._changed.notify_all()
+
+    def _run_now(self, closure: _Closure) -> None:
+        """Run the first function that waits in this thread, in the place of an idle worker's thread.
+
+        This saves two changes of threads. The method returns if the function has begun, is not the
+        first one, or if there is no idle worker.
+        """
+        if self._chief is None and not is_plain_thread():
+            return
+        with self._work:
+            if not self._closures or self._closures[0] is not closure or self._closed:
+                return
+            idle = [w for w in self._workers if w.closure is None and not (w.lost or w.away)]
+            if not idle:
+                return
+            worker = idle[0]
+            self._take(worker)
+            self._waited = time.monotonic()
+        this_thread.worker = worker.number
+        try:
+            self._run(worker, spins=True)
+        finally:
+            this_thread.worker = None
+        with self._work:
+            if self._closures:
+                self._work.notify_all()
+
+    def _run(self, worker: Worker, spins: bool = False) -> None:
+        """Run the function of a worker."""
+        closure = worker.closure
+        assert closure is not None
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            if self._recovers() and self._chief is not None and self._chief.servers.lost():
+                self._find_servers()
+            result = closure.run(worker, spins)
+        except LinkLostError as lost:
+            self._return(worker, closure, lost)
+            return
+        except _ServerLost as lost:
+            if self._recovers():
+                with self._changed:
+                    worker.closure = None
+                    self._closures.appendleft(closure)
+                    self._ended()
+                    self._work.notify_all()
+                return
+            error = self._fatal = lost.args[0]
+        except StopIteration as end:
+            text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
+            error = end if isinstance(end, OutOfRangeError) else OutOfRangeError(text)
+        except BaseException as found:
+            error = found
+        self._finish(worker, closure, result, error)
+
+    def _recovers(self) -> bool:
+        return self._chief is not None and self._chief.recover and not self._closed
+
+    def _find_servers(self) -> None:
+        """Wait for lost parameter servers; note the error if one does not come back."""
+        assert self._chief is not None
+        try:
+            self._chief.find_servers_again(_RECOVERY)
+        except UnavailableError as error:
+            self._fatal = self._error = error
+            raise
 
     def _return(self, worker: Worker, closure: _Closure, lost: LinkLostError) -> None:
-        """Schedule the function of a lost worker again, before all others, and wait for the worker.
+        """Schedule the function of a lost worker again, before all others."""
+        _log.warning("%s; its function runs again on another worker", lost)
+        with self._changed:
+            self._found -= 1
+            worker.away, worker.closure = True, None
+            self._closures.appendleft(closure)
+            self._ended()
+            self._work.notify_all()
+
+    def _find_again(self, worker: Worker) -> None:
+        """Wait for a lost worker in another process.
 
         Without any worker for some seconds, the next call of the coordinator raises UnavailableError.
         """
         assert self._chief is not None
-        _log.warning("%s; its function runs again on another worker", lost)
-        with self._changed:
-            self._found -= 1
-            worker.closure = None
-            self._closures.appendleft(closure)
-            self._ended()
-            self._work.notify_all()
         begun = time.monotonic()
         while not self._closed:
             try:
@@ -354,6 +459,7 @@ class _Queue:
                 return
             with self._changed:
                 self._found += 1
+                worker.away = False
             _log.warning("/job:worker/task:%d is back", worker.number)
             return
 
@@ -429,7 +535,9 @@ class ClusterCoordinator:
             strategy.coordinator = self
             return self
 
-    def schedule(self, fn: Any, args: Any = None, kwargs: Any = None) -> RemoteValue:
+    def schedule(
+        self, fn: Any, args: Any = None, kwargs: Any = None, *, steps_per_call: int = 1
+    ) -> RemoteValue:
         """Run a function on the next free worker, and return at once.
 
         Parameters
@@ -439,6 +547,9 @@ class ClusterCoordinator:
             again on another worker if its worker is lost.
         args, kwargs : sequence, dict, optional
             Its arguments. `PerWorkerValues` are replaced by the worker's own value.
+        steps_per_call : int
+            The number of times that the worker calls the function, one after the other. The result is
+            that of the last call. Fewer messages are sent for a function that takes little time.
 
         Returns
         -------
@@ -450,7 +561,7 @@ class ClusterCoordinator:
         TypeError
             ``fn`` was not made by ``tf.function``.
         ValueError
-            An argument is a `RemoteValue`.
+            An argument is a `RemoteValue`, or ``steps_per_call`` is less than 1.
         RuntimeError
             This is a scheduled function.
         Exception
@@ -461,16 +572,39 @@ class ClusterCoordinator:
                 "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a "
                 f"`tf.function` or a concrete function, not {fn!r}; decorate it with @tf.function."
             )
-        self.strategy.extended.started = True
-        if self._queue is None:
-            refuse_in_worker("schedule()")
-            self._become_worker()
-        closure = _Closure(self.strategy, fn, tuple(args or ()), dict(kwargs or {}))
+        if steps_per_call < 1:
+            raise ValueError(f"steps_per_call must be at least 1, got {steps_per_call}")
+        self.become_worker()
+        assert self._queue is not None
+        closure = _Closure(self.strategy, fn, tuple(args or ()), dict(kwargs or {}), steps_per_call)
         self._queue.put(closure)
         return closure.value
 
-    def _become_worker(self) -> NoReturn:
-        """Run the functions that the chief schedules, in the process of a worker."""
+    def rehearse(self, make: Callable[[], Any]) -> None:
+        """Call a function in a cluster, so that it creates its variables; no variable keeps a change.
+
+        The chief and the workers then have the variables, in the same order.
+        """
+        servers = self.strategy.extended.servers
+        assert servers is not None
+        before, servers.private = servers.private, True
+        try:
+            with as_worker_0():
+                make()
+        finally:
+            servers.forget_all()
+            servers.private = before
+
+    def become_worker(self) -> None:
+        """Run the functions that the chief schedules, if this is the process of a worker.
+
+        In the process of a worker, this method does not return. Elsewhere it only notes that the
+        program has started to schedule functions.
+        """
+        self.strategy.extended.started = True
+        if self._queue is not None:
+            return
+        refuse_in_worker("schedule()")
         server, servers = self.strategy.extended.tasks, self.strategy.extended.servers
         assert isinstance(server, Server) and servers is not None
         worker = Worker(server.task_index)
@@ -498,23 +632,27 @@ class ClusterCoordinator:
                 args, kwargs = decode(message.get("tokens"), arrays, named)
             except ClosureInputError as error:
                 return {**said_of(error.original_exception), "original": True}, []
-            servers.pull_all()
+            servers.follow(message["servers"])
+            steps = message["steps"]
             try:
-                with self.strategy.scope():
-                    result = nest.map_structure(as_result, function(*args, **kwargs))
+                for step in range(steps):
+                    if step:
+                        servers.end()
+                    servers.begin(function.made)
+                    result = function(*args, **kwargs)
+                result = nest.map_structure(as_result, result)
                 tokens, found = encode(result, lambda value: None)
             except StopIteration as end:
-                servers.forget_all()
                 text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
                 raise OutOfRangeError(str(end) or text) from None
-            except BaseException:
-                servers.forget_all()
-                raise
-            servers.push_all()
+            finally:
+                servers.end()  # after an error, too: a mapped variable keeps the changes
             return {"tokens": tokens}, found
 
         servers.forget_all()
-        server.work(run)
+        servers.private = False
+        with self.strategy.scope():
+            server.work(run)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until all scheduled functions have ended, or raise the error of the first that failed.
@@ -539,7 +677,7 @@ class ClusterCoordinator:
         return nest.map_structure(lambda v: v.fetch() if isinstance(v, RemoteValue) else v, val)
 
     def create_per_worker_dataset(self, dataset: Any) -> PerWorkerDataset:
-        """Return a dataset for each worker, over all of whose elements the worker iterates.
+        """Return a dataset for each worker, which iterates over all of its elements.
 
         Parameters
         ----------

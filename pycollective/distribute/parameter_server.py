@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import inspect
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from pycollective.cluster import rules
 from pycollective.cluster.resolver import ClusterResolver
@@ -18,11 +21,14 @@ from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.per_worker_variable import PerWorkerVariable
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.server import Chief, Server, worker_of_this_process
-from pycollective.distribute.server_variables import Servers
+from pycollective.distribute.server_variables import Servers, stand_in
 from pycollective.distribute.sharded import ShardedVariable
+from pycollective.distribute.shared_values import ROWS_FROM
 from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import NotAvailableError
 from pycollective.tensor import (
     Tensor,
@@ -32,19 +38,12 @@ from pycollective.tensor import (
     as_tensor,
 )
 
-__all__ = ["ParameterServerStrategy", "this_thread"]
+__all__ = ["ParameterServerStrategy"]
 
 _log = logging.getLogger("pycollective")
 
-
-class _Thread(threading.local):
-    #: The number of the worker whose thread this is, or None outside of scheduled functions.
-    worker: int | None = None
-    #: Variables are created on the servers of this variable, if it is not None.
-    beside: Variable | None = None
-
-
-this_thread = _Thread()
+#: The bytes of a shard that the partitioner "balanced" makes, at least.
+_LEAST_SHARD = 256 << 10
 
 
 class _ParameterServerExtended(StrategyExtended):
@@ -54,7 +53,7 @@ class _ParameterServerExtended(StrategyExtended):
         self,
         workers: int,
         servers: int,
-        partitioner: Callable[..., Sequence[int]] | None,
+        partitioner: Callable[..., Sequence[int]] | str | None,
         lock_free: bool,
         tasks: Chief | Server | None = None,
     ) -> None:
@@ -69,9 +68,15 @@ class _ParameterServerExtended(StrategyExtended):
         self.started = False
         self.num_parameter_workers = workers
         self.num_servers = servers
-        self._partitioner = partitioner
+        #: True: a variable is created on the server with the fewest bytes; else on the servers in turn.
+        self._balanced = isinstance(partitioner, str)
+        self._partitioner: Callable[..., Sequence[int]] | None = (
+            self._balanced_shards if isinstance(partitioner, str) else partitioner
+        )
         self._lock_free = lock_free
         self._placed = 0
+        #: The bytes that were assigned to each server.
+        self._bytes = [0] * servers
         #: For each server, the number of its variables, and their bytes.
         self.loads = [(0, 0)] * servers
 
@@ -104,6 +109,12 @@ class _ParameterServerExtended(StrategyExtended):
                 "trying to create a variable without specifying `initial_value`. This is not "
                 "allowed. Please specify the `initial_value`."
             )
+        if kwargs.pop("per_worker_variable", False):
+            parts = []
+            for number in range(self.num_parameter_workers):
+                own = {**kwargs, "name": f"{name}/worker_{number}"}
+                parts.append(self._on_server(next_creator(**own), self._next_server(own["name"])))
+            return PerWorkerVariable(parts, name)
         if kwargs.get("synchronization") is VariableSynchronization.ON_READ:
             return self._on_server(next_creator(**kwargs), self._next_server(name))
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
@@ -125,7 +136,11 @@ class _ParameterServerExtended(StrategyExtended):
                 servers = servers[:1]
         else:
             lengths = self._lengths(shape, dtype)
-            servers = [self._next_server(f"{name}/{n}" if n else name) for n in range(len(lengths))]
+            row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+            servers = [
+                self._next_server(f"{name}/{n}" if n else name, row * (length or (*shape, 1)[0]))
+                for n, length in enumerate(lengths)
+            ]
         if len(servers) == 1:
             return self._on_server(next_creator(**kwargs), servers[0])
         shards, begin = [], 0
@@ -161,12 +176,21 @@ class _ParameterServerExtended(StrategyExtended):
         base, rest = divmod(rows, shards)
         return [base + (number < rest) for number in range(shards)]
 
-    def _next_server(self, name: str) -> int:
+    def _balanced_shards(self, shape: Any, dtype: Any) -> list[int]:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        shards = max(1, min(self.num_servers, size // _LEAST_SHARD))
+        return [shards, *[1] * (len(shape) - 1)]
+
+    def _next_server(self, name: str, size: int = 0) -> int:
         if self.started and self.servers is not None:
             return self.servers.server_of(name)
         with self._placing:
             self._placed += 1
-            return (self._placed - 1) % self.num_servers
+            place = (self._placed - 1) % self.num_servers
+            if self._balanced:
+                place = self._bytes.index(min(self._bytes))
+            self._bytes[place] += size
+            return place
 
     def _on_server(self, variable: Variable, server: int) -> Variable:
         """Assign a new variable to a server."""
@@ -174,12 +198,24 @@ class _ParameterServerExtended(StrategyExtended):
             variable = self.servers.create(variable, server)
         variable._distribute_strategy = self.strategy
         variable.device = _server_name(server)
+        like = variable.like().array
+        if like.ndim > 1 and like.nbytes >= ROWS_FROM and like.dtype.kind in "fV":
+            variable._by_rows, variable._like = True, stand_in(like)
         # Counters and sums must lose no addition, so they keep their locks.
         counts = variable.synchronization is VariableSynchronization.ON_READ or not variable.ndim
         variable._lock_free = self._lock_free and not counts
+        if (
+            variable._lock_free
+            and self.servers is not None
+            and getattr(variable, "_block", None) is None
+        ):
+            raise NotAvailableError(
+                "consistency='hogwild' needs the memory of the parameter servers: start all tasks on "
+                "one host, without PYCOLLECTIVE_TRANSPORT=tcp, or leave consistency out"
+            )
         with self._placing:
             variables, size = self.loads[server]
-            self.loads[server] = variables + 1, size + variable.current().array.nbytes
+            self.loads[server] = variables + 1, size + like.nbytes
         return variable
 
     @contextmanager
@@ -227,10 +263,12 @@ class ParameterServerStrategy(Strategy):
     ----------
     cluster_resolver : ClusterResolver, optional
         The cluster and this process's task; by default that of ``TF_CONFIG``, if it has one.
-    variable_partitioner : callable, optional
+    variable_partitioner : callable or str, optional
         A function ``variable_partitioner(shape=, dtype=)`` that returns the number of shards of each
         axis, 1 for all axes but the first, such as the partitioners of
-        ``tf.distribute.experimental.partitioners``. By default no variable has shards.
+        ``tf.distribute.experimental.partitioners``. By default no variable has shards. ``"balanced"``
+        makes shards of at least 256 KiB, at most one for each server. It puts each variable and shard
+        on the server with the fewest bytes.
     num_workers, num_ps : int
         The numbers of workers and of parameter servers; a cluster has its own.
     consistency : {"locked", "hogwild"}
@@ -238,11 +276,19 @@ class ParameterServerStrategy(Strategy):
         never changes. ``"hogwild"``: updates write to the memory that other workers read and update
         at the same time. This needs no copy, but updates can be lost in part. Counters and metrics are
         always locked.
+    snapshot_dir : path, optional
+        A directory in which each parameter server of a cluster writes its variables.
+    snapshot_seconds : float
+        The interval of the snapshots.
+    recover : bool
+        True: if a parameter server of a cluster is lost, wait until it is started again. Its variables
+        return to its last snapshot, and the functions continue. False: `ClusterCoordinator` raises
+        UnavailableError.
 
     Raises
     ------
     NotAvailableError
-        ``consistency`` is ``"hogwild"`` in a cluster, or this process is the cluster's evaluator.
+        This process is the cluster's evaluator.
     UnavailableError
         A task of the cluster does not listen within 180 seconds.
     RendezvousError
@@ -260,11 +306,14 @@ class ParameterServerStrategy(Strategy):
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
-        variable_partitioner: Callable[..., Sequence[int]] | None = None,
+        variable_partitioner: Callable[..., Sequence[int]] | str | None = None,
         *,
         num_workers: int = 2,
         num_ps: int = 2,
         consistency: str = "locked",
+        snapshot_dir: str | None = None,
+        snapshot_seconds: float = 60.0,
+        recover: bool = False,
     ) -> None:
         cluster, task, number = _cluster_of(cluster_resolver)
         if cluster is not None:
@@ -275,19 +324,22 @@ class ParameterServerStrategy(Strategy):
             raise ValueError(f"There must be at least one worker. num_workers is {num_workers}.")
         if consistency not in ("locked", "hogwild"):
             raise ValueError(f"consistency must be 'locked' or 'hogwild', got {consistency!r}")
-        if variable_partitioner is not None and not callable(variable_partitioner):
+        if not snapshot_seconds > 0:
+            raise ValueError(f"snapshot_seconds must be positive, got {snapshot_seconds!r}")
+        if recover and snapshot_dir is None:
+            raise ValueError(
+                "recover=True needs snapshot_dir, from which a server restores variables"
+            )
+        known = variable_partitioner in (None, "balanced")
+        if not known and not callable(variable_partitioner):
             raise TypeError(
-                "variable_partitioner must be a function of shape and dtype, got "
+                "variable_partitioner must be a function of shape and dtype, or 'balanced', got "
                 f"{variable_partitioner!r}"
             )
         tasks: Chief | Server | None = None
         if cluster is not None:
-            if consistency == "hogwild":
-                raise NotAvailableError(
-                    "consistency='hogwild' needs workers that are threads of one process: leave it out "
-                    "in a cluster, where updates of a variable are made one after the other"
-                )
-            tasks = _task_of(cluster, task, number)
+            snapshots = {"snapshot_dir": snapshot_dir, "snapshot_seconds": snapshot_seconds}
+            tasks = _task_of(cluster, task, number, recover, snapshots)
         super().__init__(
             _ParameterServerExtended(
                 num_workers, num_ps, variable_partitioner, consistency == "hogwild", tasks
@@ -338,11 +390,20 @@ class ParameterServerStrategy(Strategy):
             )
 
     def describe(self) -> str:
-        """Return a line about the workers, and one for each server with its variables and bytes."""
+        """Return a line about the workers, and one for each server with its variables and its load.
+
+        In a cluster, a server's load has the updates of its variables, and the bytes that it has sent
+        and received over connections. Tasks that map the variables need no connection.
+        """
         extended = self.extended
         lines = [f"workers: {extended.num_parameter_workers} {self._kind()}"]
         for name, (variables, size) in zip(extended.parameter_devices, extended.loads, strict=True):
             lines.append(f"{name}: {variables} variables, {size:,} bytes")
+        if extended.servers is not None:
+            for number, (*_, updates, sent, received) in enumerate(extended.servers.loads(), 1):
+                lines[number] += (
+                    f"; {updates:,} updates, {sent:,} bytes sent, {received:,} received"
+                )
         return "\n".join(lines)
 
 
@@ -366,13 +427,15 @@ def _cluster_of(resolver: ClusterResolver | None) -> tuple[ClusterSpec | None, s
     return cluster, resolver.task_type, resolver.task_id or 0
 
 
-def _task_of(cluster: ClusterSpec, task: str | None, number: int) -> Chief | Server:
+def _task_of(
+    cluster: ClusterSpec, task: str | None, number: int, recover: bool, snapshots: dict[str, Any]
+) -> Chief | Server:
     """Become a task of a cluster: connect the chief, serve as a parameter server, or be a worker."""
     worker = worker_of_this_process()
     if worker is not None:
         return worker
     if task in ("ps", "worker"):
-        server = Server(cluster, task, number)
+        server = Server(cluster, task, number, **snapshots)
         if task == "ps":
             server.join()
         return server
@@ -381,6 +444,6 @@ def _task_of(cluster: ClusterSpec, task: str | None, number: int) -> Chief | Ser
             "an evaluator is not a task of ParameterServerStrategy: restore the chief's checkpoints in "
             "a program without a strategy"
         )
-    chief = Chief(cluster)
+    chief = Chief(cluster, recover)
     atexit.register(chief.end)
     return chief

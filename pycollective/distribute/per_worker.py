@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from pycollective import nest
 from pycollective.data import Dataset
 from pycollective.distribute.input import DistributedDataset
-from pycollective.distribute.parameter_server import this_thread
 from pycollective.distribute.task_links import Link
+from pycollective.distribute.worker_threads import this_thread
 from pycollective.tensor import IndexedSlices, Tensor, Variable, creator_scope
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PerWorkerValues",
     "RemoteValue",
     "Worker",
+    "as_worker_0",
     "as_result",
     "refuse_in_worker",
 ]
@@ -31,14 +33,15 @@ __all__ = [
 class Worker:
     """A worker: its number, the scheduled function that it runs, and the iterators that it has made.
 
-    ``link`` is the connection to a worker in another process, else None.
+    ``link`` is the connection to a worker in another process, else None. ``away`` is True if this
+    connection has ended, and is to be made again.
     """
 
     def __init__(self, number: int, link: Link | None = None) -> None:
         self.number = number
         self.link = link
         self.closure: Any = None
-        self.lost = False
+        self.lost = self.away = False
         self.made: weakref.WeakKeyDictionary[PerWorkerIterator, Any] = weakref.WeakKeyDictionary()
 
 
@@ -62,15 +65,17 @@ class ClosureInputError(Exception):
 
 
 class RemoteValue:
-    """The result of a function that `ClusterCoordinator.schedule` got; it may not be there yet."""
+    """The result of a function that `ClusterCoordinator.schedule` got; the function may still run."""
 
     def __init__(self) -> None:
-        # Held until the result is there. An Event would cost more: it is written in Python.
+        # Locked until the result is set. An Event would cost more, because it is written in Python.
         self._pending = threading.Lock()
         self._pending.acquire()
         self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
+        #: Runs the function in the caller's thread, if it still waits for a worker.
+        self.run_now: Callable[[], None] | None = None
 
     def fetch(self) -> Any:
         """Wait for the function, and return its result with NumPy arrays in the place of tensors.
@@ -87,6 +92,8 @@ class RemoteValue:
     def get(self) -> Any:
         """Wait for the function, and return its result with tensors; errors as `fetch`."""
         refuse_in_worker("RemoteValue.get()")
+        if not self._done and self.run_now is not None:
+            self.run_now()
         if not self._done:
             with self._pending:
                 pass
@@ -96,7 +103,7 @@ class RemoteValue:
 
     def complete(self, value: Any, error: BaseException | None = None) -> None:
         """Set the result or the error, and wake the threads that wait for it."""
-        self._value, self._error = value, error
+        self._value, self._error, self.run_now = value, error, None
         self._done = True
         self._pending.release()
 
@@ -188,11 +195,23 @@ class PerWorkerDataset:
     @property
     def element_spec(self) -> Any:
         """The spec of the elements; a function that makes the dataset is called for it."""
-        before, this_thread.worker = this_thread.worker, 0
-        try:
+        with as_worker_0():
             return self._dataset().element_spec
-        finally:
-            this_thread.worker = before
+
+    def first(self) -> Any:
+        """Return the first element that worker 0 would read, or None if the dataset is empty."""
+        with as_worker_0():
+            return next(iter(self._dataset()), None)
+
+
+@contextmanager
+def as_worker_0() -> Iterator[None]:
+    """Run the block as worker 0."""
+    before, this_thread.worker = this_thread.worker, 0
+    try:
+        yield
+    finally:
+        this_thread.worker = before
 
 
 def _no_variable(next_creator: Callable[..., Variable], **kwargs: Any) -> NoReturn:

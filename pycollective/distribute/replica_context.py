@@ -71,7 +71,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """This replica's number: an int32 scalar tensor, or the int 0 outside every strategy."""
+        """The number of this replica: an int32 scalar tensor, or the int 0 outside every strategy."""
         extended = self.strategy.extended
         if extended.is_default:
             return 0

@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import runpy
+import secrets
 import sys
 import threading
 import weakref
@@ -14,12 +15,15 @@ from json import dumps, loads
 from typing import Any, NoReturn
 
 from pycollective.cluster import rules
-from pycollective.distribute.server_variables import Servers, Store
+from pycollective.distribute.server_store import Store
+from pycollective.distribute.server_variables import Servers
+from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import (
     JOIN_SECONDS,
     PURPOSE,
     Link,
     LinkLostError,
+    error_of,
     link_to,
     listen,
     said_of,
@@ -67,6 +71,8 @@ class Server:
         Ignored.
     start : bool
         True: call `start`.
+    snapshot_dir, snapshot_seconds
+        As for `ParameterServerStrategy`.
 
     Raises
     ------
@@ -84,6 +90,8 @@ class Server:
         protocol: str | None = None,
         config: Any = None,
         start: bool = True,
+        snapshot_dir: str | None = None,
+        snapshot_seconds: float = 60.0,
     ) -> None:
         if job_name not in ("ps", "worker"):
             raise ValueError(
@@ -95,7 +103,10 @@ class Server:
         self.job_name, self.task_index = job_name, task_index
         self._address = self._cluster.task_address(job_name, task_index)
         self._title = f"/job:{job_name}/task:{task_index}"
-        self._store = Store()
+        snapshots = None
+        if snapshot_dir is not None and job_name == "ps":
+            snapshots = Snapshots(os.path.join(os.fspath(snapshot_dir), f"ps-{task_index}"))
+        self._store = Store(snapshots, snapshot_seconds)
         self._chief: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._end: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -146,13 +157,12 @@ class Server:
 
     def connected(self) -> Servers:
         """Return a worker's connections to the parameter servers."""
-        return Servers(
-            [
-                link_to(f"/job:ps/task:{number}", address, self._title)
-                for number, address in enumerate(addresses_of(self._cluster, "ps"))
-            ],
-            at_once=False,
-        )
+        addresses = addresses_of(self._cluster, "ps")
+
+        def connect(number: int, seconds: float | None) -> Link:
+            return link_to(f"/job:ps/task:{number}", addresses[number], self._title, seconds)
+
+        return Servers(connect, len(addresses), at_once=False)
 
     def work(self, run: Answer) -> NoReturn:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
@@ -164,7 +174,7 @@ class Server:
             ) from None
         while True:
             try:
-                message, arrays = link.receive()
+                message, arrays = link.receive(spins=True)
                 if message.get("request") == "end":
                     raise SystemExit(0)
                 link.send(*_answered(run, message, arrays))
@@ -190,6 +200,8 @@ class Server:
         except LinkLostError as error:
             if task == "chief":
                 self._end.put(f"{self._title}: the chief is lost: {error}")
+        finally:
+            link.close()
 
 
 def _answered(
@@ -209,9 +221,15 @@ def _answered(
 class Chief:
     """The chief's connections to all tasks of a cluster."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, recover: bool = False) -> None:
         self._cluster = cluster
-        self.servers = Servers([self._link("ps", n) for n in cluster.task_indices("ps")], True)
+        #: True: wait for a lost parameter server that is started again, and continue from its snapshot.
+        self.recover = recover
+        self._run = secrets.token_hex(8)
+        self._recovering = threading.Lock()
+        self.servers = Servers(self._server, cluster.num_tasks("ps"), at_once=True)
+        if recover:
+            self.servers.recover = lambda: self.find_servers_again(JOIN_SECONDS)
         self._workers = {n: self._link("worker", n) for n in cluster.task_indices("worker")}
 
     def worker(self, number: int) -> Link:
@@ -221,6 +239,22 @@ class Chief:
     def find_again(self, number: int, seconds: float) -> Link:
         """Return a new connection to a worker that was lost; raise UnavailableError if none is made."""
         self._workers[number] = link = self._link("worker", number, seconds)
+        return link
+
+    def find_servers_again(self, seconds: float) -> None:
+        """Connect to the parameter servers that are lost; raise UnavailableError after some seconds."""
+        with self._recovering:
+            for number in self.servers.lost():
+                _log.warning("/job:ps/task:%d is lost; start it again", number)
+                self.servers.reattach(number, self._server(number, seconds))
+                self.servers.restarts[number] += 1
+                _log.warning("/job:ps/task:%d is back", number)
+
+    def _server(self, number: int, seconds: float | None) -> Link:
+        link = self._link("ps", number, seconds)
+        reply, _ = link.call({"request": "begin", "run": self._run})
+        if "error" in reply:
+            raise error_of(reply, link.task)
         return link
 
     def _link(self, job: str, number: int, seconds: float | None = None) -> Link:

@@ -1,192 +1,311 @@
-"""Variables on parameter servers in other processes: the server's store, and the other tasks' copies.
+"""The tasks' copies of variables that are on parameter servers in other processes.
 
-Each task has a copy of the value, with the version that the server gave to it. `Servers.pull` asks for
-what has changed since; `Servers.push` sends the difference between a copy and the value that was pulled.
-Of a large variable, only the rows that have changed are sent.
+A task of the server's host maps a variable, and reads and updates it in place. Another task has a copy
+of the value, with the version that the server gave to it. `Servers.pull` asks for what has changed
+since. `Servers.push` sends the difference between a copy and the value that was pulled. Of a large
+variable, lookups pull single rows, and updates send them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from pycollective.distribute.task_links import Link, LinkLostError, error_of
+from pycollective.array_backend import Array
+from pycollective.distribute.shared_values import ROWS_FROM, Block, SharedFile
+from pycollective.distribute.task_links import Link, LinkLostError, error_of, spec_of
+from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import UnavailableError
-from pycollective.launch.handshake import HandshakeError
 from pycollective.tensor import Tensor, Variable
-from pycollective.tensor.variable import _value
+from pycollective.tensor.scattering import SCATTER
+from pycollective.tensor.tape import new_key
+from pycollective.tensor.variable import _value, may_write
 
-__all__ = ["ServerVariable", "Servers", "Store"]
+__all__ = ["ServerVariable", "Servers", "stand_in"]
 
-_ROWS_FROM = 1 << 14
-"""The bytes of a variable from which on its rows have versions."""
 _ADDS = "iufcV"
 """The kinds of dtypes whose differences are sent; other values are sent whole."""
 
 
-# The server -----------------------------------------------------------------------------------------
+class _Part:
+    """Some rows of a variable, as they were pulled, and as they are now."""
 
+    def __init__(self, index: Array, rows: Array, period: int) -> None:
+        self.index = index
+        self.period = period
+        self.old = rows
+        self.new = rows.copy()
 
-class _Stored:
-    """A variable's value on its server, with a version, and the versions of its rows."""
+    def add(self, index: Array, rows: Array) -> None:
+        """Add rows that are not there yet."""
+        joined = np.concatenate([self.index, index])
+        order = np.argsort(joined, kind="stable")
+        self.index = joined[order]
+        self.old = np.concatenate([self.old, rows])[order]
+        self.new = np.concatenate([self.new, rows])[order]
 
-    def __init__(self, array: Any) -> None:
-        self.lock = threading.Lock()
-        self.array = array
-        self.version = 1
-        by_rows = array.ndim > 1 and array.nbytes >= _ROWS_FROM
-        self.rows = np.ones(len(array), np.int64) if by_rows else None
-
-    def since(self, version: int) -> tuple[int, str, list[Any]]:
-        """Return the version, and the value or the rows that have changed since another version."""
-        with self.lock:
-            if version == self.version:
-                return version, "same", []
-            if self.rows is None:
-                return self.version, "whole", [self.array]  # no update changes this array
-            changed = np.flatnonzero(self.rows > version)
-            if 2 * len(changed) > len(self.array):
-                return self.version, "whole", [self.array.copy()]
-            return self.version, "rows", [changed, self.array[changed]]
-
-    def update(self, how: str, values: list[Any]) -> tuple[int, int]:
-        """Set the value, or add to it; return the versions before and after."""
-        with self.lock:
-            changed: Any = slice(None)
-            if how == "rows":
-                changed, rows = values
-                self._check(rows, (len(changed), *self.array.shape[1:]))
-                valid = self.rows is not None and changed.dtype.kind == "i" and changed.ndim == 1
-                if not valid or np.any(np.diff(changed) <= 0):
-                    raise HandshakeError("indices that do not ascend")
-                if len(changed) and not 0 <= changed[0] <= changed[-1] < len(self.array):
-                    raise HandshakeError("indices beyond the variable")
-                self.array[changed] += rows
-            else:
-                (value,) = values
-                self._check(value, self.array.shape)
-                self.array = value if how == "set" else np.add(self.array, value, out=value)
-            self.version += 1
-            if self.rows is not None:
-                self.rows[changed] = self.version
-            return self.version - 1, self.version
-
-    def _check(self, value: Any, shape: tuple[int, ...]) -> None:
-        if value.shape != shape or value.dtype != self.array.dtype:
-            raise HandshakeError("an update of another shape or dtype")
-
-
-class Store:
-    """The variables of one server, by number; every connection's thread calls `answer`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers: dict[str, int] = {}
-        self._all: list[_Stored] = []
-
-    def answer(
-        self, message: dict[str, Any], arrays: list[Any]
-    ) -> tuple[dict[str, Any], list[Any]]:
-        """Carry out a request of another task, and return the reply with its arrays."""
-        request = message.get("request")
-        if request == "create":
-            return self._create(str(message["key"]), arrays[0])
-        if request == "pull":
-            found = [self._all[number].since(have) for number, have in message["have"]]
-            return (
-                {"found": [[version, how] for version, how, _ in found]},
-                [array for _, _, arrays in found for array in arrays],
-            )
-        if request == "push":
-            rest, versions = iter(arrays), []
-            for number, how in message["items"]:
-                values = [next(rest) for _ in range(1 + (how == "rows"))]
-                versions.append(self._all[number].update(how, values))
-            return {"versions": versions}, []
-        raise HandshakeError("no request")
-
-    def _create(self, key: str, array: Any) -> tuple[dict[str, Any], list[Any]]:
-        """Store a variable, or return the value of the one that another task has created."""
-        with self._lock:
-            number = self._numbers.get(key)
-            if number is None:
-                self._numbers[key] = number = len(self._all)
-                self._all.append(_Stored(array))
-        stored = self._all[number]
-        if stored.array.shape != array.shape or stored.array.dtype != array.dtype:
-            raise ValueError(
-                f"variable {key!r} has shape {array.shape} and dtype {array.dtype}, and another task "
-                f"has created it with {stored.array.shape} and {stored.array.dtype}: a worker has "
-                "another program version. All tasks must run the same program, which creates the same "
-                "variables in the same order"
-            )
-        version, _, (value, *_rest) = stored.since(0)
-        return {"number": number, "version": version}, [value]
-
-
-# The other tasks ------------------------------------------------------------------------------------
+    def change(self) -> tuple[Array, Array]:
+        """Return the indices of the rows that have changed, and the differences."""
+        changed = (self.old != self.new).reshape(len(self.index), -1).any(axis=1)
+        return self.index[changed], self.new[changed] - self.old[changed]
 
 
 class ServerVariable(Variable):
-    """A task's copy of a variable on a parameter server."""
+    """A task's view of a variable on a parameter server."""
 
     #: The servers, once the variable is on one of them.
     _servers: Servers | None = None
     _server = _number = _version = 0
+    _key_on_server = ""
+    #: The memory of the server, if this process has mapped it.
+    _block: Block | None = None
     _own: Tensor | None = None
     #: The value that was pulled. This reference makes every update copy the value first.
     _pulled: Any = None
+    #: The period of `Servers` in which the value was pulled.
+    _period = -1
     #: True after `assign`: the value is sent, and not a difference.
     _assigned = False
+    _part: _Part | None = None
+
+    # Mapped variables ------------------------------------------------------------------------
+
+    @property
+    def _in_place(self) -> bool:
+        return self._block is not None and self._servers is not None and not self._servers.private
+
+    @property
+    def _place(self) -> tuple[int, int]:  # type: ignore[override]
+        return self._server, self._number
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[Array]:
+        """Lock the server's memory for an update in the block."""
+        block = self._block
+        assert block is not None
+        self._uncache()
+        if self._lock_free:
+            block.changed()
+            yield block.value
+            return
+        with self._lock, block.locked(True) as value:
+            block.changed()
+            yield value
+
+    def _uncache(self) -> None:
+        if this_thread.read is not None:
+            this_thread.read.pop(id(self), None)
+
+    def _seen(self, block: Block) -> Tensor:
+        """Return the present value of the server's memory; copy it if it has changed."""
+        if self._lock_free:
+            if self._own is None or self._own.array is not block.value:
+                self._own = _value(block.value)
+            elif self._own._key:
+                self._own._key = new_key()
+            return self._own
+        read = this_thread.read
+        if read is not None and id(self) in read:
+            return read[id(self)]
+        with self._lock:
+            own = self._own
+            if own is not None and self._version == block.version:
+                return own
+            self._own = None
+            kept = [] if own is None else [own]
+            del own
+            free = bool(kept) and may_write(kept)
+            with block.locked(False) as value:
+                self._version = block.version
+                if free:
+                    kept[0].array[...] = value
+                    kept[0]._key = new_key() if kept[0]._key else 0
+                    self._own = kept[0]
+                else:
+                    self._own = _value(value.copy())
+            if read is not None:
+                read[id(self)] = self._own
+            return self._own
+
+    # The value -------------------------------------------------------------------------------
 
     @property
     def _tensor(self) -> Tensor | None:
-        if self._servers is not None and self._servers.at_once and self._own is not None:
-            self._servers.pull([self])
+        servers = self._servers
+        if servers is None:
+            return self._own
+        if self._block is not None and not servers.private:
+            return self._seen(self._block)
+        if self._period != servers.period or (servers.at_once and not servers.private):
+            servers.pull([self])
         return self._own
 
     @_tensor.setter
     def _tensor(self, value: Tensor | None) -> None:
+        servers = self._servers
+        if servers is not None and self._block is not None and not servers.private:
+            if value is not None and value is not self._own:
+                with self.in_place() as own:
+                    own[...] = value.array
+            return
         self._own = value
-        if self._servers is not None and self._servers.at_once and value is not None:
-            self._servers.push([self])
+        if servers is not None and value is not None:
+            servers.touched[id(self)] = self
+            if servers.at_once and not servers.private:
+                servers.push_all()
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
-        """Set the value; see `Variable.assign`."""
-        self._assigned = True
-        return super().assign(value)
+        """Set the value; see `Variable.assign`. The present value is not read."""
+        servers = self._servers
+        if servers is None or self._in_place:
+            return super().assign(value)
+        array = self.checked(value, "assign")
+        with self._lock:
+            self._part, self._assigned, self._period = None, True, servers.period
+            self._tensor = _value(array.copy())
+        return self
 
     def take(self, array: Any, version: int) -> None:
-        """Keep a value of the server."""
+        """Keep a value of the server, with this task's changes of rows."""
         self._pulled, self._version, self._assigned = array, version, False
         self._own = _value(array)
+        assert self._servers is not None
+        self._period = self._servers.period
+        part, self._part = self._part, None
+        if part is not None and part.period == self._period:
+            index, change = part.change()
+            if len(index):
+                own = array.copy()
+                own[index] += change
+                self._own = _value(own)
 
     def forget(self) -> None:
         """Return to the value that was pulled."""
-        if self._assigned or self._own is None or self._own.array is not self._pulled:
-            self.take(self._pulled, self._version)
+        self._part, self._assigned = None, False
+        if self._pulled is not None and self._version:
+            self._own = _value(self._pulled)
+
+    def lose(self) -> None:
+        """Drop the value, because the server has lost its own."""
+        self._part, self._own, self._pulled = None, None, None
+        self._assigned, self._version, self._period = False, 0, -1
+
+    # Rows ------------------------------------------------------------------------------------
+
+    def rows(self, index: Array) -> Array:
+        """Return a copy of the rows at some indices."""
+        servers = self._servers
+        if servers is None or not self._by_rows:
+            return super().rows(index)
+        if self._in_place:
+            assert self._block is not None
+            with self._block.locked(False) as value:
+                found: Array = np.take(value, index, axis=0)
+            return found
+        if servers.at_once and not servers.private:
+            found = servers.rows([(self, index)])[0]
+            return found
+        if self._period == servers.period:
+            return super().rows(index)
+        part = self._with_rows(np.unique(index))
+        found = part.new[np.searchsorted(part.index, index)]
+        return found
+
+    def _with_rows(self, index: Array) -> _Part:
+        """Return the pulled rows, with those at some ascending indices."""
+        servers = self._servers
+        assert servers is not None
+        if self._part is None or self._part.period != servers.period:
+            self._part = _Part(index, servers.rows([(self, index)])[0], servers.period)
+            return self._part
+        missing = np.setdiff1d(index, self._part.index, assume_unique=True)
+        if len(missing):
+            self._part.add(missing, servers.rows([(self, missing)])[0])
+        return self._part
+
+    def update_rows(
+        self, others: Sequence[Variable], index: Array, update: Callable[[list[Array]], Any]
+    ) -> None:
+        """Update some rows; see `Variable.update_rows`."""
+        servers, every = self._servers, [self, *others]
+        own = [v for v in every if isinstance(v, ServerVariable) and v._servers is not None]
+        if servers is None or len(own) < len(every):
+            super().update_rows(others, index, update)
+        elif all(v._in_place for v in own):
+            blocks = [v._block for v in own if v._block is not None]
+            with contextlib.ExitStack() as held:
+                for variable in sorted(own, key=lambda v: v._place):
+                    assert variable._block is not None
+                    held.enter_context(variable._block.locked(True))
+                rows = [block.value[index] for block in blocks]
+                update(rows)
+                for variable, block, changed in zip(own, blocks, rows, strict=True):
+                    block.changed(index)
+                    block.value[index] = changed
+                    variable._uncache()
+        elif any(not v._by_rows or v._period == servers.period for v in own):
+            super().update_rows(others, index, update)
+        else:
+            at_once = servers.at_once and not servers.private
+            if at_once:
+                for variable in own:
+                    variable._part = None
+            parts = [v._with_rows(index) for v in own]
+            places = [np.searchsorted(part.index, index) for part in parts]
+            rows = [part.new[place] for part, place in zip(parts, places, strict=True)]
+            update(rows)
+            for variable, part, place, changed in zip(own, parts, places, rows, strict=True):
+                part.new[place] = changed
+                servers.touched[id(variable)] = variable
+            if at_once:
+                servers.push_all()
+
+    def _scatter(self, method: str, slices: Any) -> Variable:
+        if self._servers is None or not self._by_rows:
+            return super()._scatter(method, slices)
+        index, rows = self.checked_rows(slices, method)
+        if self._in_place:
+            assert self._block is not None
+            self._uncache()
+            with self._block.locked(True) as value:
+                self._block.changed(index)
+                SCATTER[method](value, index, rows)
+            return self
+        unique, place = np.unique(index, return_inverse=True)
+        self.update_rows([], unique, lambda own: SCATTER[method](own[0], place.reshape(-1), rows))
+        return self
+
+    # Changes ---------------------------------------------------------------------------------
 
     def difference(self) -> tuple[str, list[Any]] | None:
-        """Return the change since the last pull, as `_Stored.update` takes it; None for none."""
-        assert self._own is not None
+        """Return the change since the last pull, as the server takes it; None for none."""
+        if self._part is not None:
+            index, change = self._part.change()
+            return ("rows", [index, change]) if len(index) else None
+        if self._own is None:
+            return None
         own, old = self._own.array, self._pulled
-        if self._assigned:
+        if self._assigned or old is None:
             return "set", [own]
         if own is old:
             return None
         if own.dtype.kind not in _ADDS:
             return "set", [own]
-        if own.ndim > 1 and own.nbytes >= _ROWS_FROM:
+        if own.ndim > 1 and own.nbytes >= ROWS_FROM:
             changed = np.flatnonzero((own != old).reshape(len(own), -1).any(axis=1))
             if 2 * len(changed) <= len(own):
                 return "rows", [changed, own[changed] - old[changed]]
         return "add", [own - old]
+
+
+def stand_in(value: Any) -> Tensor:
+    """Return a tensor with an array's shape and dtype, which has a single element in memory."""
+    return Tensor(np.broadcast_to(np.zeros((), value.dtype), value.shape))
 
 
 _Request = tuple[int, dict[str, Any], list[Any]]
@@ -194,22 +313,43 @@ _Request = tuple[int, dict[str, Any], list[Any]]
 
 
 class Servers:
-    """This task's connections to the parameter servers, and its copies of their variables.
+    """Connections of a task to the parameter servers, and the task's copies of their variables.
 
     Attributes
     ----------
     at_once : bool
-        True: every read asks the server, and every write is sent. This is so on the chief. A worker
-        pulls before a scheduled function and pushes after it.
+        True on the chief: every read asks the server, and every write is sent. A worker pulls the
+        variables that a scheduled function reads, and pushes the changes after the function.
+    private : bool
+        True: no variable on a server changes. `forget_all` drops this task's changes.
+    period : int
+        The number of functions that this task has run. A copy is not pulled twice in one period.
+    touched : dict
+        The variables that this task has changed in this period, by id.
+    restarts : list of int
+        For each server, the number of times that it was started again and found.
     """
 
-    def __init__(self, links: Sequence[Link], at_once: bool) -> None:
-        self.links = list(links)
+    def __init__(
+        self, connect: Callable[[int, float | None], Link], count: int, at_once: bool
+    ) -> None:
+        self._connect = connect
+        self.links = [connect(server, None) for server in range(count)]
+        self.restarts = [0] * count
+        #: Waits for lost servers that are started again, so that a read need not fail; else None.
+        self.recover: Callable[[], None] | None = None
         self.at_once = at_once
+        self.private = not at_once
+        self.period = 0
+        self.touched: dict[int, ServerVariable] = {}
         self._variables: list[weakref.WeakValueDictionary[int, ServerVariable]] = [
-            weakref.WeakValueDictionary() for _ in links
+            weakref.WeakValueDictionary() for _ in self.links
         ]
+        self._files: dict[tuple[Any, ...], SharedFile | None] = {}
         self._keys: dict[str, int] = {}
+        #: For each function, the variables that it has pulled one by one, to be pulled at once.
+        self._read: dict[Any, weakref.WeakValueDictionary[int, ServerVariable]] = {}
+        self._function: Any = None
 
     def key_of(self, name: str) -> str:
         """Return the key of the next variable of a name, the same in every task."""
@@ -225,59 +365,161 @@ class Servers:
         return zlib.crc32(f"{name}#{number}".encode()) % len(self.links)
 
     def create(self, variable: Variable, server: int) -> ServerVariable:
-        """Return the copy of a variable that is put on a server, unless another task has done so."""
-        own = ServerVariable(
-            variable.current(),
-            variable.trainable,
-            variable.name,
-            synchronization=variable.synchronization,
-            aggregation=variable.aggregation,
+        """Return the view of a variable that is put on a server, unless another task has done so."""
+        own = ServerVariable.__new__(ServerVariable)
+        own.set_attributes(
+            variable.trainable, variable.name, variable.synchronization, variable.aggregation
         )
-        key = self.key_of(variable.name)
-        request = {"request": "create", "key": key}
-        ((reply, (value,)),) = self._call([(server, request, [own.numpy()])])
-        own._server, own._number = server, reply["number"]
-        own.take(value, reply["version"])
+        value = variable.current().array
+        own._like = stand_in(value)
+        own._server, own._key_on_server = server, self.key_of(variable.name)
+        self._attach(own, value)
         own._servers = self
-        self._variables[server][own._number] = own
         return own
 
-    def pull_all(self) -> None:
-        """Bring the copies of all variables up to date: one message to each server."""
-        self.pull([v for of_server in self._variables for v in list(of_server.values())])
+    def _attach(self, own: ServerVariable, value: Any) -> None:
+        """Find a variable on its server, or create it there with a value."""
+        request: dict[str, Any] = {"request": "create", "key": own._key_on_server}
+        request["spec"] = spec_of(own.like().array)
+        ((reply, _),) = self._call([(own._server, request, [])])
+        if reply.get("wanted"):
+            if value is None:
+                raise UnavailableError(
+                    f"variable {own.name!r} is in no snapshot of {self.links[own._server].task}"
+                )
+            ((reply, _),) = self._call([(own._server, request, [value])])
+        own._number = reply["number"]
+        own._block = None
+        if "file" in reply:
+            name = tuple(reply["file"])
+            if name not in self._files:
+                self._files[name] = SharedFile.of(reply["file"])
+            file = self._files[name]
+            if file is not None:
+                array = own.like().array
+                own._block = Block(array.shape, array.dtype, own._number, file, reply["offset"])
+        self._variables[own._server][own._number] = own
+
+    # Servers that were started again -----------------------------------------------------------
+
+    def follow(self, restarts: list[int]) -> None:
+        """Connect to the servers that the chief has found again."""
+        for server, (known, number) in enumerate(zip(self.restarts, restarts, strict=True)):
+            if known != number:
+                self.reattach(server, self._connect(server, None))
+                self.restarts[server] = number
+
+    def reattach(self, server: int, link: Link) -> None:
+        """Use a server that was started again, and find this task's variables in its snapshot."""
+        self.links[server].close()
+        self.links[server] = link
+        variables = list(self._variables[server].values())
+        self._variables[server].clear()
+        for variable in variables:
+            variable.lose()
+            self.touched.pop(id(variable), None)
+            self._attach(variable, None)
+
+    def lost(self) -> list[int]:
+        """Return the servers whose connections have ended."""
+        return [number for number, link in enumerate(self.links) if link.ended()]
+
+    # A worker's functions --------------------------------------------------------------------
+
+    def begin(self, function: Any) -> None:
+        """Pull what a function has read before, or at first all small variables."""
+        self._function = function
+        known = self._read.get(function)
+        if known is None:
+            known = self._read[function] = weakref.WeakValueDictionary(
+                {id(v): v for of in self._variables for v in list(of.values()) if not v._by_rows}
+            )
+        wanted = [v for v in list(known.values()) if v._block is None]
+        if wanted:
+            self.pull(wanted)
+
+    def end(self) -> None:
+        """Send the changes of a function."""
+        self._function = None
+        if self.touched:
+            self.push_all()
+        self.period += 1
 
     def push_all(self) -> None:
-        """Send what has changed in any copy: one message to each server."""
-        self.push([v for of_server in self._variables for v in list(of_server.values())])
+        """Send the changes of all copies: one message to each server."""
+        touched, self.touched = self.touched, {}
+        self.push(touched.values())
 
     def forget_all(self) -> None:
         """Return to the values that were pulled."""
+        touched, self.touched = self.touched, {}
+        for variable in touched.values():
+            variable.forget()
         for of_server in self._variables:
             for variable in list(of_server.values()):
-                variable.forget()
+                variable._part = None
+                if variable._block is not None:
+                    variable.lose()
+        self.period += 1
+
+    # Messages --------------------------------------------------------------------------------
+
+    def rows(self, wanted: Sequence[tuple[ServerVariable, Array]]) -> list[Any]:
+        """Return rows of variables on one server at some indices."""
+        found = []
+        for variable, index in wanted:
+            if variable._block is not None:
+                with variable._block.locked(False) as value:
+                    found.append(value[index])
+                continue
+            request = {"request": "rows", "items": [variable._number]}
+            ((_, (rows,)),) = self._call([(variable._server, request, [index])])
+            found.append(rows)
+        return found
 
     def pull(self, variables: Iterable[ServerVariable]) -> None:
         """Bring some copies up to date."""
-        groups = self._by_server(variables)
+        remote, variables = [], list(variables)
+        for variable in variables:
+            if variable._block is None:
+                remote.append(variable)
+                if self._function is not None:
+                    self._read[self._function][id(variable)] = variable
+                continue
+            with variable._lock, variable._block.locked(False) as value:
+                variable.take(value.copy(), variable._block.version)
+        groups = self._by_server(remote)
         requests: list[_Request] = [
             (server, {"request": "pull", "have": [[v._number, v._version] for v in wanted]}, [])
             for server, wanted in groups
         ]
-        for (_, wanted), (reply, arrays) in zip(groups, self._call(requests), strict=True):
+        try:
+            replies = self._call(requests)
+        except UnavailableError:
+            if self.recover is None:
+                raise
+            self.recover()
+            self.pull(variables)
+            return
+        for (_, wanted), (reply, arrays) in zip(groups, replies, strict=True):
             rest = iter(arrays)
             for variable, (version, how) in zip(wanted, reply["found"], strict=True):
                 if how == "same":
+                    variable._period = self.period
+                    if variable._part is not None:
+                        variable.take(variable._pulled, version)
                     continue
                 value = next(rest)
                 if how == "rows":
                     rows, value = value, variable._pulled.copy()
                     value[rows] = next(rest)
                 with variable._lock:
-                    if variable._own is not None:  # None: this thread updates it
+                    # None: this thread updates it.
+                    if variable._own is not None or not variable._version:
                         variable.take(value, version)
 
     def push(self, variables: Iterable[ServerVariable]) -> None:
-        """Send what has changed in some copies."""
+        """Send the changes of some copies."""
         changes = []
         requests: list[_Request] = []
         for server, wanted in self._by_server(variables):
@@ -288,15 +530,16 @@ class Servers:
                 requests.append((server, {"request": "push", "items": items}, arrays))
                 changes.append(found)
         for found, (reply, _) in zip(changes, self._call(requests), strict=True):
-            for (variable, (how, values)), (before, after) in zip(
-                found, reply["versions"], strict=True
-            ):
-                if how != "rows" and before == variable._version:
+            for (variable, (how, values)), before in zip(found, reply["versions"], strict=True):
+                if variable._part is not None:
+                    variable._part = None
+                elif how != "rows" and before == variable._version:
                     # The server has computed the same sum, so this value need not be pulled.
                     value = values[0] if how == "set" else np.asarray(variable._pulled + values[0])
-                    variable.take(value, after)
+                    variable.take(value, before + 1)
                 else:
-                    variable.take(variable._pulled, variable._version)
+                    variable.forget()
+                    variable._period = -1
 
     def _by_server(
         self, variables: Iterable[ServerVariable]
@@ -305,6 +548,13 @@ class Servers:
         for variable in variables:
             groups.setdefault(variable._server, []).append(variable)
         return sorted(groups.items(), key=lambda group: group[0])
+
+    def loads(self) -> list[list[int]]:
+        """Return the load of each server: variables, their bytes, updates, bytes sent and received."""
+        requests: list[_Request] = [
+            (server, {"request": "load"}, []) for server in range(len(self.links))
+        ]
+        return [reply["load"] for reply, _ in self._call(requests)]
 
     def _call(self, requests: Sequence[_Request]) -> list[tuple[dict[str, Any], list[Any]]]:
         """Send requests to different servers in ascending order; return the replies of all.
@@ -320,7 +570,8 @@ class Servers:
                     self.links[server].send(message, arrays)
                 except LinkLostError as error:
                     lost = server_lost(self.links[server], error)
-            for server, _, _ in requests:  # every reply is read, for the next call's sake
+            # An unread reply would be taken for the reply to the next request.
+            for server, _, _ in requests:
                 try:
                     replies.append(self.links[server].receive())
                 except LinkLostError as error:
@@ -334,9 +585,8 @@ class Servers:
 
     def check(self) -> None:
         """Raise UnavailableError if a server is lost."""
-        for link in self.links:
-            if link.ended():
-                raise server_lost(link, "it has closed its connection")
+        for number in self.lost():
+            raise server_lost(self.links[number], "it has closed its connection")
 
 
 def server_lost(link: Link, why: object) -> UnavailableError:

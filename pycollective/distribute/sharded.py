@@ -62,7 +62,7 @@ class ShardedVariable(Variable):
                 "All elements in argument `variables` must have the same shapes except for the first "
                 f"axis. Received shapes: {[tuple(v.shape) for v in variables]}"
             )
-        self._set_attributes(first.trainable, name, first.synchronization, first.aggregation)
+        self.set_attributes(first.trainable, name, first.synchronization, first.aggregation)
         self._distribute_strategy = first.distribute_strategy
         self._shards: tuple[Variable, ...] = tuple(variables)
         self._ends: list[int] = list(itertools.accumulate(len(v) for v in variables))

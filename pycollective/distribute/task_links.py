@@ -8,7 +8,11 @@ variables and iterators that both programs have made, and holds no code.
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
 import math
+import os
+import select
 import socket
 import threading
 import time
@@ -25,14 +29,28 @@ from pycollective.launch.handshake_server import STRANGER_SECONDS, Enter, Handsh
 from pycollective.launch.sockets import Sockets, inherited
 from pycollective.tensor import IndexedSlices, Tensor
 
-__all__ = ["Link", "LinkLostError", "decode", "encode", "error_of", "link_to", "listen", "said_of"]
+__all__ = [
+    "Link",
+    "LinkLostError",
+    "decode",
+    "encode",
+    "error_of",
+    "link_to",
+    "listen",
+    "said_of",
+    "shape_and_dtype",
+    "spec_of",
+]
 
 PURPOSE = "parameter servers"
 SECONDS = 600.0
 """Seconds that a message may take."""
 JOIN_SECONDS = 180.0
 """Seconds that a task waits for another one to listen, about as long as TensorFlow."""
-_UNTIL_IT_ENDS = 1e8
+_SPIN_SECONDS = 3e-4
+"""Seconds for which a thread looks for a message before it sleeps: waking it takes about as long."""
+_JOINED_BYTES = 1 << 16
+"""The bytes of arrays that are copied, so that a message needs one call of the system."""
 _MOST_BYTES = 1 << 34
 _MOST_ARRAYS = 100_000
 _MOST_TOKENS = 8_192
@@ -54,45 +72,89 @@ class Link:
         self.task = task
         self._channel = channel
         self.lock = threading.Lock()
+        #: Bytes that were received beyond those of the last message.
+        self._data = b""
+        self._came_soon = True
         sock = channel.socket
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        sock.settimeout(SECONDS)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):  # a host that has vanished is detected in 25 seconds
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
     def call(
-        self, message: dict[str, Any], arrays: Sequence[Any] = ()
+        self, message: dict[str, Any], arrays: Sequence[Any] = (), spins: bool = False
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Send a request, and return the reply with its arrays."""
+        """Send a request, and return the reply with its arrays; ``spins`` as in `receive`."""
         with self.lock:
             self.send(message, arrays)
-            return self.receive()
+            return self.receive(spins)
 
     def send(self, message: dict[str, Any], arrays: Sequence[Any] = ()) -> None:
         """Send a message with arrays; raise LinkLostError if the connection has ended."""
         contiguous = [np.asarray(array, order="C") for array in arrays]
-        specs = [[_name_of(array.dtype), *array.shape] for array in contiguous]
+        specs = [spec_of(array) for array in contiguous]
+        sock = self._channel.socket
         try:
-            self._channel.send({**message, "arrays": specs}, time.monotonic() + SECONDS)
+            data = self._channel.encoded({**message, "arrays": specs})
+            if sum([array.nbytes for array in contiguous]) <= _JOINED_BYTES:
+                sock.sendall(b"".join([data, *[array.tobytes() for array in contiguous]]))
+                return
+            sock.sendall(data)
             for array in contiguous:
                 if array.nbytes:
-                    self._channel.socket.sendall(array.reshape(-1).view(np.uint8).data)
+                    sock.sendall(array.reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise self._lost(error) from None
 
-    def receive(self) -> tuple[dict[str, Any], list[Any]]:
-        """Return the next message with its arrays; raise LinkLostError as `send`."""
+    def receive(self, spins: bool = False) -> tuple[dict[str, Any], list[Any]]:
+        """Return the next message with its arrays; raise LinkLostError as `send`.
+
+        With ``spins`` the thread first polls for a message without sleeping, if the last one came soon.
+        """
         try:
-            message = self._channel.receive(time.monotonic() + _UNTIL_IT_ENDS)
-            self._channel.socket.settimeout(SECONDS)
+            if not self._data:
+                self._wait(spins)
+            length = self._channel.length_of(self._taken(4))
+            message = self._channel.decoded(self._taken(length), repeated=True)
             return message, [self._filled(array) for array in _empty(message.get("arrays"))]
         except (OSError, HandshakeError) as error:
-            self.close()  # the rest of the message cannot be told from the next one
+            self.close()  # the receiver could not tell the rest of this message from the next message
             raise self._lost(error) from None
+
+    def _wait(self, spins: bool) -> None:
+        """Wait for the first bytes of a message, which may take any time."""
+        begun = time.monotonic()
+        if spins and self._came_soon:
+            poll, until = self._poll.poll, begun + _SPIN_SECONDS
+            while not poll(0) and time.monotonic() < until:
+                os.sched_yield()
+        while not self._data:
+            with contextlib.suppress(TimeoutError):
+                self._fill()
+        self._came_soon = time.monotonic() - begun < _SPIN_SECONDS
+
+    def _fill(self) -> None:
+        """Wait for data, and add it to the bytes that were received."""
+        found = self._channel.socket.recv(_JOINED_BYTES)
+        if not found:
+            raise ConnectionResetError("the other side has closed the connection")
+        self._data += found
+
+    def _taken(self, count: int) -> bytes:
+        while len(self._data) < count:
+            self._fill()
+        found, self._data = self._data[:count], self._data[count:]
+        return found
 
     def _filled(self, array: Any) -> Any:
         if array.nbytes:
             view = memoryview(array.reshape(-1).view(np.uint8))
+            known = len(self._data[: len(view)])
+            view[:known], self._data = self._data[:known], self._data[known:]
+            view = view[known:]
             while view:
                 count = self._channel.socket.recv_into(view)
                 if not count:
@@ -105,11 +167,13 @@ class Link:
 
     def ended(self) -> bool:
         """Return True if the other side has closed the connection; do not wait for a call."""
-        if not self.lock.acquire(blocking=False):
-            return False  # the call that runs notices it
+        if not self._poll.poll(0) or not self.lock.acquire(blocking=False):
+            return False  # a call that runs notices the end
         try:
             return self._channel.ended()
         finally:
+            with contextlib.suppress(OSError):
+                self._channel.socket.settimeout(SECONDS)
             self.lock.release()
 
     def close(self) -> None:
@@ -123,20 +187,35 @@ def _empty(specs: Any) -> list[Any]:
         raise HandshakeError("a message without a list of arrays")
     total, kinds = 0, []
     for spec in specs:
-        if not isinstance(spec, list) or not spec or not isinstance(spec[0], str) or len(spec) > 65:
-            raise HandshakeError("an array without dtype and shape")
-        if any(type(n) is not int or not 0 <= n <= _MOST_BYTES for n in spec[1:]):
-            raise HandshakeError("an array of a wrong shape")
-        dtype = _dtype_of(spec[0])
-        total += math.prod(spec[1:]) * max(1, dtype.itemsize)
+        shape, dtype = shape_and_dtype(spec)
+        if not dtype.itemsize:
+            raise HandshakeError("an array of elements without bytes")
+        total += math.prod(max(1, n) for n in shape) * dtype.itemsize
         if total > _MOST_BYTES:
             raise HandshakeError(f"arrays of more than {_MOST_BYTES} bytes")
-        kinds.append((tuple(spec[1:]), dtype))
-    return [np.empty(shape, dtype) for shape, dtype in kinds]
+        kinds.append((shape, dtype))
+    try:
+        return [np.empty(shape, dtype) for shape, dtype in kinds]
+    except (ValueError, MemoryError) as error:
+        raise HandshakeError(f"arrays of {total} bytes: {error}") from None
+
+
+def spec_of(array: Any) -> list[Any]:
+    """Return the dtype and the shape of an array for a message."""
+    return [_name_of(array.dtype), *array.shape]
+
+
+def shape_and_dtype(spec: Any) -> tuple[tuple[int, ...], Any]:
+    """Return the shape and the dtype in a message."""
+    if not isinstance(spec, list) or not spec or not isinstance(spec[0], str) or len(spec) > 65:
+        raise HandshakeError("an array without dtype and shape")
+    if any(type(n) is not int or not 0 <= n <= _MOST_BYTES for n in spec[1:]):
+        raise HandshakeError("an array of a wrong shape")
+    return tuple(spec[1:]), _dtype_of(spec[0])
 
 
 def _name_of(dtype: Any) -> str:
-    if dtype == dtypes.bfloat16:
+    if dtype.kind == "V" and dtype == dtypes.bfloat16:
         return "bfloat16"
     if dtype.kind not in "biufcSU":
         raise TypeError(
@@ -145,6 +224,7 @@ def _name_of(dtype: Any) -> str:
     return str(dtype.str)
 
 
+@functools.lru_cache(maxsize=64)
 def _dtype_of(name: str) -> Any:
     if name == "bfloat16" and dtypes.bfloat16 is not None:
         return dtypes.bfloat16
@@ -173,6 +253,8 @@ def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
     ValueError
         There are too many values.
     """
+    if value.__class__ is Tensor:
+        return [["tensor"]], [value.numpy()]
     tokens: list[Any] = []
     arrays: list[Any] = []
 
@@ -237,6 +319,8 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
     """Return the value of `encode`; ``special`` returns the values that have names."""
     if not isinstance(tokens, list):
         raise HandshakeError("a message without tokens")
+    if tokens == [["tensor"]] and arrays:
+        return Tensor(arrays[0])
     rest, data = iter(tokens), iter(arrays)
 
     def walk(level: int) -> Any:
@@ -244,7 +328,11 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         if level > _MOST_LEVELS or not isinstance(token, list) or not token:
             raise HandshakeError("a wrong token")
         kind, last = token[0], token[-1]
+        if kind in ("dict", "list", "tuple") and (type(last) is not int or last < 0):
+            raise HandshakeError("a token of a wrong length")
         if kind == "plain":
+            if last is not None and type(last) not in (bool, int, str):
+                raise HandshakeError("a token of a wrong value")
             return last
         if kind == "float":
             return float.fromhex(last)
@@ -260,7 +348,7 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         if kind == "array":
             return next(data)
         if kind == "scalar":
-            return next(data)[()]
+            return next(data).reshape(())[()]
         if kind == "complex":
             return complex(next(data))
         if kind == "bytes":
@@ -270,8 +358,11 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         return special(token)
 
     try:
-        return walk(0)
-    except (StopIteration, TypeError, ValueError) as error:
+        value = walk(0)
+        if next(rest, None) is not None:
+            raise HandshakeError("more tokens than a value has")
+        return value
+    except (StopIteration, TypeError, ValueError, ArithmeticError) as error:
         raise HandshakeError(f"tokens that mean nothing: {error}") from None
 
 

@@ -160,8 +160,9 @@ def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def select_replica(replica: int, structure: Any) -> Any:
     """Return ``structure`` with distributed values replaced by one replica's components."""
-    if structure.__class__ is tuple or nest.is_nested(structure):
-        children = structure.values() if isinstance(structure, Mapping) else structure
+    plain = structure.__class__ is tuple or structure.__class__ is list
+    if plain or nest.is_nested(structure):
+        children = structure if plain else nest.children(structure)
         # Nearly all arguments have one of these types; a call for each would cost time.
         chosen = [
             v
@@ -171,7 +172,9 @@ def select_replica(replica: int, structure: Any) -> Any:
             else select_replica(replica, v)
             for v in children
         ]
-        return tuple(chosen) if structure.__class__ is tuple else nest.rebuild(structure, chosen)
+        if structure.__class__ is list:
+            return chosen
+        return tuple(chosen) if plain else nest.rebuild(structure, chosen)
     if isinstance(structure, DistributedValues):
         return structure.component(replica)
     return structure

@@ -72,7 +72,7 @@ class DistributedVariable(Variable, DistributedValues):
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
     ) -> None:
-        self._set_attributes(trainable, name, synchronization, aggregation)
+        self.set_attributes(trainable, name, synchronization, aggregation)
         DistributedValues.__init__(self, values)
         self._distribute_strategy = strategy
         container = weakref.ref(self)

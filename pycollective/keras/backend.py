@@ -5,18 +5,36 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from pycollective.dtypes import as_dtype
 
-__all__ = ["clear_session", "epsilon", "floatx", "set_epsilon", "set_floatx", "unique_name"]
+__all__ = [
+    "clear_session",
+    "epsilon",
+    "floatx",
+    "fresh_names",
+    "set_epsilon",
+    "set_floatx",
+    "unique_name",
+]
 
 _floatx = "float32"
 _epsilon = 1e-7
 _names: Counter[str] = Counter()
 _names_lock = threading.Lock()
+
+
+class _Thread(threading.local):
+    #: The numbers of names in a block of `fresh_names`.
+    names: Counter[str] | None = None
+
+
+_thread = _Thread()
 
 
 def floatx() -> str:
@@ -52,10 +70,21 @@ def set_epsilon(value: float) -> None:
 
 def unique_name(prefix: str) -> str:
     """Return ``prefix`` at the first call, then ``prefix_1``, ``prefix_2``, … ."""
+    names = _names if _thread.names is None else _thread.names
     with _names_lock:
-        number = _names[prefix]
-        _names[prefix] += 1
+        number = names[prefix]
+        names[prefix] += 1
     return prefix if number == 0 else f"{prefix}_{number}"
+
+
+@contextmanager
+def fresh_names() -> Iterator[None]:
+    """Let `unique_name` count from the beginning in this thread, inside a block."""
+    before, _thread.names = _thread.names, Counter()
+    try:
+        yield
+    finally:
+        _thread.names = before
 
 
 def name_of_class(cls: type) -> str:

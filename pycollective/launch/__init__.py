@@ -49,6 +49,8 @@ JOIN_TIMEOUT = 300.0
 
 _launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
 """This process's communicator in the launcher's shared memory, while the program holds it."""
+_joined: set[tuple[int, int, int]] = set()
+"""Process, inode of the memory and rank of each group in shared memory that was joined."""
 _kept: list[Communicator] = []
 """The same communicator, which `init_again` keeps for later calls."""
 
@@ -133,9 +135,16 @@ def _launched_in_memory(
 ) -> Communicator:
     """Join the shared memory that `pycollective run` has created."""
     try:
-        group = _core.ShmGroup.open(number(env, MEMORY, 0, 1 << 30))
+        memory = number(env, MEMORY, 0, 1 << 30)
+        group = _core.ShmGroup.open(memory)
         if group.size != size:
             raise ValueError(f"{SIZE} is {size}, and the group has {group.size} ranks")
+        place = os.getpid(), os.fstat(memory).st_ino, rank
+        if place in _joined:
+            raise ValueError(
+                "this process has already joined the group: keep the communicator of the first init(), "
+                "or split() it"
+            )
         choices = tuning.given(env, group.transport, size)
         group.join(rank)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
@@ -147,6 +156,7 @@ def _launched_in_memory(
     who = f"rank {rank} of {size}, through shared memory"
     group_made(communicator, who, "pycollective run", "pycollective run's table")
     _launched.add(communicator)
+    _joined.add(place)
     return communicator
 
 

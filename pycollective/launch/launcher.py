@@ -237,6 +237,7 @@ def run(
     ValueError
         If processes cannot use the transport.
     """
+    _open_standard_streams()
     group = group or new_group(transport, size)
     if "TF_CONFIG" in os.environ:
         _say("the ranks do not see TF_CONFIG, which describes another group than theirs")
@@ -272,6 +273,21 @@ def run(
             output.add(rank, (process.stdout, process.stderr))
         output.start()
         return _watch(ranks, received)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device in place of closed standard streams.
+
+    The group's memory would otherwise get one of their descriptors, which each rank replaces.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    # Python has None in place of a stream that was closed when it started.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 class Ranks:
@@ -403,7 +419,7 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
             if not code:
                 continue
             if not status and ranks.group.survives(rank, ranks.running):
-                _say(f"rank {rank}, a worker, {how}; the other workers go on")
+                _say(f"rank {rank}, a worker, {how}; the other workers continue")
                 continue
             if not status:
                 status = code if code > 0 else 128 - code

@@ -168,7 +168,9 @@ class Leader:
         """Publish the table of the members, with the deadline for their connections."""
         if len(members) < self._size:
             absent = [rank for rank in range(self._size) if rank not in members]
-            _log.warning("rank 0 goes on without %s of %d", self._about.titles(absent), self._size)
+            _log.warning(
+                "rank 0 continues without %s of %d", self._about.titles(absent), self._size
+            )
         self._chosen = {rank: self._came[rank] for rank in members}
         self.reasons.clear()
         if self._roster is not None:

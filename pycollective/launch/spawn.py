@@ -38,6 +38,8 @@ T = TypeVar("T")
 _AFTER_CTRL_C = 2.0
 """Seconds that the ranks have to end by themselves after Ctrl-C, before SIGKILL."""
 
+_PORTABLE = "return arrays, numbers, text, and containers of these, or give threads=True"
+
 
 def spawn(
     fn: Callable[[Communicator, Unpack[Args]], T],
@@ -93,6 +95,8 @@ def spawn(
     TypeError
         ``fn``, an argument or a result cannot be sent to or from a process; the message says what
         to do.
+    RuntimeError
+        This process is a daemon of `multiprocessing`, which cannot start processes.
 
     Examples
     --------
@@ -138,6 +142,8 @@ class _End:
 def _failure(rank: int, error: BaseException, *, came_first: bool = True) -> _End:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     how = f"rank {rank} raised {_named(error)}"
+    if isinstance(error, SystemExit):
+        how = f"rank {rank} called sys.exit({error.code!r})"
     return _End(rank, None, error, how, "".join(lines), came_first=came_first)
 
 
@@ -147,8 +153,8 @@ def _named(error: BaseException) -> str:
 
 def _raise(ended: _End) -> None:
     how, error = ended.how, ended.error
-    if isinstance(error, SystemExit):  # from a thread: it would end the caller without a message
-        how, error = f"rank {ended.rank} called sys.exit({error.code!r})", None
+    if isinstance(error, SystemExit):  # it would end the caller without a message
+        error = None
     cause = RankError(
         how if error is None else f"rank {ended.rank} raised this error:",
         rank=ended.rank,
@@ -203,7 +209,7 @@ def _in_threads(
     except BaseException:
         communicators[0].abort("the caller of spawn was interrupted")
         raise
-    finally:  # a thread cannot be killed: after this time it keeps running
+    finally:  # A thread cannot be killed. After this time it keeps running.
         until = time.monotonic() + launcher.GRACE
         for one in ranks:
             one.join(max(0.0, until - time.monotonic()))
@@ -305,7 +311,10 @@ def _rank(place: _Place, call: _Call, writer: Any) -> None:
         ended = _run(comm, fn, args, _pickled)
         leave_all()  # `multiprocessing` does not run atexit functions
     if isinstance(ended.error, SystemExit):
-        raise ended.error
+        stop, ended.error = ended.error, None
+        ended.exitcode = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        writer.send_bytes(_portable(ended))
+        raise stop
     result, ended.result = ended.result, None
     writer.send_bytes(_portable(ended))
     if not ended.is_failure:
@@ -317,8 +326,7 @@ def _pickled(result: Any) -> bytes:
         return pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise TypeError(
-            f"the result, a {type(result).__name__}, cannot be pickled ({_named(error)}): return "
-            "arrays, numbers, text, and containers of these, or give threads=True"
+            f"the result, a {type(result).__name__}, cannot be pickled ({_named(error)}): {_PORTABLE}"
         ) from error
 
 
@@ -343,6 +351,12 @@ def _in_processes(
     context: str | BaseContext | None,
 ) -> list[_End]:
     how = _context(context)
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "a daemon of multiprocessing, such as a worker of multiprocessing.Pool, cannot start "
+            "processes: give threads=True, or call spawn in a process with daemon=False, such as a "
+            "worker of concurrent.futures.ProcessPoolExecutor"
+        )
     group = launcher.new_group(transport, size)
     call = _Call(fn, args, how.get_start_method())
     shares: Sequence[set[int] | None] = cores.shares(size) or [None] * size
@@ -428,8 +442,13 @@ def _received(reader: Any) -> _End | None:
     """Return the end that a rank sent; None if its process ended before."""
     try:
         ended: _End = pickle.loads(reader.recv_bytes())
-        if not ended.is_failure:
-            ended.result = pickle.loads(reader.recv_bytes())
+        data = b"" if ended.is_failure else reader.recv_bytes()
     except EOFError:
         return None
+    if not ended.is_failure:
+        try:
+            ended.result = pickle.loads(data)
+        except Exception as error:
+            ended.how = f"the result of rank {ended.rank} cannot be unpickled ({_named(error)})"
+            ended.error = TypeError(f"{ended.how}: {_PORTABLE}")
     return ended

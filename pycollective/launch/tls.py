@@ -30,7 +30,7 @@ _NAMES = (CERTIFICATE, KEY, AUTHORITY)
 
 
 class Tls:
-    """This rank's certificate and key, and the authority of all ranks, each the name of a PEM file.
+    """The certificate and the key of a rank, and the authority of all ranks: names of PEM files.
 
     Raises ValueError if a file cannot be read or used.
     """

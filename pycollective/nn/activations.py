@@ -9,14 +9,14 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module, native
-from ..tensor import random
+from ..tensor import compiled, random
 from ..tensor.ops import sigmoid, tanh
 from ..tensor.ops._define import (
     check_dtypes,
-    compiled,
     differentiable,
     keep_dtype,
     operands,
+    sum_to_shape,
     unary,
 )
 from ..tensor.ops.reductions import axes_of
@@ -61,56 +61,37 @@ def softplus_of(x: Array) -> Array:
     return result
 
 
-def _relu_of(x: Array) -> Array:
-    found = native(x)
-    if found is None:
-        cut: Array = np.maximum(x, x.dtype.type(0))
-        return cut
-    y = workspace.empty(x.shape, x.dtype)
-    kernels.relu(*found, y)
-    return y
+def _cut(x: Array) -> Array:
+    cut: Array = np.maximum(x, x.dtype.type(0))
+    return cut
 
 
-def _relu_gradient(g: Array, _x: Array, y: Array) -> Array:
-    found = native(g, y)
-    if found is None:
-        masked: Array = g * (y > 0)
-        return masked
-    dx = workspace.empty(y.shape, y.dtype)
-    kernels.relu_gradient(*found, dx, None)
-    return dx
+def _masked(g: Array, _x: Array, y: Array) -> Array:
+    masked: Array = g * (y > 0)
+    return masked
 
 
-relu = unary(
-    "relu",
-    _relu_of,
-    _relu_gradient,
-    "Return ``max(x, 0)``; the gradient at 0 is 0.",
-)
+relu = unary("relu", _cut, _masked, "Return ``max(x, 0)``; the gradient at 0 is 0.", kernel="relu")
+_, _relu_gradient = compiled.unary("relu", _cut, _masked)
 
 
 @differentiable
 def add_relu(x: Any, y: Any) -> Tensor:
-    """Return ``max(x + y, 0)``, in one pass over memory if the shapes are equal.
+    """Return ``max(x + y, 0)`` of floating-point tensors of one dtype, whose shapes broadcast."""
+    terms = operands(x, y)
+    check_dtypes("add_relu", *terms)
+    arrays = [term.array for term in terms]
+    z = compiled.binary("add_relu", lambda a, b: _cut(a + b), *arrays)
 
-    Parameters
-    ----------
-    x, y
-        Floating-point tensors of one dtype, whose shapes broadcast.
-    """
-    first, second = operands(x, y)
-    a, b = first.array, second.array
-    found = native(a, b) if a.shape == b.shape else None
-    if found is None:
-        return relu(first + second)
-    z = workspace.empty(a.shape, a.dtype)
-    kernels.add_relu(*found, z)
+    def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
+        # Result and sum are positive at the same places. Both terms share this gradient.
+        masked = _relu_gradient(g, z, z)
+        return [
+            sum_to_shape(masked, term.shape) if needed else None
+            for term, needed in zip(terms, need, strict=True)
+        ]
 
-    def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
-        masked = _relu_gradient(g, a, z)
-        return (masked if need[0] else None, masked if need[1] else None)
-
-    return record(z, (first, second), vjp)
+    return record(z, terms, vjp)
 
 
 softplus = unary(
@@ -192,7 +173,7 @@ def _with_alpha(
     a = x.array
     if a.dtype.kind not in "fV":
         raise TypeError(f"{name} needs a floating-point tensor, got {a.dtype}; use cast()")
-    values, gradient = compiled(name, forward, derivative, alpha)
+    values, gradient = compiled.unary(name, forward, derivative, alpha)
     y = keep_dtype(values(a), a.dtype)
     return record(y, (x,), lambda g, _need: (keep_dtype(gradient(g, a, y), a.dtype),))
 
@@ -360,7 +341,7 @@ def bias_add(value: Any, bias: Any) -> Tensor:
             column_sums(g.reshape(-1, channels)) if need[1] and channels else None,
         )
 
-    return record(x.array + b.array, (x, b), vjp)
+    return record(compiled.binary("add", np.add, x.array, b.array), (x, b), vjp)
 
 
 @differentiable

@@ -29,18 +29,22 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
     relu = activation == "relu"
-    inputs = (as_tensor(x), as_tensor(w), *(() if bias is None else (as_tensor(bias),)))
+    inputs: tuple[Tensor, ...] = as_tensor(x), as_tensor(w)
     xa, wa = inputs[0].array, inputs[1].array
-    ba = None if bias is None else inputs[2].array
-    fits = xa.ndim == wa.ndim == 2 and xa.shape[1] == wa.shape[0]
-    fits = fits and (ba is None or ba.shape == wa.shape[1:])
+    ba = None
+    if bias is not None:
+        inputs = (*inputs, as_tensor(bias))
+        ba = inputs[2].array
+    rows, units = xa.shape, wa.shape
+    fits = len(rows) == len(units) == 2 and rows[1] == units[0]
+    fits = fits and (ba is None or ba.shape == units[1:])
     arrays = native(xa, wa, ba) if fits else None
     if arrays is None:
-        y = ops.matmul(*inputs[:2])
+        y = ops.matmul(inputs[0], inputs[1])
         if bias is not None:
             y = bias_add(y, inputs[2])
         return relu_of(y) if relu else y
-    if xa.dtype == FLOAT32 and max(xa.size, wa.size) <= _LARGEST:
+    if xa.dtype == FLOAT32 and xa.size <= _LARGEST and wa.size <= _LARGEST:
         return _own(inputs, *arrays, relu)
     return _blas(inputs, *arrays, relu)
 

@@ -104,6 +104,27 @@ def depthwise_conv2d(
     return record(_forward(x, w, window), (images, filters), vjp)
 
 
+# Kernels of convolution need this many channels to fill their registers.
+_FULL = 32
+
+
+def _merged_groups(groups: int, width: int) -> int:
+    """Return the number of groups of ``width`` channels to convolve together."""
+    return max(
+        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * width <= _FULL)
+    )
+
+
+def _block_diagonal(w: Tensor, groups: int, merged: int) -> Tensor:
+    """Return filters of ``groups // merged`` groups, which are zero between the groups they hold."""
+    height, width, channels, filters = w.shape
+    own = filters // groups
+    blocks = ops.reshape(w, (height, width, 1, channels, groups // merged, merged, own))
+    same = ops.eye(merged, dtype=bool).array.reshape(merged, 1, 1, merged, 1)
+    wide = ops.where(same, blocks, ops.zeros((), w.dtype))
+    return ops.reshape(wide, (height, width, merged * channels, filters))
+
+
 @in_float32
 def grouped_conv2d(
     x: Any,
@@ -133,6 +154,11 @@ def grouped_conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, filters]``.
+
+    Notes
+    -----
+    Narrow groups are convolved together, with zeros for the filters between them. A NaN or an infinity
+    then reaches the groups beside its own.
     """
     images, filters = as_tensor(x), as_tensor(w)
     channels, count = images.shape[-1], filters.shape[-1]
@@ -140,6 +166,11 @@ def grouped_conv2d(
         raise ValueError(
             f"{groups} groups must divide both the {channels} channels and the {count} filters"
         )
+    if groups == 1:
+        return conv2d(images, filters, bias, strides, padding, dilations, activation)
+    merged = _merged_groups(groups, max(channels, count) // groups)
+    filters = _block_diagonal(filters, groups, merged)
+    groups //= merged
     if groups == 1:
         return conv2d(images, filters, bias, strides, padding, dilations, activation)
     parts = zip(

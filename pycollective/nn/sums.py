@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import Array, empty, on_host
+from ..tensor.compiled import reduced
 from .launching import defines, launch
 
 #: Number of rows that a thread adds in one pass.
@@ -39,7 +40,8 @@ def column_sums(rows: Array) -> Array:
     use a single block for few columns. Halves are added in float32.
     """
     if on_host(rows) or rows.dtype.kind != "f" or not rows.size:
-        total: Array = rows.sum(axis=0)
+        floats = rows.dtype.kind == "f"
+        total: Array = reduced("sum", rows, (0,)) if floats else rows.sum(axis=0)
         return total
     if rows.dtype not in _KINDS:
         halves: Array = column_sums(rows.astype(np.float32)).astype(rows.dtype)

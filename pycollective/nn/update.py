@@ -68,7 +68,7 @@ def adam_update(
     ``param -= alpha m / (sqrt(v) + epsilon)``
     """
     if kernels.alike((params, grads, ms, vs)):
-        kernels.adam_update(params, grads, ms, vs, alpha, beta1, beta2, epsilon)
+        kernels.rule_update("adam", params, grads, (ms, vs), (alpha, 1 - beta1, 1 - beta2, epsilon))
         return
     grads = _in_order(grads)
     if together.fits(params, grads, ms, vs):
@@ -78,7 +78,8 @@ def adam_update(
         _check(param, grad=grad, m=m, v=v)
         own = native(grad) if _in_place(param, m, v) else None
         if own is not None:
-            kernels.adam_update([param], [*own], [m], [v], alpha, beta1, beta2, epsilon)
+            numbers = (alpha, 1 - beta1, 1 - beta2, epsilon)
+            kernels.rule_update("adam", [param], [*own], ([m], [v]), numbers)
             continue
         m += (grad - m) * (1 - beta1)
         v += (grad * grad - v) * (1 - beta2)
@@ -160,15 +161,24 @@ def rmsprop_update(
     param -= step
 
 
+def updated(
+    rule: str, param: Array, grad: Array, slots: Sequence[Array], numbers: Sequence[float]
+) -> bool:
+    """Update a parameter and its slots in place by the kernel of a rule, if it supports the arrays."""
+    _check(param, grad=grad, **dict(zip("mv", slots, strict=False)))
+    own = native(grad) if _in_place(param, *slots) else None
+    if own is None:
+        return False
+    kernels.rule_update(rule, [param], [*own], [[slot] for slot in slots], numbers)
+    return True
+
+
 def adagrad_update(param: Array, grad: Array, a: Array, rate: float, epsilon: float) -> None:
     """Make one step of Adagrad (Duchi et al., 2011; in the form of Keras), in place.
 
     ``a += grad²``, ``param -= rate grad / sqrt(a + epsilon)``.
     """
-    _check(param, grad=grad, a=a)
-    own = native(grad) if _in_place(param, a) else None
-    if own is not None:
-        kernels.adagrad_update(param, *own, a, rate, epsilon)
+    if updated("adagrad", param, grad, (a,), (rate, epsilon)):
         return
     a += grad * grad
     param -= rate * grad / np.sqrt(a + epsilon)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import ops
+from .control_flow import cond, numpy_function, print, py_function, while_loop
 from .custom import custom_gradient
 from .function import function
 from .indexed_slices import IndexedSlices
@@ -21,10 +22,15 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "as_tensor",
+    "cond",
     "creator_scope",
     "custom_gradient",
     "function",
+    "numpy_function",
+    "print",
+    "py_function",
     "record",
     "record_many",
+    "while_loop",
 ]
 __all__ += ops.__all__

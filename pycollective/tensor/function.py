@@ -67,6 +67,9 @@ def function_made(name: str, number: int) -> Callable[..., Any] | None:
 
 def digest_of(func: Callable[..., Any]) -> str:
     """Return a digest of a function's code, equal in processes that run the same program."""
+    known = getattr(func, "digest", None)
+    if isinstance(known, str):
+        return known
     found = hashlib.sha256()
     codes = [getattr(getattr(func, "python_function", func), "__code__", None)]
     while codes:
@@ -81,4 +84,5 @@ def digest_of(func: Callable[..., Any]) -> str:
                 plain.append(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
         found.update(code.co_code)
         found.update(repr((code.co_names, code.co_varnames, code.co_freevars, plain)).encode())
-    return found.hexdigest()[:16]
+    func.digest = found.hexdigest()[:16]  # type: ignore[attr-defined]
+    return str(func.digest)  # type: ignore[attr-defined]

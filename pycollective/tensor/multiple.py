@@ -1,15 +1,15 @@
-"""Sums of gradients, and multiples of an array that are computed only when they are added."""
+"""Sums of gradients, some of which become arrays only when they are needed: multiples, and rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array
-from ..workspace import SMALLEST_RESULT, workspace
+from ..array_backend import FLOAT32, Array, native, scatter_add
+from ..workspace import workspace
+from .compiled import put
 
 # In smaller arrays, the sum takes less time than starting other threads.
 _LARGE = 64 << 10
@@ -48,8 +48,50 @@ class Multiple:
         return total
 
 
+class Rows:
+    """The gradient of a lookup of rows: zero except for some rows, which add up.
+
+    A ``vjp`` may return it instead of an array. If it is the whole gradient of a variable, the tape
+    returns an `IndexedSlices`.
+    """
+
+    __slots__ = ("indices", "shape", "values")
+
+    def __init__(self, indices: Array, values: Array, shape: tuple[int, ...]) -> None:
+        self.indices = indices
+        self.values = values
+        self.shape = shape
+
+    def computed(self) -> Array:
+        """Return the whole gradient as a new array."""
+        dtype = self.values.dtype
+        # Sum halves in float32: in half precision many small summands would be lost.
+        wide = FLOAT32 if dtype.itemsize == 2 else dtype
+        whole = workspace.empty(self.shape, wide)
+        put(whole, 0)
+        values = self.values.astype(wide, copy=False)
+        found = native(values)
+        if found is not None and whole.size:
+            index = np.ascontiguousarray(self.indices, np.intp)
+            kernels.add_rows(*found, index, whole.reshape(len(whole), -1))
+        else:
+            scatter_add(whole, self.indices, values)
+        return whole.astype(dtype, copy=False)
+
+    def plus(self, other: Any) -> Any:
+        """Return the sum with an array of the whole shape, or with other rows."""
+        if other.__class__ is Rows:
+            indices = np.concatenate([self.indices, other.indices])
+            return Rows(indices, np.concatenate([self.values, other.values]), self.shape)
+        return (
+            other.plus(self.computed()) if other.__class__ is Multiple else self.computed() + other
+        )
+
+
 def add_to(total: Array, part: Any) -> None:
     """Add an array or a `Multiple` to an array of the same shape and dtype, in place."""
+    if part.__class__ is Rows:
+        part = part.computed()
     if part.__class__ is Multiple:
         part, factor = part._array, part._factor
     else:
@@ -70,22 +112,3 @@ def _for_kernel(total: Array) -> bool:
         and total.dtype.kind == "f"
         and total.itemsize in (4, 8)
     )
-
-
-def compute(function: Callable[..., Array], a: Array, b: Array) -> Array:
-    """Return ``function(a, b)``; a large result of equal dtypes is in memory used before."""
-    if (
-        a.__class__ is np.ndarray is b.__class__
-        and a.nbytes >= SMALLEST_RESULT
-        and a.shape == b.shape
-        and a.dtype == b.dtype
-        and a.dtype.kind == "f"
-        and a.flags.c_contiguous
-    ):
-        result = workspace.empty(a.shape, a.dtype)
-        if function is np.add and a.dtype.itemsize in (4, 8) and b.flags.c_contiguous:
-            # The kernel uses several threads, and releases the GIL.
-            kernels.add_multiple(a, 1.0, b, result)
-            return result
-        return function(a, b, out=result)
-    return function(a, b)

@@ -18,8 +18,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from .. import nest
-from ..array_backend import Array, array_module, asarray, copy, filled
-from .multiple import Multiple, add_to, compute
+from ..array_backend import Array, array_module, asarray, filled
+from .compiled import binary, contiguous
+from .indexed_slices import IndexedSlices
+from .multiple import Multiple, Rows, add_to
 from .tensor import Tensor, as_tensor
 
 #: ``vjp(g, need)`` returns, for each input, the gradient of ``sum(g * output)`` for that input, or
@@ -235,9 +237,9 @@ class GradientTape:
                 self._tracked.add(key_of(source))
             else:
                 self._variables.setdefault(id(source), (source, {}))
-                self._watch_read(source, source.current())
+                self.watch_read(source, source.current())
 
-    def _watch_read(self, variable: Watchable, value: Tensor) -> None:
+    def watch_read(self, variable: Watchable, value: Tensor) -> None:
         """Track ``value``, which was read from ``variable``; each read of a variable calls this."""
         entry = self._variables.get(id(variable))
         if entry is None:
@@ -285,7 +287,8 @@ class GradientTape:
         -------
         nest of Tensor
             The structure of ``sources``; each gradient has its source's shape and dtype. The arrays may
-            share memory with each other: do not write to them.
+            share memory with each other: do not write to them. The gradient of a source whose rows were
+            looked up, and that was not used otherwise, is an `IndexedSlices`.
 
         Raises
         ------
@@ -314,21 +317,24 @@ class GradientTape:
             self._used = True
             nodes, self._nodes = self._nodes, []
         wanted = set(itertools.chain.from_iterable(source_keys))
-        results: list[Tensor | None] = [None] * len(places)
+        results: list[Tensor | IndexedSlices | None] = [None] * len(places)
 
         def complete(place: int) -> None:
-            array = None
+            array: Any = None
             for key in source_keys[place]:
                 part = gradients.get(key)
                 if part is not None:
                     array = part if array is None else _sum(array, part)
             if array is None:
                 return
+            if array.__class__ is Rows and not thread_state.tapes and ready is None:
+                results[place] = IndexedSlices(array.values, array.indices, array.shape)
+                return
             if array.__class__ is not np.ndarray:
                 array = _array_of(array)
-            # Copy a broadcast view, whose memory is not that of its shape; pass on any other array.
-            if not (array.flags.c_contiguous and getattr(array.flags, "writeable", True)):
-                array = copy(array)
+            if array.__class__ is not np.ndarray or not array.flags.carray:
+                # Copies a broadcast view, whose memory is not that of its shape.
+                array = contiguous(array)
             if thread_state.tapes:
                 # Outer tapes must not take a gradient for a constant.
                 result = record(array, targets, _no_second_order)
@@ -374,6 +380,10 @@ class GradientTape:
         """Return for each source the keys of the tensor, or of the values read from the variable."""
         keys: list[tuple[int, ...]] = []
         for source in sources:
+            read = self._variables.get(id(source))
+            if read is not None and read[0] is source:
+                keys.append(tuple(read[1]))
+                continue
             own = _resolve(source, caller)
             if isinstance(own, Tensor):
                 keys.append((own._key,) if own._key in self._tracked else ())
@@ -481,7 +491,7 @@ def _sweep(
             else:
                 total = _sum(known, part)
                 gradients[key] = total
-                if total.ndim:
+                if total.__class__ is not Rows and total.ndim:
                     own.add(key)
         del vjp, gradient
     for place in last_uses.get(0, ()):
@@ -490,9 +500,10 @@ def _sweep(
 
 def _sum(a: Any, b: Any) -> Array:
     """Return the sum of two gradients as a new array."""
-    if a.__class__ is Multiple:
+    if a.__class__ is Rows or (a.__class__ is Multiple and b.__class__ is not Rows):
         return a.plus(b)
-    total: Array = b.plus(a) if b.__class__ is Multiple else compute(np.add, a, b)
+    lazy = b.__class__ is Multiple or b.__class__ is Rows
+    total: Array = b.plus(a) if lazy else binary("add", np.add, a, b)
     return total
 
 
@@ -517,7 +528,8 @@ def _take(gradients: dict[int, Array], key: int, wanted: set[int]) -> Array | No
 
 
 def _array_of(gradient: Any) -> Array:
-    return gradient.computed() if gradient.__class__ is Multiple else asarray(gradient)
+    lazy = gradient.__class__ is Multiple or gradient.__class__ is Rows
+    return gradient.computed() if lazy else asarray(gradient)
 
 
 def _no_second_order(_gradient: Array, _need: tuple[bool, ...]) -> Sequence[Any]:

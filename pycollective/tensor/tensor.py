@@ -9,6 +9,7 @@ import numpy as np
 
 from ..array_backend import Array, asarray, is_array, to_numpy
 from ..dtypes import as_dtype, is_supported
+from .row_block import RowBlock
 from .shape import TensorShape, shape_of_array
 
 
@@ -145,22 +146,26 @@ class Tensor(Operators):
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
-    def _scalar(self, target: str) -> Any:
-        if self.array.size != 1:
-            raise ValueError(
-                f"only a tensor with one element can become {target}, this one has shape "
-                f"{self.array.shape}; reduce it or index into it first"
-            )
-        return self.array.item()
+    def _no_scalar(self, target: str) -> ValueError:
+        return ValueError(
+            f"only a tensor with one element can become {target}, this one has shape "
+            f"{self.array.shape}; reduce it or index into it first"
+        )
 
     def __float__(self) -> float:
-        return float(self._scalar("a float"))
+        if self.array.size != 1:
+            raise self._no_scalar("a float")
+        return float(self.array.item())
 
     def __int__(self) -> int:
-        return int(self._scalar("an int"))
+        if self.array.size != 1:
+            raise self._no_scalar("an int")
+        return int(self.array.item())
 
     def __bool__(self) -> bool:
-        return bool(self._scalar("a bool"))
+        if self.array.size != 1:
+            raise self._no_scalar("a bool")
+        return bool(self.array.item())
 
     def __index__(self) -> int:
         if self.array.dtype.kind not in "iu" or self.array.ndim:
@@ -188,7 +193,7 @@ def _proper_array(value: Any) -> Array:
     """Return the result of an operation on arrays, perhaps a NumPy scalar, as a plain array."""
     if isinstance(value, (np.generic, np.ndarray)):
         return np.asarray(value)
-    if is_array(value):
+    if is_array(value) or isinstance(value, RowBlock):
         array: Array = value
         return array
     raise TypeError(
@@ -220,6 +225,8 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
     """
     if value.__class__ is Tensor:
         tensor: Tensor = value
+    elif value.__class__ is np.ndarray and dtype is None and value.dtype in _USUAL:
+        return Tensor(value)
     elif hasattr(value, "_read"):
         tensor = value._read()
     elif hasattr(value, "__tensor__"):
@@ -237,6 +244,8 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
 
 
 _PYTHON_SCALARS = frozenset((bool, int, float))
+#: The dtypes of arrays that `_convert` would return as they are.
+_USUAL = frozenset(map(np.dtype, "?bhiqBHIQefd"))
 
 
 def _is_plain(value: Any) -> bool:
@@ -274,6 +283,9 @@ def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
             f"a {type(value).__name__} with dtype {found} cannot become a tensor; tensors hold "
             "bools, integers and floating-point numbers"
         )
+    if not found.isnative:
+        array = array.astype(found.newbyteorder("="))
+        found = array.dtype
     if wanted is None and weak:
         wanted = _weak_dtype(array, value, like)
     if wanted is None or wanted == found:

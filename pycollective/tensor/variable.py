@@ -8,7 +8,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -130,6 +130,8 @@ class Variable(Operators, metaclass=_VariableMeta):
         Required dtype and shape of the initial value. Arrays and scalars are converted to ``dtype``.
     synchronization, aggregation
         The way in which a strategy keeps the replicas' copies; without a strategy plain attributes.
+    per_worker_variable
+        True: under a ``ParameterServerStrategy`` each worker has its own value. Ignored elsewhere.
 
     Raises
     ------
@@ -154,6 +156,10 @@ class Variable(Operators, metaclass=_VariableMeta):
     device: str | None = None
     #: True if updates write to the array in place, also while other threads read or update it.
     _lock_free = False
+    #: True if `gather` reads rows alone, and its gradient is an `IndexedSlices`.
+    _by_rows = False
+    #: The result of `like` for a variable whose updates must not meet a reference to the value.
+    _like: Tensor | None = None
 
     def __init__(
         self,
@@ -164,8 +170,9 @@ class Variable(Operators, metaclass=_VariableMeta):
         shape: Any = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
+        per_worker_variable: bool = False,
     ) -> None:
-        self._set_attributes(trainable, name, synchronization, aggregation)
+        self.set_attributes(trainable, name, synchronization, aggregation)
         if initial_value is None:
             raise ValueError(f"variable {self._name!r} needs an initial_value")
         if callable(initial_value):
@@ -185,7 +192,7 @@ class Variable(Operators, metaclass=_VariableMeta):
                 )
         self.set_array(copy(value.array))
 
-    def _set_attributes(
+    def set_attributes(
         self,
         trainable: bool | None,
         name: str | None,
@@ -240,6 +247,16 @@ class Variable(Operators, metaclass=_VariableMeta):
                     )
         return tensor
 
+    def like(self) -> Tensor:
+        """Return a tensor with the value's shape, dtype and device; its elements may be others."""
+        return self.current() if self._like is None else self._like
+
+    def rows(self, index: Array) -> Array:
+        """Return a copy of the rows at some indices, which are in range."""
+        with self._lock:
+            found: Array = np.take(self.current().array, index, axis=0)
+        return found
+
     def _read(self) -> Tensor:
         """Return the value for operations, and record the read on tapes."""
         tensor = self._tensor
@@ -248,7 +265,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         for tape in thread_state.tapes:
             known = tape._variables.get(id(self))
             if tensor._key and (known is None or tensor._key not in known[1]):
-                tape._watch_read(self, tensor)
+                tape.watch_read(self, tensor)
         reads_as = thread_state.reads_as
         if reads_as is not None and self._trainable and tensor.array.dtype.kind in "fV":
             return cast(tensor, reads_as)
@@ -277,17 +294,17 @@ class Variable(Operators, metaclass=_VariableMeta):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the elements."""
-        return self.local().current().dtype
+        return self.local().like().dtype
 
     @property
     def shape(self) -> TensorShape:
         """The lengths of the axes."""
-        return self.local().current().shape
+        return self.local().like().shape
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return self.local().current().ndim
+        return self.local().like().ndim
 
     @property
     def name(self) -> str:
@@ -322,7 +339,7 @@ class Variable(Operators, metaclass=_VariableMeta):
             The shape is different, or a tensor's dtype.
         """
         array = self.checked(value, "assign")
-        if self._lock_free:
+        if self._in_place:
             self.update_inplace(lambda own: np.copyto(own, array))
             return self
         with self._lock:
@@ -410,7 +427,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         """Return indices and rows; raise an error if they do not match the variable."""
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
-        own = self.current()
+        own = self.like()
         index, rows = slices.indices.array, slices.values.array
         if not own.ndim or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
             raise ValueError(
@@ -436,7 +453,7 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def checked(self, value: Any, method: str) -> Array:
         """Return ``value`` as an array; raise an error for another shape or dtype."""
-        own = self.current()
+        own = self.like()
         tensor = as_tensor(value, like=own)
         array = tensor.array
         if not isinstance(value, (Tensor, Variable)) and array.dtype != own.dtype:
@@ -447,6 +464,33 @@ class Variable(Operators, metaclass=_VariableMeta):
                 f"the value has shape {array.shape} and dtype {array.dtype}"
             )
         return asarray(array, like=own.array)
+
+    #: True if updates write to the memory of `in_place`, which other variables may share.
+    _in_place: Any = property(operator.attrgetter("_lock_free"))
+
+    #: Variables are locked in this order.
+    _place = (0, 0)
+
+    @contextmanager
+    def in_place(self) -> Iterator[Array]:
+        """Lock the memory of the value, if it has a lock, for an update in the block."""
+        yield self.current().array
+
+    def update_rows(
+        self, others: Sequence[Variable], index: Array, update: Callable[[list[Array]], Any]
+    ) -> None:
+        """Call ``update(arrays)``, which changes copies of some rows, and write the rows back.
+
+        ``arrays`` are the rows of this variable and of ``others``. ``index`` has each index once.
+        """
+
+        def change(arrays: list[Array]) -> None:
+            rows = [array[index] for array in arrays]
+            update(rows)
+            for array, changed in zip(arrays, rows, strict=True):
+                array[index] = changed
+
+        update_together([self, *others], change)
 
     def _release(self) -> tuple[Array, bool]:
         """Take the value out of the variable (call with the lock held; `set_array` ends this).
@@ -465,7 +509,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         do not change. Other threads that read the variable wait until the update is finished.
         A lock-free variable is neither copied nor locked.
         """
-        if self._lock_free:
+        if self._in_place:
             update_together([self], lambda arrays: update(arrays[0]))
             return
         with self._lock:
@@ -495,7 +539,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return own
 
     def __len__(self) -> int:
-        return len(self.local().current())
+        return len(self.local().like())
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._read())
@@ -529,8 +573,8 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
     The function is `Variable.update_inplace` for several variables. The locks are always taken in the
     same order, so that two threads that update overlapping sets of variables do not deadlock.
     """
-    if True in [variable._lock_free for variable in variables]:
-        _update_without_locks(variables, update)
+    if True in [variable._in_place for variable in variables]:
+        _update_in_place(variables, update)
         return
     order = sorted(variables, key=id)
     tensors: list[Tensor] = []
@@ -556,17 +600,21 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
             variable._lock.release()
 
 
-def _update_without_locks(
-    variables: Sequence[Variable], update: Callable[[list[Array]], Any]
-) -> None:
-    """Do the work of `update_together` for variables of which some are lock-free."""
-    arrays = [v.current().array if v._lock_free else None for v in variables]
+def _update_in_place(variables: Sequence[Variable], update: Callable[[list[Array]], Any]) -> None:
+    """Do the work of `update_together` for variables of which some are updated in place."""
+    inside = sorted((v for v in variables if v._in_place), key=lambda v: v._place)
+    others = [v for v in variables if not v._in_place]
+    with ExitStack() as held:
+        arrays = {id(v): held.enter_context(v.in_place()) for v in inside}
+        if not others:
+            update([arrays[id(v)] for v in variables])
+            return
 
-    def with_all(locked: list[Array]) -> None:
-        rest = iter(locked)
-        update([next(rest) if array is None else array for array in arrays])
+        def with_all(locked: list[Array]) -> None:
+            rest = iter(locked)
+            update([arrays[id(v)] if id(v) in arrays else next(rest) for v in variables])
 
-    update_together([v for v in variables if not v._lock_free], with_all)
+        update_together(others, with_all)
 
 
 def _value(array: Array) -> Tensor:
@@ -601,6 +649,15 @@ def _take_values(
         references <= _FREE and array.base is None
         for references, array in zip(_references(tensors, arrays), arrays, strict=True)
     ]
+
+
+def may_write(tensors: list[Tensor]) -> bool:
+    """Return True if the list has the only reference to the value in it."""
+    arrays = [tensor.array for tensor in tensors]
+    if not _has_gil():
+        return False
+    alone = next(_references(tensors, arrays)) <= _FREE
+    return alone and arrays[0].base is None
 
 
 def _references(tensors: list[Tensor], arrays: list[Array]) -> Iterator[int]:

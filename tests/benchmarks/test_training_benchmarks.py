@@ -90,7 +90,7 @@ def test_profile_counts_kernels_and_restores_them(
     assert vars(training_profile._nn) == kernels  # as before
     (found,) = json.loads(file.read_text())["profiles"]
     functions = found["functions"]
-    assert functions["adam_update"]["calls"] == 1
+    assert functions["rule_update"]["calls"] == 1
     assert all(entry["ms"] > 0 for entry in functions.values() if entry["calls"] >= 1)
     total = sum(entry["ms"] for entry in functions.values())
     assert found["sum_ms"] == pytest.approx(total) == pytest.approx(sum(found["kinds_ms"].values()))

@@ -62,9 +62,10 @@ def test_every_collective_among_threads(tmp_path, capsys, place, ranks):
 
 @pytest.mark.parametrize(
     ("dtype", "op"),
-    [(d, o) for d in ("float32", "int8", "float16") for o in ("sum", "prod", "min", "max", "mean")]
-    + [(d, o) for d in ("bool", "uint16", "int64") for o in ("and", "or", "xor")]
-    + [(d, o) for d in ("complex64", "bfloat16") for o in ("sum", "mean")],
+    [("float32", o) for o in ("sum", "prod", "min", "max", "mean")]
+    + [("uint16", o) for o in ("and", "or", "xor")]
+    + [("int8", "sum"), ("float16", "mean"), ("bool", "xor"), ("int64", "and")]
+    + [("complex64", "mean"), ("bfloat16", "sum")],
 )
 def test_types_and_operations(tmp_path, capsys, dtype, op):
     if dtype == "bfloat16":

@@ -105,6 +105,15 @@ def test_bad_options_are_refused_with_the_usage(words, capsys):
     refused(capsys, words)
 
 
+@pytest.mark.parametrize("command", ["bench", "run"])
+def test_unknown_option_is_refused_with_the_usage_of_the_command(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--nope", "x.py"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: pycollective {command} [-h]")
+    assert f"pycollective {command}: error: unrecognized arguments: --nope" in said
+
+
 def test_options_that_do_not_fit_together(capsys, tmp_path):
     for words, text in (
         ("train --strategy one_device --replicas 2 --data digits", "has one replica"),

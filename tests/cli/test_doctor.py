@@ -225,6 +225,12 @@ def test_links_between_hosts_are_measured(hosts, tmp_path):
     assert re.search(r"slowest: \d -> \d, \d+ MB/s; longest way: \d - \d, [\d.]+ µs", out)
 
 
+@pytest.mark.parametrize("way, speed", [(0.0, 0.5), (0.5, 2 / 3), (1.5, 1.0), (9.0, 1.0)])
+def test_a_large_message_takes_at_least_half_of_its_round(way, speed):
+    """A machine that was busy for a while does not make a link infinitely fast."""
+    assert doctor._speed(2.0, way) / doctor._BULK == pytest.approx(speed)
+
+
 @pytest.mark.slow
 def test_links_that_are_blocked(tmp_path):
     """The links have a refused port, packets dropped in one direction, and a missing route."""

@@ -332,3 +332,12 @@ print("ends", flush=True)
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), -0.5])
+def test_wait_with_a_time_that_is_none_raises_value_error(timeout):
+    (comm,) = pc.local_group(1)
+    work = comm.all_reduce(np.ones(3), async_op=True)
+    with pytest.raises(ValueError, match="at least 0"):
+        work.wait(timeout)
+    assert work.wait(0).tolist() == [1, 1, 1]

@@ -27,7 +27,7 @@ def test_dims_create_is_balanced_and_keeps_what_is_given(size, dims, want):
 @pytest.mark.parametrize("dims", [[4], [2, 2], [5, 0], [], [-1, 0], [7, 0]])
 def test_cart_lengths_without_as_many_ranks_raise_value_error(dims):
     (comm, *_) = pc.local_group(6)
-    with pytest.raises(ValueError, match=r"grid|length|shape"):
+    with pytest.raises(ValueError, match=r"grid|length|dims"):
         comm.cart(dims)
 
 
@@ -85,10 +85,14 @@ def test_neighbor_all_to_all_gives_each_neighbour_its_block(kind, later, on_rank
                 assert (got.wait() if later else got) is given
                 new = grid.neighbor_all_to_all(x)
                 all_the_same = grid.neighbor_all_gather(x[0])
+                own = x.copy()
+                in_place = grid.neighbor_all_to_all(own, out=own, async_op=later)
+                assert (in_place.wait() if later else in_place) is own
                 for i, peer in enumerate(grid.neighbors):
                     want = -1 if peer is None else 10 * peer + (i ^ 1)
                     assert (given[i] == want).all(), (dims, periods, i)
                     assert (new[i] == max(want, 0)).all()
+                    assert (own[i] == (x[i] if peer is None else want)).all()
                     assert (all_the_same[i] == (0 if peer is None else 10 * peer)).all()
         return True
 

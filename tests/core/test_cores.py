@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -132,3 +133,34 @@ def test_is_oversubscribed_ranks_pinned_to_cores_counts_the_cores_of_all(
         text=True, check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.split() == [oversubscribed], done
+
+
+BUSY = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print(flush=True)
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    os.sched_yield()  # as a rank that waits
+"""
+
+
+@pytest.mark.skipif(_core.usable_cores() < 2, reason="needs two cores")
+def test_yield_or_leave_core_on_busy_cores_moves_and_keeps_the_affinity():
+    before = os.sched_getaffinity(0)
+    cores = set(sorted(before)[:2])
+    commands = [[sys.executable, "-c", BUSY, str(core)] for core in cores]
+    os.sched_setaffinity(0, cores)
+    busy = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    try:
+        for process in busy:
+            process.stdout.readline()
+        until = time.monotonic() + 20
+        while not _core.yield_or_leave_core():
+            assert time.monotonic() < until
+        assert os.sched_getaffinity(0) == cores
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+        os.sched_setaffinity(0, before)

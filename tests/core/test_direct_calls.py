@@ -192,6 +192,19 @@ def test_all_reduce_many_fast_and_general_path_make_the_same_call(kind, on_ranks
     assert got[0][6] == [2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("kind", ["threads", "shm"])
+def test_all_reduce_many_of_scalars_knows_their_number(kind, on_ranks):
+    def work(c):
+        found = []
+        for n in (1, 2, 3, 1):
+            arrays = [np.array(float(i)) for i in range(n)]
+            found.append(c.all_reduce_many(arrays))
+            assert c.all_reduce_many(arrays, async_op=c.rank == 1) is not None
+        return found
+
+    assert on_ranks(make_group(kind, 2), work) == [[[0], [0, 2], [0, 2, 4], [0]]] * 2
+
+
 def test_all_reduce_many_differing_shapes_raise_mismatch_error(on_ranks):
     def work(c):
         shapes = [(2,), (3,)] if c.rank else [(3,), (2,)]

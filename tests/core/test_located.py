@@ -58,8 +58,10 @@ def test_maxloc_with_indices_takes_the_lowest_of_equal_values(on_ranks):
 
 def test_minloc_of_a_dtype_without_order_raises_type_error():
     (comm,) = pc.local_group(1)
-    with pytest.raises(TypeError, match="complex"):
-        comm.minloc(np.ones(2, complex))
+    for later in (False, True):
+        with pytest.raises(TypeError, match="complex"):
+            comm.minloc(np.ones(2, complex), async_op=later)
+    assert comm.all_reduce(np.ones(1)) == 1  # the group has not failed
     with pytest.raises(TypeError, match="index must be whole numbers, not float64"):
         comm.minloc(np.ones(2), [0.5, 1.5])
     with pytest.raises(ValueError, match="shape"):

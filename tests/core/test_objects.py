@@ -97,3 +97,42 @@ def test_object_longer_than_the_limit_raises_on_both_ranks(monkeypatch, on_ranks
         return "refused"
 
     assert on_ranks(pc.local_group(2, timeout=20), work) == ["sent", "refused"]
+
+
+@pytest.mark.parametrize("obj", [{1: "a", "1": "b"}, [{"a": ({None: 1},)}], {2.5: 0}])
+def test_object_with_keys_that_are_no_strings_is_refused_as_json(obj):
+    """JSON would turn the keys into strings, and lose one of two that become the same."""
+    (comm,) = pc.local_group(1)
+    with pytest.raises(
+        TypeError, match="the keys of a dict must be strings in JSON, not .* pickle="
+    ):
+        comm.broadcast_object(obj)
+    assert comm.broadcast_object(obj, pickle=True) == obj
+
+
+@pytest.mark.parametrize("obj", [np.float32(1), b"bytes", {1, 2}, np.ones(2)])
+def test_object_that_json_has_no_form_for_says_what_to_do(obj):
+    (comm,) = pc.local_group(1)
+    with pytest.raises(TypeError, match=r"not JSON serializable: .* item\(\), or give pickle=True"):
+        comm.all_gather_object(obj)
+
+
+def test_object_that_contains_itself_is_a_value_error():
+    (comm,) = pc.local_group(1)
+    obj: list[object] = []
+    obj.append(obj)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        comm.all_gather_object(obj)
+
+
+def test_objects_of_two_forms_name_both_ranks(on_ranks):
+    def work(comm):
+        with pytest.raises((pc.MismatchError, pc.AbortedError)) as caught:
+            comm.all_gather_object(1, pickle=comm.rank == 0)
+            comm.barrier()
+        return caught.value
+
+    errors = on_ranks(pc.local_group(2, timeout=20), work)
+    found = [error for error in errors if isinstance(error, pc.MismatchError)]
+    assert found
+    assert all(error.ranks in ((0, 1), (1, 0)) and set(error.calls) == {0, 1} for error in found)

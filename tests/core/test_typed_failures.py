@@ -114,6 +114,19 @@ def test_mismatch_of_a_message_has_both_ends(kind, receiver):
 
 
 @every_kind
+def test_mismatch_of_a_message_to_oneself_has_one_rank(kind):
+    def work(comm):
+        if comm.rank == 0:
+            comm.sendrecv(np.ones(3), 0, np.ones(2), 0, tag=4)
+
+    error = errors_of(make_group(kind, 2), work)[0]
+    assert type(error) is pc.MismatchError
+    assert error.ranks == (0,)
+    both = "recv (float64[2], tag 4) from rank 0", "send (float64[3], tag 4) to rank 0"
+    assert all(text in error.calls[0] for text in both)
+
+
+@every_kind
 def test_abort_has_the_rank_that_aborted(kind):
     def work(comm):
         if comm.rank == 1:

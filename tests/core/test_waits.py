@@ -23,9 +23,9 @@ from pycollective.algorithms import algorithm, input, output, recv, recv_reduce,
 from pycollective.comm import Communicator
 
 SIZES = [64 << 20, 256 << 20, 1 << 30]
-"""Bytes of arrays, until a call takes longer than a rank goes on between two looks at the clock."""
+"""Bytes of arrays, for which a call takes longer than the time between two readings of the clock."""
 
-# Rank 0 only says where its memory is, or writes to its connections: rank 1, which combines, never
+# Rank 0 only announces its memory, or writes to its connections: rank 1, which combines, never
 # waits for it.
 MOVING = [("shm", "f2"), ("mixed", "f2"), ("tcp", "i1"), ("threads", "f2")]
 
@@ -195,7 +195,7 @@ def test_mixed_wait_for_memory_and_tcp_is_ended_by_a_rank_of_the_host(monkeypatc
 
     def reduce(c):
         if c.rank == 2:
-            time.sleep(0.02)
+            time.sleep(0.05)
         return c.all_reduce(np.ones(4 << 20, "u1"), algorithm=both)[-1]
 
     wake_up = (8).to_bytes(2, "little")

@@ -23,6 +23,7 @@ from pycollective.data import (
     Dataset,
     TensorSpec,
 )
+from pycollective.data.background import Prefetcher
 from pycollective.tensor import Tensor
 
 
@@ -38,7 +39,8 @@ def values(dataset: Dataset) -> list[Any]:
 
 def slow_path(dataset: Dataset) -> Dataset:
     """Return a dataset of the same elements that are not known to be rows of arrays."""
-    return dataset.map(lambda *e: e if len(e) > 1 else e[0])
+    rows = itertools.count()
+    return dataset.map(lambda *e: (next(rows), e if len(e) > 1 else e[0])[1])
 
 
 # Sources
@@ -207,6 +209,38 @@ def test_errors_of_generators_and_functions_arrive() -> None:
                     got += 1
             assert got == 1
     assert_no_threads()
+
+
+def test_threads_that_share_an_iterator_get_each_element_once_and_end() -> None:
+    def slowly() -> Iterator[int]:
+        for i in range(40):
+            time.sleep(0.001)  # so that other threads ask meanwhile
+            yield i
+
+    source = Dataset.from_generator(slowly, output_signature=TensorSpec((), "int64"))
+    for ds in (source, source.prefetch(2), source.prefetch(1).map(lambda x: x)):
+        iterator, got = iter(ds), []
+        takers = [
+            threading.Thread(target=lambda: got.extend(int(x) for x in iterator), daemon=True)  # noqa: B023
+            for _ in range(3)
+        ]
+        for taker in takers:
+            taker.start()
+        for taker in takers:
+            taker.join(20)
+            assert not taker.is_alive()
+        assert sorted(got) == list(range(40))
+
+
+def test_prefetched_elements_of_several_threads_end_for_each() -> None:
+    """Threads below a dataset's iterator, which has a lock."""
+    elements = Prefetcher(lambda: iter(range(3)), 1)
+    takers = [threading.Thread(target=list, args=(elements,), daemon=True) for _ in range(3)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join(20)
+        assert not taker.is_alive()
 
 
 def test_stop_iteration_in_a_function_is_an_error() -> None:

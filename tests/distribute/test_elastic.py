@@ -1,4 +1,4 @@
-"""`run_elastic`: training goes on from the last checkpoint when a worker is lost."""
+"""`run_elastic`: training continues from the last checkpoint when a worker is lost."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ say(weights=weights, begun=begun, values=values, in_place=in_place, error=error)
 
 @pytest.mark.slow
 def test_workers_of_several_replicas(tmp_path):
-    """Packs go on to the other workers while the tapes compute; who fails then fails all of them."""
+    """Buckets are reduced among the workers while the tapes compute; a failure of one fails all."""
     first, second = workers.run(tmp_path, 2, WORKERS, replicas=2).said
     for said in (first, second):
         for size in (1, 300):

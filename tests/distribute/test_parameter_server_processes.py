@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 
 import hangs
 import numpy as np
@@ -15,9 +19,13 @@ import pytest
 from ports import free_ports
 
 import pycollective as tf
-from pycollective.distribute.server_variables import Store
-from pycollective.distribute.task_links import decode, encode
-from pycollective.launch.handshake import HandshakeError
+from pycollective.distribute.server_store import Store
+from pycollective.distribute.shared_values import Block, SharedFile
+from pycollective.distribute.snapshots import Snapshots
+from pycollective.distribute.task_links import Link, LinkLostError, decode, encode
+from pycollective.errors import CheckpointError
+from pycollective.launch import handshake
+from pycollective.launch.handshake import Channel, HandshakeError
 
 BEGIN = """
 import os, signal, time
@@ -55,6 +63,14 @@ per_worker = coordinator.create_per_worker_dataset(
     lambda: strategy.distribute_datasets_from_function(dataset_fn)
 )
 """
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def transport(request, monkeypatch):
+    """Run a test with mapped variables, and with copies of variables."""
+    if request.param == "tcp":
+        monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
+    return request.param
 
 
 def run(tmp_path, script, servers=2, workers=2, timeout=hangs.SECONDS):
@@ -107,7 +123,7 @@ def started(path):
             task.communicate()
 
 
-def test_workers_train_variables_on_servers(tmp_path):
+def test_workers_train_variables_on_servers(tmp_path, transport):
     found, _ = results(
         tmp_path,
         MODEL
@@ -118,7 +134,7 @@ coordinator.join()
 rate.assign(0.1)
 again = coordinator.schedule(step, args=(iter(per_worker),))
 report(
-    first=float(losses[0].fetch()), last=float(again.fetch()), count=int(count),
+    first=max(float(loss.fetch()) for loss in losses), last=float(again.fetch()), count=int(count),
     steps=int(optimizer.iterations), exact=float(rate) == float(np.float32(0.1)),
     untouched=float(np.abs(table.numpy()[100:]).max()), text=strategy.describe(),
 )
@@ -130,7 +146,7 @@ report(
     assert "workers: 2 other processes" in found["text"]
 
 
-def test_functions_results_and_errors_travel(tmp_path):
+def test_functions_results_and_errors_travel(tmp_path, transport):
     found, _ = results(
         tmp_path,
         MODEL
@@ -152,6 +168,8 @@ def wrong_result():
 def index():
     return tf.distribute.coordinator.experimental_get_current_worker_index()
 
+known = tf.keras.Sequential()
+
 def fit():
     with strategy.scope():
         model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -170,7 +188,7 @@ assert got["value"][1][1].tolist() == [0, 1], got
 assert got["plus"] == (3, None, b"\\xff", "text " * 20, float("inf"), True), got
 value = coordinator.schedule(fail, args=("broken",))
 error = raised(coordinator.join)
-assert coordinator.done() and int(count) == 0
+assert coordinator.done() and int(count) == 100  # updates before the error stay
 result = raised(coordinator.schedule(wrong_result).fetch)
 raised(coordinator.join)
 
@@ -199,8 +217,77 @@ report(
     assert "create all datasets before" in found["no_dataset"]
     assert found["argument"].startswith("TypeError: a object cannot be sent")
     assert "the object of the method" in found["method"]
-    assert found["fit"].startswith("NotAvailableError: fit, evaluate and predict")
+    assert "make all models before the first call" in found["fit"]
     assert found["index"] == 0
+
+
+FIT = """
+X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+Y = X @ np.array([[1], [-2], [3], [0.5]], np.float32) + 0.25
+tf.keras.utils.set_random_seed(3)
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(8), tf.keras.layers.Dense(1)])
+    model.compile(tf.keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+
+class Begun(tf.keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        open("begun", "a").write("once ")
+
+def pairs(context):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(60).repeat().batch(16)
+
+def batches():
+    for begin in range(0, 60, 16):
+        yield X[begin : begin + 16], Y[begin : begin + 16]
+
+creator = tf.keras.utils.experimental.DatasetCreator(pairs)
+"""
+
+
+def test_fit_with_a_dataset_creator_trains_on_worker_processes(tmp_path, transport):
+    found, _ = results(
+        tmp_path,
+        FIT
+        + """
+options = {"steps_per_epoch": 20, "verbose": 0}
+logs = model.fit(
+    creator, epochs=5, callbacks=[Begun()], validation_data=(X, Y), **options
+).history
+model.fit(creator, **options)
+steps = int(model.optimizer.iterations)
+report(
+    steps=steps, loss=logs["loss"], validation=logs["val_mae"], begun=open("begun").read(),
+    evaluated=model.evaluate(X, Y, verbose=0)[0],
+    error=float(np.mean((model.predict(X, batch_size=7, verbose=0) - Y) ** 2)),
+)
+""",
+    )
+    assert found["steps"] == 120 and found["begun"] == "once "
+    assert found["loss"][-1] < 0.2 * found["loss"][0]
+    assert len(found["validation"]) == 5
+    assert abs(found["evaluated"] - found["error"]) < 1e-4
+
+
+@pytest.mark.parametrize("source", ["X, Y", "iter(list(batches()))"])
+def test_fit_with_one_worker_process_equals_fit_without_a_strategy(tmp_path, source, transport):
+    found, _ = results(
+        tmp_path,
+        FIT
+        + f"""
+history = model.fit({source}, shuffle=False, verbose=0, class_weight=None).history
+batch = model.train_on_batch(X, Y)
+report(loss=history["loss"], batch=batch, weights=[w.numpy().tolist() for w in model.weights])
+""".replace("X, Y, shuffle", "X, Y, batch_size=16, shuffle"),
+        workers=1,
+    )
+    names = {"np": np, "tf": tf, "strategy": tf.distribute.get_strategy()}
+    exec(FIT, names)
+    model, x, y = names["model"], names["X"], names["Y"]
+    history = model.fit(x, y, batch_size=16, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(found["loss"], history["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found["batch"], model.train_on_batch(x, y), rtol=1e-5)
+    for one, other in zip(found["weights"], model.weights, strict=True):
+        np.testing.assert_allclose(one, other.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_worker_of_another_program_version_raises(tmp_path):
@@ -228,6 +315,82 @@ raised(coordinator.join)
     )
 
 
+def test_per_worker_values_cached_reads_and_steps_per_call(tmp_path, transport):
+    found, _ = results(
+        tmp_path,
+        """
+with strategy.scope():
+    own = tf.Variable(0, per_worker_variable=True, name="own")
+    shared = tf.Variable(0.0, name="shared")
+
+@tf.function
+def count():
+    own.assign_add(1)
+    return own + 100
+
+@tf.function
+def cached():
+    with tf.distribute.experimental.cache_variable_reads():
+        before = float(shared)
+        shared.assign_add(2.0)
+        return before, float(shared), float(shared)
+
+values = [coordinator.schedule(count, steps_per_call=3) for _ in range(4)]
+coordinator.join()
+report(
+    values=[int(v.fetch()) for v in values], own=[int(v) for v in own.read_all()],
+    cached=coordinator.schedule(cached).fetch(),
+)
+""",
+    )
+    assert sum(found["own"]) == 12 and all(v > 102 for v in found["values"])
+    assert found["cached"] == [0, 2, 2]
+
+
+ROWS = """
+with strategy.scope():
+    table = tf.Variable(np.zeros((20_000, 64), np.float32), name="table")
+    optimizer = OPTIMIZER
+
+@tf.function
+def step(rows):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, rows) - 1.0))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    return loss
+
+rows = np.array([[3, 70], [70, 19_999]])
+losses = [coordinator.schedule(step, args=(rows,)).fetch() for _ in range(4)]
+value = table.numpy()
+report(
+    losses=[float(loss) for loss in losses], load=strategy.extended.servers.loads()[0],
+    changed=np.flatnonzero(value.any(axis=1)).tolist(), values=value[[3, 70, 19_999], 0].tolist(),
+)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["SGD(9.0)", "Adagrad(0.5)"])
+def test_lookups_and_their_gradients_move_only_rows(tmp_path, transport, optimizer):
+    optimizer = f"tf.keras.optimizers.{optimizer}"
+    found, _ = results(tmp_path, ROWS.replace("OPTIMIZER", optimizer), workers=1, servers=1)
+    assert found["changed"] == [3, 70, 19_999]
+    reading = 20_000 * 64 * 4  # by table.numpy() on the chief
+    created = 2 * (2 if "Adagrad" in optimizer else 1) * reading  # by the chief and the worker
+    sent, received = found["load"][-2:]
+    assert sent <= reading + 20_000 and received <= created + 20_000
+    table = tf.Variable(np.zeros((20_000, 64), np.float32))
+    local = eval(optimizer)
+    losses = []
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            looked_up = tf.gather(table, np.array([[3, 70], [70, 19_999]]))
+            loss = tf.reduce_mean(tf.square(looked_up - 1.0))
+        local.apply_gradients([(tape.gradient(loss, table), table)])
+        losses.append(float(loss))
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    np.testing.assert_allclose(found["values"], table.numpy()[[3, 70, 19_999], 0], rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_lost_worker_function_runs_on_another_and_the_program_ends_well(tmp_path):
     marker = tmp_path / "killed"
@@ -253,7 +416,7 @@ report(values=[int(v.fetch()) for v in values], count=int(count))
     )
     assert len(set(found["values"])) == 1
     assert found["count"] == 20
-    assert "the other workers go on" in errors
+    assert "the other workers continue" in errors
 
 
 @pytest.mark.slow
@@ -362,11 +525,16 @@ def test_server_of_a_wrong_task_raises(job, text):
         tf.distribute.Server({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, job, 1)
 
 
-def test_hogwild_in_a_cluster_raises(monkeypatch):
-    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief"}}))
-    with pytest.raises(NotImplementedError, match="leave it out in a cluster"):
-        tf.distribute.ParameterServerStrategy(consistency="hogwild")
+def test_hogwild_without_shared_memory_raises(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
+    script = """
+import pycollective as tf
+strategy = tf.distribute.ParameterServerStrategy(consistency="hogwild")
+with strategy.scope():
+    tf.Variable([1.0, 2.0])
+"""
+    status, _, errors = run(tmp_path, script, servers=1, workers=1)
+    assert status == 1 and "NotAvailableError: consistency='hogwild' needs the memory" in errors
 
 
 # Tokens -------------------------------------------------------------------------------------------
@@ -377,9 +545,56 @@ def test_tokens_that_mean_nothing_raise():
         raise ValueError("no such value")
 
     for tokens in (None, [], [["list", 2]], [["list", 1 << 60]], [["tensor"]], [["dict"]], [[]], [7],
-                   [["pickle"]], [["list", 1]] * 100):  # fmt: skip
+                   [["pickle"]], [["list", 1]] * 100, [["list", -1]], [["list", 1.0], ["plain", 1]],
+                   [["float", "0x1p99999"]], [["plain", {"a": 1}]], [["plain", 1.5]],
+                   [["plain", 1], ["plain", 2]]):  # fmt: skip
         with pytest.raises(HandshakeError):
             decode(tokens, [], no_name)
+
+
+def test_decode_an_array_of_numbers_as_a_scalar_raises():
+    with pytest.raises(HandshakeError):
+        decode([["scalar"]], [np.ones(2)], lambda token: None)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        "bad", [7], [["<f4", -1]], [["<f4", 1 << 60]], [["<f4", 0, 1 << 34, 1 << 34]],
+        [["<U0", 1 << 34]], [["<f4", *[1 << 33] * 40]], [["<f8", 1 << 30]] * 3,
+    ],
+)  # fmt: skip
+def test_a_wrong_header_of_arrays_ends_the_link_and_not_the_thread(specs):
+    """The peer gets the end of the connection, and the server's thread a `LinkLostError`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    with theirs:
+        link, peer = Link(Channel(ours), "the chief"), Channel(theirs)
+        theirs.sendall(peer.encoded({"request": "x", "arrays": specs}))
+        with pytest.raises(LinkLostError, match="the connection to the chief has ended"):
+            link.receive()
+        theirs.settimeout(10)
+        assert theirs.recv(1) == b""
+
+
+def test_equal_messages_are_parsed_once_and_each_hmac_is_checked():
+    one, other = socket.socketpair()
+    with one, other:
+        sender, receiver = Channel(one), Channel(other)
+        sender.seal(b"k" * 32, connected=True)
+        receiver.seal(b"k" * 32, connected=False)
+        request = {"request": "call", "arrays": [], "steps": secrets.randbits(60)}
+        first, second, third = [sender.encoded(request)[4:] for _ in range(3)]
+        found = receiver.decoded(first, repeated=True)
+        found["steps"] = 0  # a change of the message does not reach the next one
+        parses = handshake._parsed_before.cache_info().misses
+        assert receiver.decoded(second, repeated=True) == request
+        assert handshake._parsed_before.cache_info().misses == parses
+        for wrong in (second, third[:-1] + bytes([third[-1] ^ 1])):  # replayed, and changed
+            with pytest.raises(HandshakeError, match="changed on its way"):
+                receiver.decoded(wrong, repeated=True)
+        assert receiver.decoded(third, repeated=True) == request
 
 
 def test_encode_objects_raises():
@@ -392,36 +607,55 @@ def test_encode_objects_raises():
 # The store ----------------------------------------------------------------------------------------
 
 
-def created(store, key, array):
-    reply, (value,) = store.answer({"request": "create", "key": key}, [array])
-    return reply["number"], value
+def create(store, key, array, given=True):
+    spec = [array.dtype.str, *array.shape]
+    reply, _ = store.answer(
+        {"request": "create", "key": key, "spec": spec}, [array] if given else []
+    )
+    return reply
+
+
+def pulled(store, number, have=0):
+    reply, arrays = store.answer({"request": "pull", "have": [[number, have]]}, [])
+    return reply["found"][0], arrays
 
 
 def test_store_keeps_the_first_value_and_refuses_another_shape():
     store = Store()
-    number, _ = created(store, "a#0", np.ones(3))
-    again, value = created(store, "a#0", np.zeros(3))
-    assert again == number and value.tolist() == [1, 1, 1]
+    assert create(store, "a#0", np.ones(3), given=False) == {"wanted": True}
+    number = create(store, "a#0", np.ones(3))["number"]
+    assert create(store, "a#0", np.zeros(3))["number"] == number
+    assert pulled(store, number)[1][0].tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match="another program version"):
-        created(store, "a#0", np.zeros(4))
+        create(store, "a#0", np.zeros(4))
 
 
 def test_store_sends_only_the_rows_that_have_changed():
     store = Store()
-    number, _ = created(store, "table#0", np.zeros((4096, 2)))
+    number = create(store, "table#0", np.zeros((4096, 2)))["number"]
+    (version, _), _ = pulled(store, number)
     push = {"request": "push", "items": [[number, "rows"]]}
     store.answer(push, [np.array([3, 70]), np.ones((2, 2))])
-    reply, arrays = store.answer({"request": "pull", "have": [[number, 1]]}, [])
-    assert reply["found"] == [[2, "rows"]]
+    found, arrays = pulled(store, number, version)
+    assert found == [version + 1, "rows"]
     assert arrays[0].tolist() == [3, 70] and arrays[1].tolist() == [[1, 1], [1, 1]]
-    reply, arrays = store.answer({"request": "pull", "have": [[number, 2]]}, [])
-    assert reply["found"] == [[2, "same"]] and not arrays
+    assert pulled(store, number, version + 1) == ([version + 1, "same"], [])
+    _rows, (values,) = store.answer({"request": "rows", "items": [number]}, [np.array([70, 0])])
+    assert values.tolist() == [[1, 1], [0, 0]]
+
+
+def test_store_counts_updates_and_bytes():
+    store = Store()
+    number = create(store, "a#0", np.ones(4))["number"]
+    store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
+    pulled(store, number)
+    assert store.answer({"request": "load"}, [])[0]["load"] == [1, 32, 1, 32, 64]
 
 
 @pytest.mark.parametrize("indices", [[3, 3], [70, 3], [-1, 3], [3, 4096]])
 def test_store_refuses_wrong_rows(indices):
     store = Store()
-    number, _ = created(store, "table#0", np.zeros((4096, 2)))
+    number = create(store, "table#0", np.zeros((4096, 2)))["number"]
     with pytest.raises(HandshakeError, match="indices"):
         store.answer(
             {"request": "push", "items": [[number, "rows"]]}, [np.array(indices), np.ones((2, 2))]
@@ -430,6 +664,151 @@ def test_store_refuses_wrong_rows(indices):
 
 def test_store_refuses_an_update_of_another_shape():
     store = Store()
-    number, _ = created(store, "a#0", np.ones(3))
+    number = create(store, "a#0", np.ones(3))["number"]
     with pytest.raises(HandshakeError, match="another shape"):
         store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
+
+
+# Shared memory ------------------------------------------------------------------------------------
+
+
+def test_block_of_another_file_is_not_mapped():
+    file = SharedFile.made()
+    if file is None:
+        pytest.skip("this system has no files in memory with locks")
+    owner, fd, token = file.name
+    assert SharedFile.of([owner, fd, token]) is not None
+    for name in ([owner, fd, token[2:] + "00"], [owner, 10**6, token], [owner, fd, "x"], None, []):
+        assert SharedFile.of(name) is None
+
+
+def test_block_in_a_file_is_seen_and_locked_by_another_mapping():
+    file = SharedFile.made()
+    if file is None:
+        pytest.skip("this system has no files in memory with locks")
+    block = Block.made(np.zeros((4096, 2)), 5, file)
+    other = Block((4096, 2), np.dtype(float), 5, SharedFile.of(file.name), block.offset)
+    begun, ended = threading.Event(), threading.Event()
+
+    def change():
+        begun.set()
+        with other.locked(True) as value:
+            other.changed([7])
+            value[7] += 1
+        ended.set()
+
+    with block.locked(False):
+        threading.Thread(target=change).start()
+        assert begun.wait(hangs.SECONDS) and not ended.wait(0.05)
+        assert block.value[7].tolist() == [0, 0]
+    assert ended.wait(hangs.SECONDS)
+    assert block.value[7].tolist() == [1, 1]
+    assert block.rows_since(block.version - 1).tolist() == [7]
+    assert block.rows_since(0) is None
+
+
+# Snapshots ----------------------------------------------------------------------------------------
+
+
+def test_snapshot_holds_only_the_run_that_wrote_it(tmp_path):
+    snapshots = Snapshots(str(tmp_path))
+    blocks = {"v#0": Block.made(np.arange(3.0), 0, None), "w#0": Block.made(np.zeros(()), 1, None)}
+    snapshots.write("a", blocks)
+    blocks["v#0"].value += 1
+    blocks["v#0"].changed()
+    snapshots.write("a", blocks)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.2", "1.1", "index.json"]
+    again, other = [Store(Snapshots(str(tmp_path)), 3600) for _ in range(2)]
+    again.answer({"request": "begin", "run": "a"}, [])
+    number = create(again, "v#0", np.zeros(3), given=False)["number"]
+    (version, _), (value,) = pulled(again, number)
+    assert version == 2 and value.tolist() == [1, 2, 3]
+    other.answer({"request": "begin", "run": "b"}, [])
+    assert create(other, "v#0", np.zeros(3), given=False) == {"wanted": True}
+
+
+def test_snapshot_that_is_damaged_raises(tmp_path):
+    snapshots = Snapshots(str(tmp_path))
+    snapshots.write("a", {"v#0": Block.made(np.arange(3.0), 0, None)})
+    (tmp_path / "0.1").write_bytes(b"short")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        snapshots.read("a")
+    for text in (b"[]", b"{", b'{"run": "a", "variables": [{"number": 0}]}'):
+        (tmp_path / "index.json").write_bytes(text)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            snapshots.read("a")
+
+
+@pytest.mark.slow
+def test_lost_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, transport):
+    path = tmp_path / "script.py"
+    begin = BEGIN.replace(
+        "ParameterServerStrategy()",
+        f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "
+        "recover=True)",
+    )
+    path.write_text(
+        begin
+        + MODEL
+        + """
+@tf.function
+def add():
+    count.assign_add(1)
+    table.scatter_add(tf.IndexedSlices(np.ones((1, 4), np.float32), np.array([7])))
+    return count
+
+while True:
+    print(int(coordinator.schedule(add).fetch()), int(table.numpy()[7, 0]), flush=True)
+    coordinator.join()
+    time.sleep(0.002)
+"""
+    )
+    with started(path) as tasks:
+        _, server, chief = tasks
+
+        def reach(least):
+            for line in iter(chief.stdout.readline, ""):
+                if int(line.split()[0]) >= least:
+                    return int(line.split()[0])
+            raise AssertionError(chief.communicate()[1])
+
+        before = reach(100)
+        time.sleep(0.2)
+        server.kill()
+        server.communicate()
+        again = start(path, "ps", server.cluster)
+        tasks.append(again)
+        after = reach(0)
+        while after > 100 and after == before + 1:  # lines from before the end of the server
+            before, after = after, reach(0)
+        assert after > 50, "the counter is that of the snapshot"
+        assert reach(after + 200) >= after + 200
+
+
+# Checkpoints --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_coordinator_that_is_started_again_goes_on_from_its_checkpoint(tmp_path, transport):
+    script = (
+        MODEL
+        + """
+checkpoint = tf.train.Checkpoint(table=table, count=count, optimizer=optimizer)
+manager = tf.train.CheckpointManager(checkpoint, "saved", max_to_keep=1)
+if tf.train.latest_checkpoint("saved"):
+    checkpoint.restore(tf.train.latest_checkpoint("saved"))
+begin, norm = int(count), float(np.abs(table.numpy()).sum())
+iterator = iter(per_worker)
+for _ in range(20):
+    coordinator.schedule(step, args=(iterator,))
+coordinator.join()
+manager.save()
+saved = float(np.abs(table.numpy()).sum())
+report(begin=begin, norm=norm, saved=saved, steps=int(optimizer.iterations))
+"""
+    )
+    first, _ = results(tmp_path, script, servers=2)
+    again, _ = results(tmp_path, script, servers=1)
+    assert (first["begin"], first["steps"]) == (0, 20)
+    assert (again["begin"], again["steps"]) == (20, 40)
+    assert again["norm"] == pytest.approx(first["saved"]) and first["norm"] == 0

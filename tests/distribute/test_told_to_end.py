@@ -1,4 +1,4 @@
-"""SIGTERM to workers in the middle of a step: all save that step, and others go on from it."""
+"""SIGTERM to workers in the middle of a step: all save that step, and new workers continue from it."""
 
 from __future__ import annotations
 

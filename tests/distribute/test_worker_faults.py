@@ -167,7 +167,9 @@ except Exception as error:
     done = ended(start(tmp_path, [("worker", 0), ("worker", 1)], body, cluster=cluster))
     for output in done.outputs:
         assert "RendezvousError" in output, done
-    assert "Timeout waiting for the cluster, timeout is 2 seconds" in done.outputs[0], done
+    # The first worker whose time is over ends the wait of both.
+    own = "Timeout waiting for the cluster, timeout is 2 seconds" in done.outputs[0]
+    assert own or "as rank 1 waits no longer" in done.outputs[0], done
     assert "rank 2 of 3" in done.outputs[0], done
     for errors in done.errors:  # also on a worker that only rank 0 can tell
         assert "rank 0 waits for rank 2 of 3 to come to" in errors, done

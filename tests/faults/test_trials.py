@@ -48,7 +48,7 @@ def test_a_trial_of_each_setup_has_no_problems(setup):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_trials_of_each_fault_have_no_problems(fault):
-    assert not problems(trials.run_trials(range(5), fault=fault, jobs=2))
+    assert not problems(trials.run_trials(range(3), fault=fault, jobs=2))
 
 
 @pytest.mark.parametrize("planted", some_fast(_PLANTED, _FAST_PLANTED))

@@ -2,7 +2,8 @@
 
 A block with a title is a file. The other Python blocks of a page are one program, in their order. The
 block titled "Output" is what the block before it prints. After the comment ``<!-- not run: reason -->``
-a block is not run. The comment ``<!-- slow: reason -->`` makes the page a slow test.
+a block is not run. After ``<!-- needs: module -->`` a block runs in a slow test, if the module is
+installed. The comment ``<!-- slow: reason -->`` makes the page a slow test.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,20 +24,25 @@ from pycollective import cli
 TOP = Path(__file__).resolve().parents[2]
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
 BLOCK = re.compile(
-    r"(?P<mark><!-- not run: [^>]+ -->\n[ ]*)?```(?P<kind>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"(?:<!-- (?P<mark>not run|needs): (?P<module>[^>]+) -->\n[ ]*)?"
+    r"```(?P<kind>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n"
     r"(?P<text>.*?)\n[ ]*```(?=\n|$)",
     re.DOTALL,
 )
 
 
 class Block(NamedTuple):
-    """A block of code: the language, the title, the text, its first line, and True if it runs."""
+    """A block of code: the language, the title, the text and its first line.
+
+    ``needs`` is the module that the block needs, if any.
+    """
 
     kind: str
     title: str | None
     text: str
     line: int
     runs: bool
+    needs: str | None
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -43,7 +50,8 @@ def blocks_of(page: Path) -> list[Block]:
     return [
         Block(
             found["kind"], found["title"], found["text"],
-            text.count("\n", 0, found.start("text")) + 1, not found["mark"],
+            text.count("\n", 0, found.start("text")) + 1, found["mark"] != "not run",
+            found["module"] if found["mark"] == "needs" else None,
         )
         for found in BLOCK.finditer(text)
     ]  # fmt: skip
@@ -56,15 +64,29 @@ def name_of(page: Path) -> str:
 def parameters() -> list:
     found = []
     for page in PAGES:
-        if any(block.runs and block.kind in ("python", "bash") for block in blocks_of(page)):
+        code = [b for b in blocks_of(page) if b.runs and b.kind in ("python", "bash")]
+        needed = sorted({block.needs for block in code if block.needs})
+        if len(code) > sum(block.needs is not None for block in code):
             slow = [pytest.mark.slow] if "<!-- slow: " in page.read_text(encoding="utf-8") else []
-            found.append(pytest.param(page, id=name_of(page), marks=slow))
+            found.append(pytest.param(page, None, id=name_of(page), marks=slow))
+        for module in needed:
+            name = f"{name_of(page)} with {module}"
+            found.append(pytest.param(page, module, id=name, marks=pytest.mark.slow))
     return found
+
+
+#: MPI's launchers stand beside the interpreter. Open MPI refuses the user root and too many ranks.
+_LAUNCHER = {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 
 
 def run(command: list[str], folder: Path, variables: dict[str, str] | None = None) -> str:
     path = os.pathsep.join(sys.path)
-    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", **_LAUNCHER}
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=120,
         env=environment | (variables or {}),
@@ -91,19 +113,29 @@ def check_command(words: list[str], folder: Path) -> str:
             return run([sys.executable, "-m", *words], folder, variables)
         cli.parser([words[1]] if words[1] in cli._COMMANDS else cli._COMMANDS).parse_args(words[1:])
         return ""
+    if words[0] == "torchrun":
+        return run([sys.executable, "-m", "torch.distributed.run", *words[1:]], folder, variables)
+    if words[0] == "mpirun":
+        launcher = shutil.which("mpirun", path=_LAUNCHER["PATH"])
+        if launcher is None:
+            pytest.skip("no mpirun")
+        return run([launcher, *words[1:]], folder, variables)
     assert words[:2] == ["pip", "install"], f"{words}: mark the block as not run, with the reason"
     return ""
 
 
-@pytest.mark.parametrize("page", parameters())
-def test_page_code_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page, module", parameters())
+def test_page_code_runs_and_prints_what_the_page_says(page, module, tmp_path, monkeypatch):
+    if module:
+        pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)  # where the parser finds the files of the page
-    program, printed, output = "", [], ""
+    program, printed = "", []
+    output: str | None = ""
     for block in blocks_of(page):
         if block.title == "Output":
             printed.append((block.line, block.text, output))
-        elif not block.runs:
-            continue
+        elif not block.runs or block.needs not in (None, module):
+            output = None
         elif block.kind == "python" and block.title:
             (tmp_path / block.title).write_text(block.text + "\n", encoding="utf-8")
         elif block.kind == "python":
@@ -116,6 +148,8 @@ def test_page_code_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatc
         program = run([sys.executable, "page.py"], tmp_path)
     for line, text, output in printed:
         output = program if output == "program" else output
+        if output is None:  # the block did not run
+            continue
         assert text in output, f"{name_of(page)}:{line}: the code prints\n{output}"
 
 
@@ -128,10 +162,10 @@ def test_page_links_lead_to_files(page):
             assert (page.parent / target).exists(), target
 
 
-def test_explanations_have_at_most_1200_words():
+def test_pages_have_at_most_1200_words():
     long = {
         page.name: words
-        for page in (TOP / "docs" / "explanation").glob("*.md")
+        for page in PAGES
         if (words := len(page.read_text(encoding="utf-8").split())) > 1200
     }
     assert not long

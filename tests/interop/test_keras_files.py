@@ -418,6 +418,7 @@ OPTIMIZERS = [
     ("Nadam", {"learning_rate": 0.01}),
     ("Adamax", {"learning_rate": 0.01}),
     ("Adadelta", {"learning_rate": 1.0}),
+    ("Ftrl", {"learning_rate": 0.1}),
     ("SGD", {"learning_rate": "schedule", "momentum": 0.9, "global_clipnorm": 0.3}),
 ]
 SCHEDULE = {"initial_learning_rate": 0.5, "decay_steps": 2, "decay_rate": 0.3, "staircase": True}

@@ -42,6 +42,18 @@ CASES = [
     ("Adadelta", {"learning_rate": 0.5, "rho": 0.8}),
     ("Adamax", {"learning_rate": 0.1}),
     ("Nadam", {"learning_rate": 0.1, "beta_1": 0.8}),
+    ("Ftrl", {"learning_rate": 0.1}),
+    (
+        "Ftrl",
+        {
+            "learning_rate": 0.1,
+            "learning_rate_power": -0.3,
+            "l1_regularization_strength": 0.5,
+            "l2_regularization_strength": 0.2,
+            "l2_shrinkage_regularization_strength": 0.1,
+            "beta": 0.3,
+        },
+    ),
     ("SGD", {"learning_rate": 0.1, "use_ema": True, "ema_overwrite_frequency": 4}),
     ("SGD", {"learning_rate": 0.1, "loss_scale_factor": 8.0}),
 ]

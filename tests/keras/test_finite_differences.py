@@ -14,7 +14,7 @@ from test_zero_rows import INPUTS, PAIRS, exported, fitting, make
 
 from pycollective import nest
 from pycollective.keras import layers, losses
-from pycollective.tensor import GradientTape, Tensor, ops
+from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
 
 STEP = 1e-6
 DIRECTIONS = 1
@@ -39,7 +39,7 @@ WINDOW = {"strides": 2, "padding": "same"}
 def check(function, sources, gradients, random):
     """Compare gradients with finite differences of a function of arrays; None is a zero gradient."""
     for k, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
-        found = np.zeros_like(source) if gradient is None else gradient.numpy()
+        found = np.zeros_like(source) if gradient is None else as_tensor(gradient).numpy()
         assert found.shape == source.shape and found.dtype == source.dtype
         for _ in range(DIRECTIONS):
             direction = random.standard_normal(source.shape)

@@ -308,6 +308,25 @@ def test_predict_nested_outputs_keep_their_structure(name):
     np.testing.assert_allclose(found["twice"], 2 * a * a)
 
 
+@pytest.mark.parametrize("size", [5, 2], ids=["one batch", "three batches"])
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist, tf.constant, np.asfortranarray])
+def test_predict_of_one_batch_equals_a_loop_over_small_batches(kind, size):
+    model = keras.Sequential([keras.layers.Dense(2)])
+    x = np.random.default_rng(0).random((5, 3), np.float32)
+    model.build((None, 3))
+    expected = x @ model.layers[0].kernel.numpy()
+    found = model.predict(kind(x), batch_size=size, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found.flags.writeable and found.flags.owndata
+    for wrong in (0, True, -1):
+        with pytest.raises(ValueError, match="batch_size must be a positive integer"):
+            model.predict(kind(x), batch_size=wrong, verbose=0)
+    with pytest.raises(ValueError, match="predict: the input has no batch"):
+        model.predict(x[:0], batch_size=size, verbose=0)
+    with pytest.raises(ValueError, match="x is None"):
+        model.predict(None, batch_size=size, verbose=0)
+
+
 class KerasGuide(keras.Model):
     """The `train_step` of Keras's guide "Customizing what happens in fit()"."""
 

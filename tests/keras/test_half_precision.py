@@ -35,7 +35,8 @@ def test_layer_half_precision_is_accurate(cls, policy):
             y = layer(x, training=True)
             total = tf.reduce_sum(tf.cast(y, "float32") * 0.125)
         sources = [*(x if isinstance(x, list) else [x]), *layer.trainable_variables]
-        return layer, y, tape.gradient(total, sources)
+        slopes = tape.gradient(total, sources)
+        return layer, y, [g if g is None else tf.convert_to_tensor(g) for g in slopes]
 
     def use(shape):
         y = make(cls, dtype="float32")(rows(shape))

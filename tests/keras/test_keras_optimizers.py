@@ -431,3 +431,38 @@ def test_gradient_of_integer_variable_raises():
     with pytest.raises(ValueError, match="the variable has .* int64"):
         optimizers.SGD().apply_gradients([(as_tensor(np.array([0.5, 0.25])), variable)])
     assert variable.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optimizers.SGD(0.1),
+        lambda: optimizers.SGD(0.1, clipnorm=0.5),
+        lambda: optimizers.SGD(0.1, momentum=0.9),
+        lambda: optimizers.SGD(0.1, weight_decay=0.1),
+        lambda: optimizers.Adagrad(0.1),
+        lambda: optimizers.Adam(0.1),
+    ],
+)
+def test_steps_by_rows_equal_those_by_arrays(make):
+    rng = np.random.default_rng(5)
+    start, matrix = rng.normal(size=(400, 6)).astype("f4"), rng.normal(size=(6, 2)).astype("f4")
+    found = []
+    for dense in (False, True):
+        optimizer = make()
+        table, weight = Variable(start), Variable(matrix)
+        draws = np.random.default_rng(6)
+        for _ in range(4):
+            index = draws.integers(0, 400, (8, 3))
+            with GradientTape() as tape:
+                loss = ops.reduce_sum(
+                    ops.square(ops.tensordot(ops.gather(table, index), weight, 1))
+                )
+            gradients = tape.gradient(loss, [table, weight])
+            if dense:
+                gradients = [as_tensor(g) for g in gradients]
+            optimizer.apply_gradients(zip(gradients, [table, weight], strict=True))
+        assert int(optimizer.iterations) == 4
+        found.append((table.numpy(), weight.numpy()))
+    for rows, arrays in zip(*found, strict=True):
+        np.testing.assert_allclose(rows, arrays, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ from fitting import STRATEGIES, mirrored
 
 from pycollective import keras
 from pycollective.keras import activations, constraints, initializers, layers, regularizers
-from pycollective.tensor import GradientTape, Tensor, ops
+from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
 
 RANDOM = np.random.default_rng(6)
 W = RANDOM.standard_normal((4, 3))
@@ -228,7 +228,7 @@ def test_embedding_looks_up_rows():
     with GradientTape() as tape:
         y = layer(numbers)
     np.testing.assert_array_equal(y.numpy(), table[numbers])
-    gradient = tape.gradient(y, layer.embeddings).numpy()
+    gradient = as_tensor(tape.gradient(y, layer.embeddings)).numpy()
     np.testing.assert_array_equal(gradient[:, 0], [1, 0, 1, 0, 2])
     np.testing.assert_array_equal(layer(numbers.astype(np.float64)).numpy(), table[numbers])
     assert layer.compute_output_shape((None, 7)) == (None, 7, 3)

@@ -129,6 +129,17 @@ def adam(w, rate=0.01, decay=0.0, amsgrad=False, b1=0.9, b2=0.999, epsilon=1e-7)
         g = yield w
 
 
+def ftrl(w, rate=0.1, power=0.5, n=0.1, l1=0.0, l2=0.0, shrinkage=0.0):
+    z = 0.0
+    g = yield
+    while True:
+        after = n + g**2
+        z += g + 2 * shrinkage * w - (after**power - n**power) / rate * w
+        n = after
+        w = (min(max(z, -l1), l1) - z) / (n**power / rate + 2 * l2)
+        g = yield w
+
+
 def with_rule(rule, **settings):
     return lambda start: rule(start, **settings)
 
@@ -151,6 +162,11 @@ RULES = {
     "adadelta": (lambda: optimizers.Adadelta(0.5, 0.9, 1e-5), with_rule(adadelta)),
     "adamax": (lambda: optimizers.Adamax(0.01), with_rule(adamax)),
     "nadam": (lambda: optimizers.Nadam(0.01), with_rule(nadam)),
+    "ftrl": (lambda: optimizers.Ftrl(0.1), with_rule(ftrl)),
+    "ftrl with penalties": (
+        lambda: optimizers.Ftrl(0.1, -0.3, 0.5, 0.4, 0.2, 0.1, beta=0.02),
+        with_rule(ftrl, power=0.3, n=0.5, l1=0.4, l2=0.3, shrinkage=0.1),
+    ),
     "amsgrad": (
         lambda: optimizers.Adam(0.01, beta_2=0.5, amsgrad=True),
         with_rule(adam, amsgrad=True, b2=0.5),
@@ -441,6 +457,8 @@ def test_custom_optimizer_config_survives():
         (lambda: optimizers.RMSprop(rho=1.5), "rho must be from 0 to 1"),
         (lambda: optimizers.Adagrad(initial_accumulator_value=-1.0), "must be at least 0"),
         (lambda: optimizers.Nadam(beta_1=1.0), "Nadam: beta_1"),
+        (lambda: optimizers.Ftrl(learning_rate_power=0.5), "negative or zero. Received"),
+        (lambda: optimizers.Ftrl(l1_regularization_strength=-1), "positive or zero. Received"),
         (lambda: optimizers.SGD().apply([as_tensor(1.0)]), "must already be built"),
         (lambda: schedules.CosineDecayRestarts(1.0, 3, t_mul=0.5), "t_mul must be at least 1"),
         (lambda: optimizers.deserialize({"config": {}}), "describes no optimizer"),
@@ -449,6 +467,16 @@ def test_custom_optimizer_config_survives():
 def test_optimizers_wrong_arguments_raise_with_reason(make, text):
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def test_iterations_may_be_a_variable_of_the_program_until_there_are_slots():
+    steps = Variable(np.int64(4), trainable=False)
+    optimizer = optimizers.LossScaleOptimizer(optimizers.Adam(0.1), initial_scale=1.0)
+    optimizer.iterations = steps
+    apply(optimizer, variables(), GRADIENTS[0])
+    assert int(steps) == 5
+    with pytest.raises(RuntimeError, match="Cannot set `iterations` to a new Variable"):
+        optimizer.iterations = Variable(np.int64(0))
 
 
 def test_learning_rate_function_get_config_raises():

@@ -80,7 +80,7 @@ def fitting(candidates, use):
 def is_zero_or_none(gradient, like):
     if gradient is None:
         return True
-    array = gradient.numpy()
+    array = tf.convert_to_tensor(gradient).numpy()
     return array.shape == tuple(like.shape) and not np.any(array != 0)  # also false for NaN
 
 

@@ -146,6 +146,34 @@ def test_standard_input_goes_to_rank_0(tmp_path):
     assert sorted(out.splitlines()) == ["0 'hello'", "1 ''"]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_run_with_closed_standard_streams_starts_the_ranks(tmp_path, closed):
+    """As a service may be started: the group's memory must not get their descriptors."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, pycollective as pc\n"
+        "comm = pc.init()\n"
+        "pathlib.Path(f'sum{comm.rank}').write_text(str(comm.all_reduce([1.0])))\n"
+        "print('a line')\n"
+    )
+    command = f"exec {sys.executable} -m pycollective run -n 2 script.py {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 0
+    assert [(tmp_path / f"sum{rank}").read_text() for rank in (0, 1)] == ["[2.]"] * 2
+
+
+def test_second_init_of_a_rank_says_that_the_process_has_joined(tmp_path):
+    """Also after the first communicator was closed."""
+    body = (
+        "import pycollective as pc\n"
+        "pc.init().close()\n"
+        "try:\n    pc.init()\n"
+        "except pc.CollectiveError as error:\n    print(error)\n"
+    )
+    out, _ = start(tmp_path, 1, body).communicate(timeout=60)
+    assert "this process has already joined the group" in out
+
+
 def test_secret_is_new_for_each_run_and_given_to_the_ranks(tmp_path):
     """Each run has another secret, in the ranks' environment and on no command line."""
     body = """

@@ -58,12 +58,16 @@ def test_more_ranks_than_cores_have_no_shares():
     assert shares(3, {0, 5}) == []
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize(
-    ("ranks", "options", "bound"),
-    [(2, (), True), (2, ("--bind", "none"), False), (len(CORES) + 1, (), False)],
+    ("transport", "ranks", "options", "bound"),
+    [
+        ("shm", 2, (), True),
+        ("tcp", 2, (), True),
+        ("shm", 2, ("--bind", "none"), False),
+        ("tcp", len(CORES) + 1, (), False),
+    ],
 )
-def test_ranks_have_cores_of_their_own(tmp_path, ranks, options, bound, transport):
+def test_ranks_have_cores_of_their_own(tmp_path, transport, ranks, options, bound):
     if bound and len(CORES) < ranks:
         pytest.skip("needs two cores")
     (tmp_path / "script.py").write_text(ASKED)

@@ -55,7 +55,7 @@ comm.close()
 """
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "mixed"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_memory_of_64_ranks_is_allocated_at_first_use(tmp_path, transport):
     done = run(tmp_path, transport, RANKS, BODY, preamble=PREAMBLE, seconds=180)
     assert (set(done.codes), done.errors) == ({0}, "")

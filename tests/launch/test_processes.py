@@ -230,7 +230,7 @@ def test_init_bad_environment_raises_rendezvous_error(tmp_path):
     for broken, text in (
         (
             launched_environment(0, 2, memory.descriptor),
-            "rank 0 of the group belongs to another process",
+            "this process has already joined the group",
         ),
         (
             launched_environment(5, 2, memory.descriptor),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -155,15 +156,15 @@ def test_spawn_error_that_cannot_be_pickled_is_a_rank_error():
     ("work", "text", "code"),
     [
         (is_killed, "rank 1 was killed by SIGKILL", -9),
-        (exits, "rank 1 exited with status 3 before its function returned", 3),
+        (exits, "rank 1 called sys.exit(3)", 3),
         (ends_at_once, "rank 1 exited with status 0 before its function returned", 0),
     ],
 )
 def test_spawn_rank_that_ends_early_is_named(work, text, code, transport):
     with pytest.raises(pc.RankError) as caught:
         pc.spawn(work, 2, context="fork", transport=transport)
-    assert str(caught.value) == text
-    assert (caught.value.rank, caught.value.exitcode) == (1, code)
+    assert str(caught.value).splitlines()[0] == text
+    assert (caught.value.rank, caught.value.ranks, caught.value.exitcode) == (1, (1,), code)
 
 
 def test_spawn_thread_that_calls_sys_exit_is_a_rank_error():
@@ -207,6 +208,25 @@ def test_spawn_result_that_cannot_be_pickled_says_what_to_do():
         TypeError, match="the result, a function, cannot be pickled .* threads=True"
     ):
         pc.spawn(lambda comm: lambda: 1, 2, context="fork")
+
+
+class CannotBeRead:
+    def __reduce__(self):
+        return int, ("x",)
+
+
+def test_spawn_result_that_cannot_be_unpickled_names_the_rank():
+    text = r"result of rank 1 cannot be unpickled \(ValueError: .*'x'\): return arrays"
+    with pytest.raises(TypeError, match=text) as caught:
+        pc.spawn(lambda comm: CannotBeRead() if comm.rank else None, 2, context="fork")
+    assert isinstance(caught.value.__cause__, pc.RankError) and caught.value.__cause__.rank == 1
+
+
+def test_spawn_in_a_daemon_says_what_to_do():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        with pytest.raises(RuntimeError, match="a daemon .* threads=True"):
+            pool.apply(pc.spawn, (total, 2))
+        assert len(pool.apply(pc.spawn, (total, 2), {"threads": True})) == 2
 
 
 def test_spawn_wrong_arguments_are_refused():

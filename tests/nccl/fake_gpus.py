@@ -107,12 +107,14 @@ class Event:
             yield from event.behind()
 
     def _wait(self, seconds):
-        if not self._over and all(event._wait(seconds) for event in self._first):
-            self._over = bool(self._cuda.library.fake_wait(self._stream, self._count, seconds))
-            if self._over:
-                ended = self._cuda.library.fake_ended(self._stream, self._count)
-                self.time = max(self._recorded, ended, *(event.time for event in self._first))
-                self._first = []
+        first = self._first
+        if self._over or not all(event._wait(seconds) for event in first):
+            return self._over
+        if self._cuda.library.fake_wait(self._stream, self._count, seconds):
+            ended = self._cuda.library.fake_ended(self._stream, self._count)
+            self.time = max(self._recorded, ended, *(event.time for event in first))
+            self._over = True  # after `time`, which another thread may read now
+            self._first = []
         return self._over
 
     @property

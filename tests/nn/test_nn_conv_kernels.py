@@ -354,7 +354,7 @@ _nn.set_threads(2)
 def again():
     x = np.ones(1 << 21, np.float32)
     while True:
-        _nn.relu(x, x)
+        _nn.activation("relu", x, x)
 for _ in range(3):
     threading.Thread(target=again, daemon=True).start()
 time.sleep(0.05)

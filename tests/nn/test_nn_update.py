@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pycollective import _nn as kernels
 from pycollective.nn import cross_entropy
 from pycollective.nn.update import adagrad_update, adam_update, rmsprop_update, sgd_update
 
@@ -105,6 +106,67 @@ def test_sgd_equals_the_formula(shape: Any, dtype: str, momentum: Any, nesterov:
     np.testing.assert_allclose(p, ep, atol=tolerance)
     if velocity is not None:
         np.testing.assert_allclose(velocity, ev, atol=tolerance)
+
+
+RULES = {
+    "adam": (2, [0.1, 0.2, 0.3, 1e-3]),
+    "adamax": (2, [0.1, 0.2, 0.9, 1e-3]),
+    "nadam": (2, [0.1, 0.2, 0.3, 0.4, 1.5, 1e-3]),
+    "adadelta": (2, [0.1, 0.9, 0.1, 1e-3]),
+    "adagrad": (1, [0.1, 1e-3]),
+}
+
+
+def step_of(rule: str, p: Any, g: Any, m: Any, v: Any, c: Any) -> tuple[Any, Any, Any]:
+    """Return parameters and slots after a step, by the formula."""
+    if rule == "adagrad":
+        m = m + g * g
+        return p - c[0] * g / np.sqrt(m + c[1]), m, v
+    if rule == "adadelta":
+        m = c[1] * m + c[2] * g * g
+        d = np.sqrt(v + c[3]) * g / np.sqrt(m + c[3])
+        return p - c[0] * d, m, c[1] * v + c[2] * d * d
+    first = c[2] if rule == "nadam" else c[1]
+    m = m + (g - m) * first
+    if rule == "adamax":
+        v = np.maximum(c[2] * v, np.abs(g))
+        return p - c[0] * m / (v + c[3]), m, v
+    v = v + (g * g - v) * c[3 if rule == "nadam" else 2]
+    if rule == "adam":
+        return p - c[0] * m / (np.sqrt(v) + c[3]), m, v
+    return p - (c[0] * m + c[1] * g) / (np.sqrt(v * c[4]) + c[5]), m, v
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [0, 1, 7, 33, 90_001])
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_equals_the_formula_also_for_numbers_that_are_not_finite(
+    rule: str, size: int, dtype: str
+) -> None:
+    rng = np.random.default_rng(6)
+    slots, numbers = RULES[rule]
+    p, m, v = (np.abs(normal(rng, size, dtype)) for _ in range(3))
+    wide = [a.astype(np.float64) for a in (p, m, v)]
+    for step in range(3):
+        g = normal(rng, size, dtype)
+        if step and size > 7:
+            g[3], g[5] = np.nan, np.inf
+        kernels.rule_update(rule, [p], [g], [[m], [v]][:slots], numbers)
+        with np.errstate(invalid="ignore"):
+            wide = list(step_of(rule, wide[0], g.astype(np.float64), *wide[1:], numbers))
+    close = 1e-5 if dtype == "float32" else 1e-12
+    for found, expected in zip((p, m, v), wide, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=close, atol=close)
+
+
+def test_unknown_rule_or_wrong_numbers_raise_value_error() -> None:
+    a = [np.zeros(3)]
+    with pytest.raises(ValueError, match="unknown rule 'lion'"):
+        kernels.rule_update("lion", a, a, [a], [1.0])
+    with pytest.raises(ValueError, match="the rule adagrad has 1 slots and 2 numbers"):
+        kernels.rule_update("adagrad", a, a, [a, a], [1.0, 2.0])
+    with pytest.raises(ValueError, match="the rule adam has 2 slots and 4 numbers"):
+        kernels.rule_update("adam", a, a, [], [1.0, 2.0])
 
 
 def test_many_parameters_are_one_run_of_numbers() -> None:

@@ -199,6 +199,48 @@ def test_dtypes_are_kept(dtype: str) -> None:
         assert y.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(2, 5, 7, 3), (1, 9, 2, 70), (3, 1, 1, 17), (0, 4, 4, 2)])
+@pytest.mark.parametrize("target", [(1, 1), (4, 13), (18, 6)])
+def test_bilinear_resizing_and_its_gradient_equal_the_reference(shape, target, dtype) -> None:
+    rng = np.random.default_rng(8)
+    x = rng.normal(0, 1, shape).astype(dtype)
+    matrices = []
+    for source, size in zip(shape[1:3], target, strict=True):
+        centers = np.clip((np.arange(size) + 0.5) * source / size - 0.5, 0, source - 1)
+        matrices.append(np.maximum(1 - np.abs(centers[:, None] - np.arange(source)), 0))
+    g = rng.normal(0, 1, (shape[0], *target, shape[3])).astype(dtype)
+    found = []
+    before = kernels.threads()
+    try:
+        for threads in (1, 3):
+            kernels.set_threads(threads)
+            with GradientTape() as tape:
+                source = as_tensor(x)
+                tape.watch(source)
+                y = nn.resize_bilinear(source, *target)
+            found.append((y.numpy(), tape.gradient(y, source, as_tensor(g)).numpy()))
+    finally:
+        kernels.set_threads(before)
+    close = 20 * float(np.finfo(dtype).eps)
+    wide = np.einsum("ih,jw,nhwc->nijc", *matrices, x.astype(float))
+    np.testing.assert_allclose(found[0][0], wide, rtol=close, atol=close)
+    back = np.einsum("ih,jw,nijc->nhwc", *matrices, g.astype(float))
+    np.testing.assert_allclose(found[0][1], back, rtol=close, atol=10 * close)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_bilinear_resizing_keeps_nan_and_infinity_to_their_neighbors() -> None:
+    x = np.zeros((1, 1, 8, 1), np.float32)
+    x[0, 0, 0], x[0, 0, 7] = np.nan, np.inf
+    y = nn.resize_bilinear(x, 1, 16).numpy().ravel()
+    assert np.isnan(y).tolist() == [True] * 3 + [False] * 13
+    assert np.isinf(y).tolist() == [False] * 13 + [True] * 3
+    with pytest.raises(ValueError, match="must be images, equal in number and channels"):
+        kernels.resample(x, np.ones((1, 1)), np.ones((8, 8)), x[0])
+
+
 def test_resizing_repeats_and_interpolates() -> None:
     x = np.arange(12.0).reshape(1, 2, 3, 2)
     large = check_gradients(lambda x: nn.upsample_nearest(x, (3, 2)), [x])

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from pycollective.comm.packing import joined
-from pycollective.tensor.multiple import compute
+from pycollective.tensor.compiled import binary
 from pycollective.workspace import Workspace
 
 SHAPE = (64, 1024)
@@ -43,7 +43,24 @@ def test_what_is_kept_is_bounded() -> None:
     # Requests of other sizes release idle memory.
     for rows in range(60, 70):
         space.empty((rows, 1024), np.float32)
-        assert space._kept <= 3 * size
+        assert space._kept() <= 3 * size
+
+
+def test_blocks_that_exist_keep_no_more_than_the_limit() -> None:
+    """One array in each piece of memory keeps the whole piece."""
+    space = Workspace(64 << 20)
+    held = []
+    for step in range(300):
+        space.empty((1024 + 16 * (step % 37), 512), np.float32)
+        held.append(space.empty((64 << 10,), np.uint8))
+        assert space._kept() <= 64 << 20
+    assert len({address(array) for array in held}) == len(held)
+
+
+def test_results_of_about_the_same_length_share_a_block() -> None:
+    space = Workspace()
+    places = {address(space.empty((100_000 + n,), np.uint8)) for n in range(0, 3000, 100)}
+    assert len(places) <= 2
 
 
 def test_scratch_is_one_block_per_name_and_thread() -> None:
@@ -62,10 +79,12 @@ def test_scratch_is_one_block_per_name_and_thread() -> None:
 
 def test_computed_results_are_those_of_the_function() -> None:
     a, b = np.full(SHAPE, 2.0, np.float32), np.full(SHAPE, 3.0, np.float32)
-    first = compute(np.add, a, b)
+    first = binary("add", np.add, a, b)
     assert first.base is not None and (first == 5).all()
-    for x, y in ((a, b[0]), (a, b.astype(np.float64)), (a[:2], b[:2]), (a.T, b.T)):
-        plain = compute(np.multiply, x, y)
+    repeated = binary("multiply", np.multiply, b[0], a)
+    assert repeated.base is not None and (repeated == 6).all()
+    for x, y in ((a, b[:, :1]), (a, b.astype(np.float64)), (a[:2], b[:2]), (a.T, b.T)):
+        plain = binary("multiply", np.multiply, x, y)
         assert plain.base is None
         np.testing.assert_array_equal(plain, x * y)
         assert plain.dtype == (x * y).dtype

@@ -268,4 +268,5 @@ def gradients_of(op, arrays):
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         outputs, total = weighted(op, tensors)
-    return outputs, tape.gradient(total, tensors)
+    found = tape.gradient(total, tensors)
+    return outputs, [g if g is None else tf.as_tensor(g) for g in found]

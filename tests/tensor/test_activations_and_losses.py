@@ -110,3 +110,14 @@ def test_dropout_in_another_shape():
     assert (y == y[:, :1]).all()
     assert not (y == y[:, :, :1]).all()
     assert set(np.unique(y)) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradient_of_mish_for_large_numbers_is_one(dtype):
+    """Its second summand falls faster than the number grows."""
+    x = tf.Variable(np.geomspace(30, 1e30, 100).astype(dtype))
+    with tf.GradientTape() as tape:
+        y = nn.mish(x)
+    np.testing.assert_allclose(
+        tape.gradient(y, x).numpy(), 1, rtol=1e-6 if dtype == np.float32 else 1e-15
+    )

@@ -108,3 +108,35 @@ def test_penalties_are_added_to_other_gradients() -> None:
             found = tape.gradient(target, weight).numpy()
             np.testing.assert_allclose(found, expected, rtol=1e-6)
     np.testing.assert_array_equal(weight.numpy(), values)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(50, 3), (2000, 3, 5), (7,)])
+def test_gradient_of_gather_has_the_rows_alone_and_their_sums(shape, dtype):
+    table = tf.Variable(np.ones(shape, dtype))
+    index = np.random.default_rng(1).integers(0, shape[0], (4, 9))
+    weights = np.random.default_rng(2).normal(size=(4, 9, *shape[1:])).astype(dtype)
+    with tf.GradientTape(persistent=True) as tape:
+        rows = tf.gather(table, index)
+        once = tf.reduce_sum(rows * weights)
+        twice = once + tf.reduce_sum(tf.gather(table, [0, 0]))
+        mixed = twice + tf.reduce_sum(table * 2.0)
+    expected = np.zeros(shape)
+    np.add.at(expected, index.reshape(-1), weights.reshape(36, *shape[1:]).astype(float))
+    close = {"atol": 0.02 if dtype is np.float16 else 1e-5}
+    for total, count in ((once, 36), (twice, 38)):
+        slices = tape.gradient(total, table)
+        assert isinstance(slices, tf.IndexedSlices) and slices.dtype == dtype
+        assert slices.values.shape == (count, *shape[1:]) and tuple(slices.shape) == shape
+        np.testing.assert_allclose(tf.convert_to_tensor(slices).numpy(), expected, **close)
+        expected[0] += 2
+    expected[0] -= 2
+    np.testing.assert_allclose(tape.gradient(mixed, table).numpy(), expected + 2, **close)
+
+
+def test_gradient_of_gather_of_no_rows_is_zero():
+    table = tf.Variable(np.ones((5, 2), np.float32))
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(tf.gather(table, np.zeros(0, np.int32)))
+    found = tape.gradient(total, table)
+    assert not np.any(tf.convert_to_tensor(found).numpy())

@@ -9,6 +9,7 @@ import pytest
 
 import pycollective.dtypes as dtypes
 import pycollective.tensor as tf
+from pycollective import math, nn
 
 
 def test_what_tutorials_do_with_tensors():
@@ -418,3 +419,21 @@ def test_random_numbers_have_their_shapes_types_and_limits():
         tf.random.uniform([2], dtype=np.int32)
     with pytest.raises(TypeError, match="normal makes floating-point numbers, got dtype int32"):
         tf.random.normal([2], dtype=np.int32)
+
+
+@pytest.mark.parametrize("name", math.__all__)
+def test_math_has_the_operation_of_the_shorter_path(name):
+    """``tf.math.exp`` is ``tf.exp``; names that TensorFlow has in `tf.math` alone are listed here."""
+    longer = {"floormod": tf.mod, "truediv": tf.divide}
+    longer |= {name: getattr(nn, name) for name in ("softmax", "log_softmax", "softplus")}
+    assert getattr(math, name) is (longer.get(name) or getattr(tf, name))
+
+
+def test_an_array_in_another_byte_order_becomes_a_tensor_of_this_machine():
+    """Kernels and NumPy give the same sums, with few elements and with many."""
+    for count in (3, 100_000):
+        swapped = np.arange(count).astype(np.dtype(np.float32).newbyteorder())
+        x = tf.convert_to_tensor(swapped)
+        assert x.dtype == np.float32 and x.dtype.isnative
+        assert np.array_equal((x + x).numpy(), 2 * np.arange(count, dtype=np.float32))
+        assert float(tf.reduce_max(x)) == count - 1

@@ -70,3 +70,31 @@ def test_custom_training_reaches_99_percent(mnist_dir):
     accuracies = re.findall(r"(?:Test Accuracy|without strategy): ([\d.]+)", printed)
     assert len(accuracies) == 6 and accuracies[-1] == accuracies[-2]
     assert float(accuracies[-1]) >= 99.0
+
+
+def test_parameter_server_runs_with_servers_and_workers_in_processes(tmp_path):
+    script = EXAMPLES / "parameter_server.py"
+    command = [
+        sys.executable,
+        "-m",
+        "pycollective",
+        "run",
+        "--ps",
+        "2",
+        "--workers",
+        "2",
+        "--chief",
+    ]
+    done = subprocess.run(
+        [*command, script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,  # `python -m` imports from here first; the sources have no compiled core
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    shards = re.findall(r"part_\d: shape \(4, 16384\) on /job:ps/replica:0/task:(\d)", done.stdout)
+    assert set(shards) == {"0", "1"}
+    accuracies = re.findall(r"Evaluation accuracy .*: ([\d.]+)", done.stdout)
+    assert len(accuracies) == 3 and min(map(float, accuracies)) > 0.9

@@ -77,6 +77,17 @@ def test_guide_prints_the_numbers_of_tensorflow(replicas, tmp_path):
         tensors = [re.fullmatch(r"tf\.Tensor\((.+), shape=\(\), dtype=float32\)", x) for x in lines]
         return [float(match[1]) for match in tensors]
 
+    # The oldest guide's numbers, for any number of replicas.
+    (line,) = printed["Estimator (the oldest guide)"]
+    found = dict(re.findall(r"'([\w/]+)': [^,}]*?([\d.]+(?:e-\d+)?)\)?[,}]", line))
+    assert {name: float(value) for name, value in found.items()} == {
+        "average_loss": 1.4210855e-14,
+        "label/mean": 1.0,
+        "loss": 1.4210855e-14,
+        "prediction/mean": 0.99999994,
+        "global_step": 10,
+    }
+
     # 1000 examples, 5 for each replica in a step; then 10 steps more.
     losses = numbers("A custom training loop") + numbers("The same for a number of steps")
     steps = 1000 // (5 * replicas)

@@ -3,7 +3,10 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "nn/bindings/arguments.h"
 #include "nn/bindings/bindings.h"
@@ -53,30 +56,6 @@ void add_multiple(const Array& x, double factor, const Array& y, Array& z) {
   });
 }
 
-void relu(const Array& x, Array& y) {
-  with_real(x, "x", [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = in<T>(x, "x", x.size());
-    T* to = out<T>(y, "y", x.size());
-    InterpreterRelease release;
-    by_parts(x.size(),
-             [&](Index first, Index last) { nn::relu(from + first, to + first, last - first); });
-  });
-}
-
-void add_relu(const Array& x, const Array& y, Array& z) {
-  with_real(x, "x", [&](auto zero) {
-    using T = decltype(zero);
-    const T* one = in<T>(x, "x", x.size());
-    const T* other = in<T>(y, "y", x.size());
-    T* to = out<T>(z, "z", x.size());
-    InterpreterRelease release;
-    by_parts(x.size(), [&](Index first, Index last) {
-      nn::add_relu(one + first, other + first, to + first, last - first);
-    });
-  });
-}
-
 void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArray bias_gradient) {
   with_real(g, "g", [&](auto zero) {
     using T = decltype(zero);
@@ -87,14 +66,7 @@ void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArra
     T* to = out<T>(dz, "dz", g.size());
     T* sums = out<T>(bias_gradient, "bias_gradient", channels);
     InterpreterRelease release;
-    if (sums || !to) {
-      nn::relu_gradient(from, mask, to, sums, rows, channels);
-      return;
-    }
-    by_parts(g.size(), [&](Index first, Index last) {
-      nn::relu_gradient(from + first, mask ? mask + first : nullptr, to + first,
-                        static_cast<T*>(nullptr), last - first, 1);
-    });
+    nn::relu_gradient(from, mask, to, sums, rows, channels);
   });
 }
 
@@ -130,6 +102,152 @@ void activation_gradient(const std::string& name, const Array& g, const Array& x
     by_parts(x.size(), [&](Index first, Index last) {
       kind.gradients(upstream + first, from + first, T(alpha), to + first, last - first);
     });
+  });
+}
+
+// An operand whose numbers are used again from the start after each `period`.
+template <typename T>
+struct Repeated {
+  const T* data;
+  Index period;
+
+  // Few numbers are copied side by side, because kernels process runs of them.
+  Repeated(const Array& a, const char* name, Index size) : data(in<T>(a, name, a.size())) {
+    period = a.size();
+    if (period < 1 ? size > 0 : size % period != 0) {
+      throw py::value_error(std::string(name) + " of shape " + shape_text(a) +
+                            " does not repeat to " + std::to_string(size) + " elements");
+    }
+    constexpr Index kRun = 512;
+    if (period == size || period >= kRun) return;
+    thread_local std::vector<T> kept[2];
+    std::vector<T>& copies = kept[name[0] == 'y'];
+    copies.clear();
+    while (static_cast<Index>(copies.size()) < kRun) {
+      copies.insert(copies.end(), data, data + a.size());
+    }
+    data = copies.data();
+    period = static_cast<Index>(copies.size());
+  }
+};
+
+// Calls body(at, from x, from y, length) for runs in which neither operand starts again.
+template <typename T, typename Body>
+void by_runs(const Repeated<T>& x, const Repeated<T>& y, Index size, const Body& body) {
+  constexpr Index kMost = 1 << 12;  // in the first-level cache
+  by_parts(size, [&](Index first, Index last) {
+    for (Index at = first; at < last;) {
+      const Index from_x = at % x.period, from_y = at % y.period;
+      const Index run = std::min({kMost, last - at, x.period - from_x, y.period - from_y});
+      body(at, x.data + from_x, y.data + from_y, run);
+      at += run;
+    }
+  });
+}
+
+template <typename T>
+const nn::Binary<T>& binary_of(const std::string& name) {
+  const nn::Binary<T>* found = nn::find_binary<T>(name);
+  if (!found) throw py::value_error("unknown operation '" + name + "'");
+  return *found;
+}
+
+void binary(const std::string& name, const Array& x, const Array& y, Array& z) {
+  with_real(z, "z", [&](auto zero) {
+    using T = decltype(zero);
+    const nn::Binary<T>& kind = binary_of<T>(name);
+    T* to = out<T>(z, "z", z.size());
+    const Repeated<T> one(x, "x", z.size()), other(y, "y", z.size());
+    InterpreterRelease release(z.size() <= kBrief);
+    by_runs(one, other, z.size(),
+            [&](Index at, const T* a, const T* b, Index run) { kind.values(a, b, to + at, run); });
+  });
+}
+
+void binary_gradient(const std::string& name, const Array& g, const Array& x, const Array& y,
+                     MaybeArray dx, MaybeArray dy) {
+  with_real(g, "g", [&](auto zero) {
+    using T = decltype(zero);
+    const nn::Binary<T>& kind = binary_of<T>(name);
+    const T* upstream = in<T>(g, "g", g.size());
+    T* by_x = out<T>(dx, "dx", g.size());
+    T* by_y = out<T>(dy, "dy", g.size());
+    const Repeated<T> one(x, "x", g.size()), other(y, "y", g.size());
+    InterpreterRelease release(g.size() <= kBrief);
+    by_runs(one, other, g.size(), [&](Index at, const T* a, const T* b, Index run) {
+      kind.gradients(upstream + at, a, b, by_x ? by_x + at : by_x, by_y ? by_y + at : by_y, run);
+    });
+  });
+}
+
+void select(const Array& mask, const Array& x, const Array& y, Array& z) {
+  with_real(z, "z", [&](auto zero) {
+    using T = decltype(zero);
+    const bool* chosen = in<bool>(mask, "mask", z.size());
+    T* to = out<T>(z, "z", z.size());
+    const Repeated<T> one(x, "x", z.size()), other(y, "y", z.size());
+    InterpreterRelease release(z.size() <= kBrief);
+    by_runs(one, other, z.size(), [&](Index at, const T* a, const T* b, Index run) {
+      nn::select(reinterpret_cast<const std::uint8_t*>(chosen + at), a, b, to + at, run);
+    });
+  });
+}
+
+void reduce(const std::string& name, const Array& x, Array& y, Index outer, Index count,
+            Index inner) {
+  constexpr std::string_view kNames[] = {"sum", "max", "min", "prod"};
+  const auto* named = std::find(std::begin(kNames), std::end(kNames), name);
+  if (named == std::end(kNames)) throw py::value_error("unknown reduction '" + name + "'");
+  const auto kind = static_cast<nn::Reduction>(named - kNames);
+  if (std::min({outer, count, inner}) < 1) throw py::value_error("sizes must be at least 1");
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", area(area(outer, count), inner));
+    T* to = out<T>(y, "y", outer * inner);
+    InterpreterRelease release(x.size() <= kBrief);
+    nn::reduce(kind, from, to, outer, count, inner);
+  });
+}
+
+// Copies an array to one of the same shape. Returns false for types that the kernel does not copy.
+bool copy(const Array& source, Array& target) {
+  const int axes = static_cast<int>(target.ndim());
+  if (!source.dtype().is(target.dtype()) || target.dtype().kind() == 'O' ||
+      axes > nn::Strided::kMostAxes) {
+    return false;
+  }
+  if (source.ndim() != axes || !std::equal(source.shape(), source.shape() + axes, target.shape())) {
+    throw py::value_error("an array of shape " + shape_text(source) + " does not fit shape " +
+                          shape_text(target));
+  }
+  if (!target.writeable()) throw py::value_error("the target is read-only");
+  nn::Strided strided{axes, {}, {}, {}};
+  std::copy_n(target.shape(), axes, strided.sizes);
+  std::copy_n(source.strides(), axes, strided.from);
+  std::copy_n(target.strides(), axes, strided.to);
+  const char* from = static_cast<const char*>(source.data());
+  char* to = static_cast<char*>(target.mutable_data());
+  const auto item = target.itemsize();  // changes a count of references, and so needs the GIL
+  InterpreterRelease release(target.size() <= kBrief);
+  return nn::copy(strided, from, to, item);
+}
+
+void add_rows(const Array& rows, const Array& index, Array& y) {
+  if (y.ndim() != 2) throw py::value_error("y must be [height, width], not " + shape_text(y));
+  const Index height = y.shape(0), width = y.shape(1);
+  const Index* to = in<Index>(index, "index", index.size());
+  for (Index r = 0; r < index.size(); ++r) {
+    if (to[r] < 0 || to[r] >= height) {
+      throw py::value_error("index " + std::to_string(to[r]) + " is not in 0 to " +
+                            std::to_string(height - 1));
+    }
+  }
+  with_real(y, "y", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(rows, "rows", area(index.size(), width));
+    T* sums = out<T>(y, "y", y.size());
+    InterpreterRelease release(rows.size() <= kBrief);
+    nn::add_rows(from, to, sums, index.size(), width, height);
   });
 }
 
@@ -199,8 +317,12 @@ void bind_pointwise(py::module_& m) {
   m.def("bias_relu", &bias_relu, "z"_a, "bias"_a, "relu"_a);
   m.def("sum_of_squares", &sum_of_squares, "x"_a);
   m.def("add_multiple", &add_multiple, "x"_a, "factor"_a, "y"_a, "z"_a);
-  m.def("relu", &relu, "x"_a, "y"_a);
-  m.def("add_relu", &add_relu, "x"_a, "y"_a, "z"_a);
+  m.def("binary", &binary, "name"_a, "x"_a, "y"_a, "z"_a);
+  m.def("binary_gradient", &binary_gradient, "name"_a, "g"_a, "x"_a, "y"_a, "dx"_a, "dy"_a);
+  m.def("select", &select, "mask"_a, "x"_a, "y"_a, "z"_a);
+  m.def("reduce", &reduce, "name"_a, "x"_a, "y"_a, "outer"_a, "count"_a, "inner"_a);
+  m.def("copy", &copy, "source"_a, "target"_a);
+  m.def("add_rows", &add_rows, "rows"_a, "index"_a, "y"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
   m.def("activation", &activation, "name"_a, "x"_a, "y"_a, "alpha"_a = 1.0);
   m.def("activation_gradient", &activation_gradient, "name"_a, "g"_a, "x"_a, "dx"_a,

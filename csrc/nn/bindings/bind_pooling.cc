@@ -1,4 +1,4 @@
-// Pooling and depthwise convolution.
+// Pooling, resampling and depthwise convolution.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -98,12 +98,30 @@ void depthwise_weight_gradient(const Array& x, const Array& g, Array& weight_gra
   });
 }
 
+void resample(const Array& x, const Array& down, const Array& across, Array& y) {
+  if (x.ndim() != 4 || y.ndim() != 4 || x.shape(0) != y.shape(0) || x.shape(3) != y.shape(3)) {
+    throw py::value_error("x of shape " + shape_text(x) + " and y of shape " + shape_text(y) +
+                          " must be images, equal in number and channels");
+  }
+  const nn::Resampling r = {x.shape(0), x.shape(1), x.shape(2), y.shape(1), y.shape(2), x.shape(3)};
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    const T* by_row = in<T>(down, "down", area(r.out_h, r.height));
+    const T* by_column = in<T>(across, "across", area(r.out_w, r.width));
+    T* to = out<T>(y, "y", y.size());
+    InterpreterRelease release;
+    nn::resample(from, by_row, by_column, to, r);
+  });
+}
+
 }  // namespace
 
 void bind_pooling(py::module_& m) {
   m.def("max_pool", &max_pool, "x"_a, "bias"_a, "y"_a, "codes"_a, "window"_a, "relu"_a);
   m.def("max_pool_gradient", &max_pool_gradient, "g"_a, "codes"_a, "dx"_a, "bias_gradient"_a,
         "window"_a);
+  m.def("resample", &resample, "x"_a, "down"_a, "across"_a, "y"_a);
   m.def("depthwise_forward", &depthwise_forward, "x"_a, "weights"_a, "y"_a, "window"_a);
   m.def("depthwise_gradient", &depthwise_gradient, "g"_a, "weights"_a, "dx"_a, "window"_a);
   m.def("depthwise_weight_gradient", &depthwise_weight_gradient, "x"_a, "g"_a, "weight_gradient"_a,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -83,17 +84,26 @@ bool alike(const std::vector<std::vector<py::object>>& columns) {
   return kind && (kind.is(real) || kind.is(wide));
 }
 
-void adam_update(const Arrays& p, const Arrays& g, const Arrays& m, const Arrays& v, double alpha,
-                 double beta1, double beta2, double epsilon) {
+void rule_update(const std::string& name, const Arrays& p, const Arrays& g,
+                 const std::vector<Arrays>& slots, const std::vector<double>& numbers) {
   if (p.empty()) return;
   with_real(p[0], "p", [&](auto zero) {
     using T = decltype(zero);
+    const nn::Rule<T>* rule = nn::find_rule<T>(name);
+    if (!rule) throw py::value_error("unknown rule '" + name + "'");
+    if (static_cast<int>(slots.size()) != rule->slots ||
+        static_cast<int>(numbers.size()) != rule->numbers) {
+      throw py::value_error("the rule " + name + " has " + std::to_string(rule->slots) +
+                            " slots and " + std::to_string(rule->numbers) + " numbers");
+    }
     const std::vector<Index> sizes = sizes_of(p);
-    const Run<T> parameters(p, "p", sizes), first(m, "m", sizes), second(v, "v", sizes);
+    const Run<T> parameters(p, "p", sizes), first(slots.front(), "m", sizes),
+        second(slots.back(), "v", sizes);
     const Run<const T> gradients(g, "g", sizes);
+    const std::vector<T> c(numbers.begin(), numbers.end());
     over_all(sizes, [&](std::size_t k, Index at, Index count) {
-      nn::adam_update(parameters.data[k] + at, gradients.data[k] + at, first.data[k] + at,
-                      second.data[k] + at, count, alpha, beta1, beta2, epsilon);
+      rule->steps(parameters.data[k] + at, gradients.data[k] + at, first.data[k] + at,
+                  slots.size() > 1 ? second.data[k] + at : nullptr, count, c.data());
     });
   });
 }
@@ -125,20 +135,12 @@ void rmsprop_update(Array& p, const Array& g, Array& v, MaybeArray mean, MaybeAr
     T* squares = out<T>(v, "v", n);
     T* means = out<T>(mean, "mean", n);
     T* steps = out<T>(speed, "speed", n);
-    InterpreterRelease release;
-    nn::rmsprop_update(parameter, gradient, squares, means, steps, n, rate, rho, momentum, epsilon);
-  });
-}
-
-void adagrad_update(Array& p, const Array& g, Array& a, double rate, double epsilon) {
-  with_real(p, "p", [&](auto zero) {
-    using T = decltype(zero);
-    const Index n = p.size();
-    T* parameter = out<T>(p, "p", n);
-    const T* gradient = in<T>(g, "g", n);
-    T* sums = out<T>(a, "a", n);
-    InterpreterRelease release;
-    nn::adagrad_update(parameter, gradient, sums, n, rate, epsilon);
+    InterpreterRelease release(n <= kBrief / 8);
+    by_parts(n, [&](Index first, Index last) {
+      nn::rmsprop_update(parameter + first, gradient + first, squares + first,
+                         means ? means + first : means, steps ? steps + first : steps, last - first,
+                         rate, rho, momentum, epsilon);
+    });
   });
 }
 
@@ -148,13 +150,11 @@ void bind_update(py::module_& m) {
   m.def("alike", &alike, "columns"_a,
         "Return True if all arrays of the lists have one type that kernels support, and those at "
         "the same index have the same shape.");
-  m.def("adam_update", &adam_update, "p"_a, "g"_a, "m"_a, "v"_a, "alpha"_a, "beta1"_a, "beta2"_a,
-        "epsilon"_a);
+  m.def("rule_update", &rule_update, "name"_a, "p"_a, "g"_a, "slots"_a, "numbers"_a);
   m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,
         "nesterov"_a);
   m.def("rmsprop_update", &rmsprop_update, "p"_a, "g"_a, "v"_a, "mean"_a, "speed"_a, "rate"_a,
         "rho"_a, "momentum"_a, "epsilon"_a);
-  m.def("adagrad_update", &adagrad_update, "p"_a, "g"_a, "a"_a, "rate"_a, "epsilon"_a);
 }
 
 }  // namespace pycollective

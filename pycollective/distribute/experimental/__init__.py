@@ -15,6 +15,7 @@ from pycollective.distribute.multi_worker import MultiWorkerMirroredStrategy
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.unavailable import PreemptionWatcher, TPUStrategy
+from pycollective.distribute.worker_threads import cache_variable_reads
 
 if TYPE_CHECKING:
     from pycollective.train.preemption import PreemptionCheckpointHandler, TerminationConfig
@@ -32,6 +33,7 @@ __all__ = [
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
+    "cache_variable_reads",
     "coordinator",
     "partitioners",
     "rpc",

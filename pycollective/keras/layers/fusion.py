@@ -85,7 +85,7 @@ class ConvReluPool:
             conv.kernel,
             conv.bias,
             strides=conv.strides,
-            padding=conv.padding.upper(),
+            padding=conv.padding,
             dilations=conv.dilation_rate,
             pool_size=pool.pool_size,
         )

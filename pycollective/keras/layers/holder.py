@@ -15,14 +15,6 @@ from pycollective.keras.metrics.metric import Metric
 from pycollective.tensor import Tensor, Variable, as_tensor
 from pycollective.train.trackable import Trackable, containers_of, parts_of, structure_stamp
 
-#: True after the first add_loss of the process. Until then calls skip the search for old losses.
-_any_added_loss = False
-
-
-def any_added_loss() -> bool:
-    """Return True if any layer of the process has added a loss."""
-    return _any_added_loss
-
 
 class Holder(Trackable):
     """Base of `Layer`: access to the variables, metrics and losses of a layer and its sublayers."""
@@ -33,6 +25,8 @@ class Holder(Trackable):
     #: Regularizers, each with its variable.
     _regularized: list[tuple[Callable[[Any], Any], Variable]]
     _added_losses: threading.local
+    #: True after the first add_loss of the process. Until then calls skip the search for old losses.
+    _any_added_loss = False
     add_weight: Callable[..., Variable]
 
     def _sublayers(self) -> Iterator[Any]:
@@ -214,10 +208,9 @@ class Holder(Trackable):
         Each replica (thread) has its own values. The next call of the layer, or of the model that
         contains it, discards them.
         """
-        global _any_added_loss
         if in_dry_run():
             return
-        _any_added_loss = True
+        Holder._any_added_loss = True
         values = loss if isinstance(loss, (list, tuple)) else [loss]
         kept = self._added_losses.__dict__.setdefault("values", [])
         kept.extend(as_tensor(value) for value in values)
@@ -235,7 +228,7 @@ class Holder(Trackable):
         """
         found: list[Tensor] = []
         for layer, _ in self._walk():
-            if _any_added_loss:
+            if Holder._any_added_loss:
                 found += layer._added_losses.__dict__.get("values", ())
             if layer._trainable and layer._regularized:
                 found += [penalty(v) for penalty, v in layer._regularized if v.trainable]

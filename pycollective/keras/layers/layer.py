@@ -20,7 +20,7 @@ from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.dry_run import dry_run, in_dry_run, keep_values
 from pycollective.keras.graph.symbols import Node, has_symbols
 from pycollective.keras.layers.described import Described
-from pycollective.keras.layers.holder import Holder, any_added_loss, variables_in
+from pycollective.keras.layers.holder import Holder, variables_in
 from pycollective.keras.layers.recording import record
 from pycollective.keras.layers.shapes import Shape, is_shape, map_shapes, shapes_of, without_batch
 from pycollective.keras.policy import DTypePolicy, policy_of
@@ -374,14 +374,16 @@ class Layer(Described, Holder):
             self.ensure_built(self._shapes_to_build(inputs, args, kwargs))
         calls = _calls
         outside = calls.training
-        if not calls.depth and any_added_loss():
+        if self._any_added_loss and not calls.depth:
             self._forget_losses()
         calls.depth += 1
-        reads_as, thread_state.reads_as = thread_state.reads_as, self._reads_as
-        if training is not None:
-            calls.training = training
-        elif outside is not None:
+        reads_as, inside = thread_state.reads_as, self._reads_as
+        if reads_as is not inside:
+            thread_state.reads_as = inside
+        if training is None:
             training = outside
+        elif training is not outside:
+            calls.training = training
         try:
             if training is not None and self._takes_training:
                 outputs = self.call(inputs, *args, training=training, **kwargs)
@@ -389,8 +391,10 @@ class Layer(Described, Holder):
                 outputs = self.call(inputs, *args, **kwargs)
         finally:
             calls.depth -= 1
-            calls.training = outside
-            thread_state.reads_as = reads_as
+            if training is not outside:
+                calls.training = outside
+            if reads_as is not inside:
+                thread_state.reads_as = reads_as
         if self.activity_regularizer is not None:
             self._penalize(outputs)
         if first:

@@ -12,6 +12,7 @@ from pycollective.array_backend import on_host
 from pycollective.keras.backend import epsilon
 from pycollective.keras.losses.loss import matched
 from pycollective.tensor import Tensor, as_tensor, ops
+from pycollective.tensor.tape import record
 
 __all__ = [
     "binary_crossentropy",
@@ -180,7 +181,7 @@ def crossentropy_by_shape(y_true: Any, y_pred: Any) -> Tensor:
 def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean squared difference along the last axis."""
     true, predicted = matched(y_true, y_pred)
-    return _mean_of_last(ops.square(predicted - true))
+    return _mean_of_last(ops.squared_difference(predicted, true))
 
 
 def mean_absolute_error(y_true: Any, y_pred: Any) -> Tensor:
@@ -214,9 +215,11 @@ def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
     """
     true, predicted = matched(y_true, y_pred)
     error = predicted - true
-    size = ops.abs(error)
-    straight = delta * size - 0.5 * delta * delta
-    return _mean_of_last(ops.where(size <= delta, 0.5 * ops.square(error), straight))
+    a = error.array
+    slope = a.clip(-delta, delta)
+    # Both cases are ``slope * (error - slope / 2)``.
+    values = slope * (a - a.dtype.type(0.5) * slope)
+    return _mean_of_last(record(values, (error,), lambda g, _need: (g * slope,)))
 
 
 def log_cosh(y_true: Any, y_pred: Any) -> Tensor:
@@ -288,9 +291,11 @@ def _classes_last(values: Tensor, axis: int) -> Tensor:
 
 
 def _mean_of_last(values: Tensor) -> Tensor:
-    if not values.ndim:
+    shape = values.array.shape
+    if not shape:
         return values
-    return ops.reduce_sum(values, axis=-1) / float(max(1, values.shape[-1]))
+    # The mean of no elements would be NaN.
+    return ops.reduce_mean(values, axis=-1) if shape[-1] else ops.reduce_sum(values, axis=-1)
 
 
 def _probabilities(values: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.configs import Kind
 from pycollective.tensor import Tensor, as_tensor, ops
+from pycollective.tensor.ops.reductions import sum_over
 
 #: The losses by name; the package adds them.
 LOSSES = Kind("loss", {}, "a callable(y_true, y_pred)")
@@ -144,15 +144,15 @@ class Loss:
             If the shapes do not fit, or a label is out of range. If the reduction averages in the
             scope of a strategy, because a replica knows only its own part of the batch.
         """
-        if self.averages and has_strategy() and not _thread.averages:
+        averages = self.averages
+        if averages and has_strategy() and not _thread.averages:
             raise ValueError(_USE_SUM_OR_NONE)
         losses = self.values(y_true, y_pred)
         if sample_weight is not None:
             losses = losses * broadcast_weights(sample_weight, losses)
-        if self.reduction is Reduction.NONE:
-            return losses
-        total = ops.reduce_sum(losses)
-        return total / float(max(1, math.prod(losses.shape))) if self.averages else total
+        if averages:
+            return sum_over(losses, float(max(1, losses.array.size)))
+        return losses if self.reduction is Reduction.NONE else ops.reduce_sum(losses)
 
 
 _USE_SUM_OR_NONE = (
@@ -187,11 +187,11 @@ def in_loss_dtype(y_pred: Any, dtype: np.dtype[Any] | None = None) -> Tensor:
     """Return predictions in the dtype of a loss, which by default is wider than half precision."""
     predicted = as_tensor(y_pred)
     if dtype is None:
-        kind = predicted.dtype
+        kind = predicted.array.dtype
         if kind.kind not in "fV" or kind.itemsize >= 4:
             return predicted
         dtype = as_dtype(floatx())
-    return ops.cast(predicted, dtype)
+    return predicted if predicted.array.dtype == dtype else ops.cast(predicted, dtype)
 
 
 def same_rank(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,11 +216,13 @@ def matched(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
     A last axis of length 1 that only one tensor has is ignored.
     """
     predicted = as_tensor(y_pred)
-    if predicted.dtype.kind not in "fV":
+    if predicted.array.dtype.kind not in "fV":
         predicted = ops.cast(predicted, np.float32)
     true = as_tensor(y_true, like=predicted)
-    if true.dtype != predicted.dtype:
-        true = ops.cast(true, predicted.dtype)
+    if true.array.dtype != predicted.array.dtype:
+        true = ops.cast(true, predicted.array.dtype)
+    if true.array.shape == predicted.array.shape:
+        return true, predicted
     true, predicted = same_rank(true, predicted)
     if true.shape != predicted.shape:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array, array_module, asarray, scatter_add
+from pycollective.array_backend import Array, array_module, asarray, on_host, scatter_add
 from pycollective.keras.backend import epsilon
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.losses.loss import broadcast_weights, same_rank
@@ -27,6 +27,8 @@ __all__ = [
 
 #: The four cases of a binary prediction, in the order of `counts`.
 _CASES = ("true_positives", "false_positives", "true_negatives", "false_negatives")
+#: Up to this many thresholds, a pass for each is faster than sorting.
+_FEW = 4
 #: A threshold below every prediction: with ``top_k`` alone, the best ``k`` count as positive.
 _LOWEST = -1e10
 
@@ -67,24 +69,34 @@ def counts(
             raise ValueError(
                 f"class_id={class_id} is no class of predictions of shape {values.shape}"
             )
-        yes, values, weights = (a[..., class_id : class_id + 1] for a in (yes, values, weights))
+        yes, values = (a[..., class_id : class_id + 1] for a in (yes, values))
+        weights = None if weights is None else weights[..., class_id : class_id + 1]
     if not by_label:
-        yes, values, weights = (a.reshape(-1, 1) for a in (yes, values, weights))
+        yes, values = yes.reshape(-1, 1), values.reshape(-1, 1)
+        weights = None if weights is None else weights.reshape(-1, 1)
     elif values.ndim != 2:
         raise ValueError(
             "`y_pred` must have rank 2 when `multi_label=True`. Found rank "
             f"{values.ndim}. Full shape received for `y_pred`: {values.shape}"
         )
     columns = [
-        _column(yes[:, k], values[:, k], weights[:, k], np.asarray(thresholds, dtype))
+        _column(
+            yes[:, k],
+            values[:, k],
+            None if weights is None else weights[:, k],
+            np.asarray(thresholds, dtype),
+        )
         for k in range(values.shape[1])
     ]
     found = [np.stack(case, axis=-1).astype(dtype) for case in zip(*columns, strict=True)]
     return found if by_label else [case[:, 0] for case in found]
 
 
-def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array:
+def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array | None:
+    """Return a weight for each prediction, or None if all are 1."""
     values = predicted.array
+    if sample_weight is None and label_weights is None:
+        return None
     weights = np.ones_like(values)
     if sample_weight is not None:
         weights = weights * broadcast_weights(sample_weight, predicted).array
@@ -107,8 +119,23 @@ def _only_top(values: Array, k: int) -> Array:
     return kept
 
 
-def _column(yes: Array, values: Array, weights: Array, thresholds: Array) -> tuple[Array, ...]:
+def _counted(yes: Array, values: Array, threshold: Any) -> tuple[int, int, int, int]:
+    """Return the numbers of the four cases at a threshold, on the host."""
+    negative = values <= threshold
+    labels, negatives, missed = (
+        int(np.count_nonzero(mask)) for mask in (yes, negative, negative & yes)
+    )
+    found = labels - missed
+    return found, len(values) - negatives - found, negatives - missed, missed
+
+
+def _column(
+    yes: Array, values: Array, weights: Array | None, thresholds: Array
+) -> tuple[Array, ...]:
     """Return the four cases at each threshold, for one label."""
+    if weights is None and len(thresholds) <= _FEW and on_host(values):
+        rows = [_counted(yes, values, threshold) for threshold in thresholds]
+        return tuple(np.array(case, np.float64) for case in zip(*rows, strict=True))
     order = np.argsort(thresholds, kind="stable")
     # The number of thresholds below each prediction, at which the prediction is positive.
     below = np.searchsorted(asarray(thresholds[order], like=values), values, side="left")
@@ -116,9 +143,12 @@ def _column(yes: Array, values: Array, weights: Array, thresholds: Array) -> tup
     size = len(thresholds) + 1
     positive, all_of = [], []
     for kind in (yes, ~yes):
-        # CuPy's bincount would wait for the device.
-        share = array_module(values).zeros(size, np.float64)
-        scatter_add(share, below, (weights * kind).astype(np.float64))
+        amounts = (kind if weights is None else weights * kind).astype(np.float64)
+        if on_host(values):
+            share = np.bincount(below, amounts, size)
+        else:  # CuPy's bincount would wait for the device
+            share = array_module(values).zeros(size, np.float64)
+            scatter_add(share, below, amounts)
         from_here = share[::-1].cumsum()[::-1]
         positive.append(from_here[1:][given])
         all_of.append(from_here[0])

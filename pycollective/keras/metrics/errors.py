@@ -184,7 +184,7 @@ class RootMeanSquaredError(Mean):
     ) -> None:
         """Add a batch; parameters as for `MeanMetricWrapper.update_state`."""
         true, predicted = matched(y_true, y_pred)
-        super().update_state(ops.square(predicted - true), sample_weight)
+        super().update_state(ops.squared_difference(predicted, true), sample_weight)
 
     def result(self) -> Tensor:
         total, count = as_tensor(self.total).array, as_tensor(self.count).array

@@ -258,8 +258,9 @@ class Mean(Metric):
         With a weight for each example, several values of an example count as their mean, as in Keras
         3. With a single weight, all values count as their mean.
         """
+        values = as_tensor(values)
         total, count = _weighted_sum(values, sample_weight, self._dtype)
-        shape = as_tensor(values).shape
+        shape = values.array.shape
         one_weight = sample_weight is not None and not as_tensor(sample_weight).ndim
         each = math.prod(shape if one_weight else shape[1:])
         if each > 1:

@@ -17,6 +17,7 @@ from pycollective.keras.layers.shapes import Shape, is_shape
 from pycollective.keras.models.model import Model
 from pycollective.keras.registration import CustomObjectScope, public
 from pycollective.keras.serialization import deserialize_keras_object, serialize_keras_object
+from pycollective.tensor import Tensor
 from pycollective.train.trackable import structure_changed
 
 
@@ -217,7 +218,9 @@ class Sequential(Model):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Call the layers in order; each call inherits ``training`` from this call."""
-        if self._input_dtype is not None and not nest.is_nested(inputs):
+        if self._input_dtype is not None and (
+            inputs.__class__ is Tensor or not nest.is_nested(inputs)
+        ):
             assert self._input_shape is not None
             inputs = as_declared(inputs, self._input_shape, self._input_dtype)
         steps = self._steps

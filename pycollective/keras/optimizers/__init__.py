@@ -6,6 +6,7 @@ from pycollective.keras.optimizers import schedules
 from pycollective.keras.optimizers.adagrad import Adadelta, Adagrad
 from pycollective.keras.optimizers.adam import Adam, AdamW
 from pycollective.keras.optimizers.adamax import Adamax, Nadam
+from pycollective.keras.optimizers.ftrl import Ftrl
 from pycollective.keras.optimizers.loss_scale import LossScaleOptimizer
 from pycollective.keras.optimizers.named import KNOWN, deserialize, get, serialize
 from pycollective.keras.optimizers.optimizer import Optimizer
@@ -23,6 +24,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Ftrl",
     "LossScaleOptimizer",
     "Nadam",
     "Optimizer",
@@ -35,5 +37,16 @@ __all__ = [
 
 KNOWN |= {
     cls.__name__.lower(): cls
-    for cls in (Adadelta, Adagrad, Adam, AdamW, Adamax, LossScaleOptimizer, Nadam, RMSprop, SGD)
+    for cls in (
+        Adadelta,
+        Adagrad,
+        Adam,
+        AdamW,
+        Adamax,
+        Ftrl,
+        LossScaleOptimizer,
+        Nadam,
+        RMSprop,
+        SGD,
+    )
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
-from pycollective.nn.update import adagrad_update
+from pycollective.nn.update import adagrad_update, updated
 
 __all__ = ["Adadelta", "Adagrad"]
 
@@ -61,6 +61,9 @@ class Adagrad(Optimizer):
 
     def _slot_start(self, name: str) -> float:
         return self.initial_accumulator_value if name == "accumulator" else 0.0
+
+    def _updates_rows(self) -> bool:
+        return type(self).update_step is Adagrad.update_step and self._has_plain_steps()
 
     def update_step(
         self,
@@ -120,6 +123,9 @@ class Adadelta(Optimizer):
     ) -> None:
         """Update one parameter in place."""
         gradients, deltas = slots["accumulated_grad"], slots["accumulated_delta_var"]
+        numbers = (learning_rate, self.rho, 1 - self.rho, self.epsilon)
+        if updated("adadelta", parameter, gradient, (gradients, deltas), numbers):
+            return
         gradients *= self.rho
         gradients += (1 - self.rho) * gradient * gradient
         delta = np.sqrt(deltas + self.epsilon) * gradient / np.sqrt(gradients + self.epsilon)

@@ -11,6 +11,7 @@ from pycollective.array_backend import Array
 from pycollective.keras.optimizers.adam import check_betas
 from pycollective.keras.optimizers.copies import with_arrays
 from pycollective.keras.optimizers.optimizer import Optimizer
+from pycollective.nn.update import updated
 from pycollective.tensor import Variable
 
 __all__ = ["Adamax", "Nadam"]
@@ -68,10 +69,14 @@ class Adamax(_TwoMeans):
     ) -> None:
         """Update one parameter in place."""
         m, u = slots["m"], slots["u"]
+        rate = learning_rate / (1 - self.beta_1**step)
+        numbers = (rate, 1 - self.beta_1, self.beta_2, self.epsilon)
+        if updated("adamax", parameter, gradient, (m, u), numbers):
+            return
         m += (gradient - m) * (1 - self.beta_1)
         u *= self.beta_2
         np.maximum(u, np.abs(gradient), out=u)
-        parameter -= learning_rate / (1 - self.beta_1**step) * m / (u + self.epsilon)
+        parameter -= rate * m / (u + self.epsilon)
 
 
 class Nadam(_TwoMeans):
@@ -128,8 +133,14 @@ class Nadam(_TwoMeans):
         product = float(self._product)
         now, after = self._momentum(step), self._momentum(step + 1)
         m, v = slots["m"], slots["v"]
-        m += (gradient - m) * (1 - self.beta_1)
-        v += (gradient * gradient - v) * (1 - self.beta_2)
-        mean = after / (1 - product * after) * m + (1 - now) / (1 - product) * gradient
-        square = v / (1 - self.beta_2**step)
-        parameter -= learning_rate * mean / (np.sqrt(square) + self.epsilon)
+        of_mean = learning_rate * after / (1 - product * after)
+        of_gradient = learning_rate * (1 - now) / (1 - product)
+        unbiased = 1 / (1 - self.beta_2**step)
+        rests = 1 - self.beta_1, 1 - self.beta_2
+        numbers = (of_mean, of_gradient, *rests, unbiased, self.epsilon)
+        if updated("nadam", parameter, gradient, (m, v), numbers):
+            return
+        m += (gradient - m) * rests[0]
+        v += (gradient * gradient - v) * rests[1]
+        mean = of_mean * m + of_gradient * gradient
+        parameter -= mean / (np.sqrt(v * unbiased) + self.epsilon)

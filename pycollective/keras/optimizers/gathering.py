@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pycollective.tensor import Tensor, Variable, as_tensor
+from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor
 
-__all__ = ["Gathering", "gathered", "this_thread"]
+__all__ = ["Gathering", "Recording", "gathered", "recorded", "this_thread"]
 
 
 class Gathering:
@@ -58,19 +58,64 @@ class Gathering:
         return totals if self.last else None
 
 
+class Recording:
+    """The tape of a step for `Optimizer.minimize` of a tensor without a tape.
+
+    Parameters
+    ----------
+    tape
+        The tape, which records.
+    share
+        A function that returns this replica's share of a loss, to be minimized in its place.
+    variables
+        A function that returns the trainable variables that were read.
+
+    Attributes
+    ----------
+    optimizers : list of Optimizer
+        The optimizers that used the tape.
+    """
+
+    def __init__(
+        self,
+        tape: GradientTape,
+        share: Callable[[Any], Any],
+        variables: Callable[[], list[Variable]],
+    ) -> None:
+        self.tape, self.share, self.variables = tape, share, variables
+        self.optimizers: list[Any] = []
+
+
 class _Thread(threading.local):
     #: The sums of this thread's step, or None if each batch is a step.
     gathering: Gathering | None = None
+    #: The tape of this thread's step, or None if the program makes its tapes.
+    recording: Recording | None = None
 
 
 this_thread = _Thread()
 
 
+class gathered:
+    """Accumulate the gradients of a block, or with None those of each batch alone."""
+
+    __slots__ = ("_before", "_inside")
+
+    def __init__(self, gathering: Gathering | None) -> None:
+        self._inside = gathering
+
+    def __enter__(self) -> None:
+        self._before, this_thread.gathering = this_thread.gathering, self._inside
+
+    def __exit__(self, *exc_info: object) -> None:
+        this_thread.gathering = self._before
+
+
 @contextmanager
-def gathered(gathering: Gathering | None) -> Iterator[None]:
-    """Accumulate the gradients of a block."""
-    before, this_thread.gathering = this_thread.gathering, gathering
+def recorded(recording: Recording) -> Iterator[Recording]:
+    """Let `Optimizer.minimize` use a tape in a block."""
+    before, this_thread.recording = this_thread.recording, recording
     try:
-        yield
+        yield recording
     finally:
-        this_thread.gathering = before
+        this_thread.recording = before

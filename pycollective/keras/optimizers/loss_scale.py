@@ -103,6 +103,10 @@ class LossScaleOptimizer(Optimizer):
         self._settle()
         return self.inner_optimizer.iterations
 
+    @iterations.setter
+    def iterations(self, variable: Variable) -> None:
+        self.inner_optimizer.iterations = variable
+
     @property
     def learning_rate(self) -> Any:
         """The learning rate of the inner optimizer."""

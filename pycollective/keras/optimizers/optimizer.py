@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array
+from pycollective.array_backend import Array, scatter_add
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
@@ -29,7 +29,7 @@ from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.keras.optimizers.state import OptimizerState
 from pycollective.nn.update import multiply
-from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor
+from pycollective.tensor import GradientTape, IndexedSlices, Tensor, Variable, as_tensor
 from pycollective.tensor.ops import cast
 from pycollective.tensor.variable import update_together
 
@@ -192,6 +192,13 @@ class Optimizer(OptimizerState):
                     "`tf.distribute.Strategy.run` to enter replica context."
                 )
         pairs = list(grads_and_vars)
+        if self._updates_rows() and context is None and this_thread.gathering is None:
+            pairs, sparse = _split(pairs)
+            if sparse:
+                self._step_rows(sparse)
+                if not pairs:
+                    with_arrays([self._iterations], count_one)
+                    return self._iterations
         gathering = this_thread.gathering
         if gathering is not None:
             joined = gathering.joined(self, pairs)
@@ -214,6 +221,38 @@ class Optimizer(OptimizerState):
                 )
         self._step(gradients, variables)
         return self._iterations
+
+    def _updates_rows(self) -> bool:
+        """Return True if an `IndexedSlices` changes its rows alone, by the definition of the step."""
+        return False
+
+    def _has_plain_steps(self) -> bool:
+        """Return True if no option changes more than a variable and its slots by its own gradient."""
+        options = (self.weight_decay, self.global_clipnorm, self.loss_scale_factor)
+        return (
+            options == (None, None, None)
+            and not self.use_ema
+            and not self.gradient_accumulation_steps
+        )
+
+    def _step_rows(self, pairs: list[tuple[IndexedSlices, Variable]]) -> None:
+        """Update the rows of variables that have a gradient."""
+        self.build([variable for _, variable in pairs])
+        learning_rate, step = self._rate_of_step(), int(self._iterations) + 1
+        names = self.slot_names()
+        for slices, variable in pairs:
+            index, place = np.unique(slices.indices.array, return_inverse=True)
+            rows = slices.values.array
+            total = np.zeros((len(index), *rows.shape[1:]), rows.dtype)
+            scatter_add(total, place.reshape(-1), rows)
+            clip = clipped([total], self.clipvalue, self.clipnorm, None)
+
+            def update(arrays: list[Array], gradients: list[Array] = clip) -> None:
+                kept = {name: [array] for name, array in zip(names, arrays[1:], strict=True)}
+                self._update_steps(arrays[:1], gradients, kept, learning_rate, step)
+
+            slots = self._slots[id(variable)][1]
+            variable.update_rows([slots[name] for name in names], index, update)
 
     def _update_once(
         self,
@@ -339,13 +378,18 @@ class Optimizer(OptimizerState):
         var_list
             The variables, or a function that returns them after the loss was computed.
         tape
-            The tape that recorded the loss, if it is a tensor.
+            The tape that recorded the loss, if it is a tensor. The ``model_fn`` of an `Estimator`
+            needs none.
         """
         if callable(loss):
             with GradientTape() as tape:
                 loss = loss()
         elif tape is None:
-            raise ValueError("minimize() needs the tape that recorded the loss, or a function")
+            recording = this_thread.recording
+            if recording is None:
+                raise ValueError("minimize() needs the tape that recorded the loss, or a function")
+            tape, loss = recording.tape, recording.share(loss)
+            recording.optimizers.append(self)
         variables = list(var_list() if callable(var_list) else var_list)
         mode = current_mode()
         # The scaled gradients are equal to the gradients of the scaled loss.
@@ -385,7 +429,7 @@ class Optimizer(OptimizerState):
         gradients: list[Array] = []
         for gradient, variable in pairs:
             tensor = as_tensor(gradient)
-            current = variable.local().current()
+            current = variable.local().like()
             floats = is_differentiable(tensor.dtype) and is_differentiable(current.dtype)
             if tensor.shape != current.shape or not floats:
                 raise ValueError(
@@ -425,10 +469,7 @@ class Optimizer(OptimizerState):
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
         """Clip gradients, and update this replica's copies of the variables."""
         gradients = clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
-        rate = self._rate
-        learning_rate = float(
-            rate(self._iterations) if isinstance(rate, LearningRateSchedule) else self.learning_rate
-        )
+        learning_rate = self._rate_of_step()
         step = int(self.iterations) + 1
         names = self.slot_names()
 
@@ -445,6 +486,11 @@ class Optimizer(OptimizerState):
         for copies in self._copies_with_slots(variables):
             update_together(copies, update)
 
+    def _rate_of_step(self) -> float:
+        rate = self._rate
+        schedule = isinstance(rate, LearningRateSchedule)
+        return float(rate(self._iterations) if schedule else self.learning_rate)
+
     def _copies_with_slots(self, variables: list[Variable]) -> list[Sequence[Variable]]:
         """Return copies of variables, each followed by its slots; cached from the last step."""
         mode = current_mode()
@@ -460,6 +506,28 @@ class Optimizer(OptimizerState):
             stepped = known, mode and mode.strategy, list(copies_of(found))
             self._stepped[place] = stepped
         return stepped[2]
+
+
+def _split(
+    pairs: list[tuple[Any, Variable]],
+) -> tuple[list[tuple[Any, Variable]], list[tuple[IndexedSlices, Variable]]]:
+    """Return the pairs without those that change rows alone, and the latter."""
+    if True not in [gradient.__class__ is IndexedSlices for gradient, _ in pairs]:
+        return pairs, []
+    sparse = [
+        (gradient, variable)
+        for gradient, variable in pairs
+        if isinstance(gradient, IndexedSlices)
+        and (getattr(variable, "_by_rows", False) or type(variable) is Variable)
+        and getattr(variable, "constraint", None) is None
+        and gradient.shape == variable.shape
+        and gradient.dtype == variable.dtype
+    ]
+    known = {id(variable) for _, variable in sparse}
+    if len(known) < len(sparse):
+        # The check of all pairs raises the error for a variable that appears twice.
+        return pairs, []
+    return [(g, v) for g, v in pairs if id(v) not in known], sparse
 
 
 def _one_step_of(cls: type[Optimizer]) -> Callable[..., None]:

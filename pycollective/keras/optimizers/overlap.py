@@ -42,7 +42,7 @@ def summed_gradients(
     """
     extended = context.strategy.extended
     options = extended.gradient_options
-    likes = {i: variable.local().current().array for i, variable in enumerate(variables)}
+    likes = {i: variable.local().like().array for i, variable in enumerate(variables)}
     reduction = extended.begin_reduction(context, list(likes.values()), ReduceOp.SUM, options)
     if reduction is not None:
         connected = tape.connected(target, variables)

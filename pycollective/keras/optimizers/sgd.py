@@ -52,6 +52,10 @@ class SGD(Optimizer):
         """Return ``velocity`` if the momentum is not 0."""
         return ("velocity",) if self.momentum else ()
 
+    def _updates_rows(self) -> bool:
+        own = type(self)._update_steps is SGD._update_steps
+        return own and not self.momentum and self._has_plain_steps()
+
     def _update_steps(
         self,
         parameters: Sequence[Array],

@@ -153,6 +153,16 @@ class OptimizerState(CopiedByConfig, Trackable):
         steps = self.gradient_accumulation_steps
         return self._iterations // steps if steps else self._iterations
 
+    @iterations.setter
+    def iterations(self, variable: Variable) -> None:
+        if self.built:
+            raise RuntimeError(
+                "Cannot set `iterations` to a new Variable after the Optimizer weights have been "
+                "created. Here it is attempting to set `iterations` to "
+                f"{variable.name!r}"
+            )
+        self._variables["iterations"] = self._iterations = variable
+
     @property
     def variables(self) -> list[Variable]:
         """The optimizer's variables in Keras's order: iterations, learning rate, the slots."""

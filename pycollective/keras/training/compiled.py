@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, Metric, a
 from pycollective.keras.training.outputs import names_of, parts_of, with_missing_targets
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.tensor import Tensor, as_tensor, ops
+from pycollective.tensor.ops.reductions import sum_over
 
 
 class LossTracker(Mean):
@@ -280,10 +280,9 @@ def _loss_share(loss: Loss, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
             values = loss.values(true, predicted)
             if sample_weight is not None:
                 values = values * _weights(sample_weight, values)
-    total = ops.reduce_sum(values)
     if loss.reduction is Reduction.SUM:
-        return total
-    return share_of(total / float(max(1, math.prod(values.shape))))
+        return ops.reduce_sum(values)
+    return share_of(sum_over(values, float(max(1, values.array.size))))
 
 
 def _weights(sample_weight: Any, values: Tensor) -> Tensor:

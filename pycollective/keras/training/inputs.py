@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.array_backend import asarray
+from pycollective.array_backend import Array, asarray, to_numpy
 from pycollective.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
 from pycollective.data.options import AutoShardPolicy
 from pycollective.data.sources import Generated
@@ -19,9 +19,8 @@ from pycollective.distribute.input import DistributedDataset, DistributedIterato
 from pycollective.distribute.input_options import InputContext
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.values import DistributedValues, PerReplica
+from pycollective.distribute.values import DistributedValues
 from pycollective.keras.backend import floatx
-from pycollective.keras.training.share import StepShare
 from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.keras.utils.py_dataset import PyDataset
@@ -58,18 +57,21 @@ def _length_of(batches: Any) -> int:
 
 def _are_arrays(x: Any) -> bool:
     """Return True if a value is an array, or a list or dict that may hold arrays."""
+    if hasattr(x, "shape") or hasattr(x, "__array__"):
+        return True
     if isinstance(x, Mapping):
         return all(map(_are_arrays, x.values()))
-    plain = isinstance(x, (list, tuple, int, float, np.generic))
-    return plain or hasattr(x, "shape") or hasattr(x, "__array__")
+    return isinstance(x, (list, tuple, int, float, np.generic))
 
 
 def _makes_batches(x: Any) -> bool:
     """Return True if a value is a source of batches, with targets and weights included."""
+    if hasattr(x, "shape"):
+        return False
     if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, PyDataset, Iterator)):
         return True
     arrays = isinstance(x, (list, tuple, Mapping, str)) or hasattr(x, "__array__")
-    return isinstance(x, Iterable) and not arrays and not hasattr(x, "shape")
+    return isinstance(x, Iterable) and not arrays
 
 
 def batches_of(
@@ -136,6 +138,34 @@ def batches_of(
     return _distributed(strategy, dataset.batch(batch_size or _BATCH_SIZE))
 
 
+def single_batch(
+    strategy: Strategy,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+) -> Any:
+    """Return the only batch of arrays, or None for other input, several batches, or another strategy.
+
+    The batch is that of `batches_of`, without the datasets. The default strategy alone takes it.
+    """
+    if not strategy.extended.is_default:
+        return None
+    if hasattr(x, "shape") and y is None and sample_weight is None:
+        arrays = as_tensor(x).array
+        rows = _length(arrays)
+    elif x is None or _makes_batches(x) or not _are_arrays(x):
+        return None
+    else:
+        arrays, rows = _arrays(x, y, sample_weight)
+    if batch_size is None:
+        batch_size = _BATCH_SIZE
+    # Batches that are no positive integer are an error, which `batches_of` raises.
+    if batch_size.__class__ is not int or not 1 <= rows <= batch_size:
+        return None
+    return nest.map_structure(Tensor, arrays)
+
+
 def _distributed(strategy: Strategy, dataset: Dataset) -> Any:
     if isinstance(strategy, ParameterServerStrategy):
         return dataset  # the coordinator reads it, and gives each batch to a worker
@@ -151,12 +181,20 @@ class _BatchesOfWorkers:
     cardinality = INFINITE_CARDINALITY
 
     def __init__(self, strategy: ParameterServerStrategy, creator: DatasetCreator) -> None:
-        self._dataset = ClusterCoordinator(strategy).create_per_worker_dataset(
-            lambda: strategy.distribute_datasets_from_function(creator, creator.input_options)
-        )
+        coordinator = ClusterCoordinator(strategy)
+        made = creator.per_worker_datasets
+        if coordinator not in made:  # another call of `fit` uses the dataset that workers know
+            made[coordinator] = coordinator.create_per_worker_dataset(
+                lambda: strategy.distribute_datasets_from_function(creator, creator.input_options)
+            )
+        self._dataset = made[coordinator]
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.repeat(iter(self._dataset))
+
+    def first(self) -> Any:
+        """Return the first batch of worker 0, or None if there is none."""
+        return self._dataset.first()
 
 
 def training_batches_of(
@@ -223,12 +261,9 @@ def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, int]:
     """Return arrays in the structure of a batch, and their number of examples."""
     parts = {"x": x, "y": y, "sample_weight": sample_weight}
     found = {name: _as_arrays(value) for name, value in parts.items() if value is not None}
-    lengths = {
-        name: [len(leaf) if leaf.ndim else 0 for leaf in nest.flatten(value)]
-        for name, value in found.items()
-    }
-    different = {length for several in lengths.values() for length in several}
+    different = {_length(leaf) for leaf in nest.flatten(found)}
     if len(different) != 1:
+        lengths = {name: list(map(_length, nest.flatten(value))) for name, value in found.items()}
         sizes = "\n".join(f"'{k}' sizes: {', '.join(map(str, v))}" for k, v in lengths.items())
         raise ValueError(
             "Data cardinality is ambiguous. Make sure all arrays contain the same number of "
@@ -239,8 +274,14 @@ def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, int]:
     ), different.pop()
 
 
+def _length(array: Array) -> int:
+    return int(array.shape[0]) if array.ndim else 0
+
+
 def _as_arrays(value: Any) -> Any:
     """Return a nest of arrays; a list is a nest if its items are arrays, or nests of arrays."""
+    if hasattr(value, "shape"):
+        return as_tensor(value).array
     if isinstance(value, Mapping):
         return {key: _as_arrays(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and _holds_arrays(value):
@@ -281,14 +322,18 @@ def split_off(
 # Elements -----------------------------------------------------------------------------------------
 
 
-def share_of_element(strategy: Strategy, element: Any) -> StepShare:
-    """Return each replica's number of examples in an element, and the total."""
+def first_of(batches: Any) -> Any:
+    """Return the first batch of a dataset or of worker 0, or None if there is none."""
+    return batches.first() if isinstance(batches, _BatchesOfWorkers) else next(iter(batches), None)
+
+
+def rows_of_element(strategy: Strategy, element: Any) -> tuple[list[int], int]:
+    """Return the numbers of examples in an element: of each local replica, and of all together."""
     x, _, _ = unpack_x_y_sample_weight(element)
-    first = nest.flatten(x)[0]
+    first = x if x.__class__ is Tensor else nest.flatten(x)[0]
     parts = first.values if isinstance(first, DistributedValues) else (first,)
-    rows = [int(part.shape[0]) if part.ndim else 1 for part in parts]
-    total = strategy.extended.sum_over_workers(sum(rows))
-    return StepShare(rows[0] if len(rows) == 1 else PerReplica(rows), total)  # type: ignore[arg-type]
+    rows = [(*as_tensor(part).array.shape, 1)[0] for part in parts]
+    return rows, strategy.extended.sum_over_workers(sum(rows))
 
 
 def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
@@ -332,6 +377,8 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
 
 def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
     """Return the outputs of steps as NumPy arrays: all examples in order, on every worker."""
+    if len(outputs) == 1 and outputs[0].__class__ is Tensor and strategy.extended.is_default:
+        return np.array(to_numpy(outputs[0].array), order="C", ndmin=1)
     leaves = [nest.flatten(output) for output in outputs]
     joined = []
     for column in zip(*leaves, strict=True):

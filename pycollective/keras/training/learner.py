@@ -40,7 +40,7 @@ class Learner(Layer):
         The arguments of `compile`, which may be set but have no effect.
     """
 
-    _untracked = Layer._untracked | {"_compiled", "compile_arguments"}
+    _untracked = Layer._untracked | {"_compiled", "_rehearsed", "compile_arguments"}
 
     compiled = False
     optimizer: Any = None
@@ -50,6 +50,8 @@ class Learner(Layer):
     #: True if `compute_loss` has a parameter ``training``.
     _loss_takes_training = True
     _compiled: Compiled | None = None
+    #: The steps that have created their variables, in a cluster with parameter servers.
+    _rehearsed: frozenset[str] = frozenset()
     #: The arguments of `compile`, which files store.
     compile_arguments: Mapping[str, Any] = {}
 
@@ -152,7 +154,7 @@ class Learner(Layer):
                 found = optimizers.LossScaleOptimizer(found, name="loss_scale_optimizer")
             self.optimizer = found
         self.loss = compiled.loss
-        self._compiled = compiled
+        self._compiled, self._rehearsed = compiled, frozenset()
         arguments = {
             "optimizer": self.optimizer,
             "loss": loss,

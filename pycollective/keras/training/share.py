@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from pycollective.distribute.default import get_strategy
@@ -39,15 +37,20 @@ def reports() -> bool:
     return _thread.reports
 
 
-@contextmanager
-def share_scope(share: StepShare, reports: bool = True) -> Iterator[None]:
+class share_scope:
     """Set this thread's share, and the result of `reports`, for a block."""
-    before = _thread.share, _thread.reports
-    _thread.share, _thread.reports = share, reports
-    try:
-        yield
-    finally:
-        _thread.share, _thread.reports = before
+
+    __slots__ = ("_before", "_inside")
+
+    def __init__(self, share: StepShare, reports: bool = True) -> None:
+        self._inside = share, reports
+
+    def __enter__(self) -> None:
+        self._before = _thread.share, _thread.reports
+        _thread.share, _thread.reports = self._inside
+
+    def __exit__(self, *exc_info: object) -> None:
+        _thread.share, _thread.reports = self._before
 
 
 def share_of(mean: Tensor) -> Tensor:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pycollective.distribute.context import current_mode
+from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.parameter_server import ParameterServerStrategy
+from pycollective.errors import NotFoundError
 from pycollective.keras.callbacks import CallbackList, History
 from pycollective.keras.optimizers.gathering import Gathering, gathered
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.executor import Executor
 from pycollective.keras.training.inputs import (
     batches_of,
+    first_of,
+    rows_of_element,
     sharded_by_rows,
-    share_of_element,
+    single_batch,
     split_off,
     training_batches_of,
     values_of,
@@ -26,6 +33,10 @@ from pycollective.keras.training.numbers import LossWatch, numbers_of
 from pycollective.keras.training.share import StepShare, share_scope
 from pycollective.keras.training.steps import Steps
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
+from pycollective.tensor import function
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Trainer(Learner):
@@ -52,6 +63,11 @@ class Trainer(Learner):
     #: The position at which interrupted training resumes; a callback sets it in ``on_train_begin``.
     _initial_epoch: int = 0
     _initial_step: int = 0
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls, *args, **kwargs)
+        _models[next(_count)] = self
+        return self
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -139,14 +155,15 @@ class Trainer(Learner):
             (x, y, sample_weight), validation_data = split_off(
                 x, y, sample_weight, validation_split
             )
-        if class_weight is None:
-            prepare = None
-        else:
-            prepare = weighted_by_class(class_weight)
+        if class_weight is not None:
+            weighted_by_class(class_weight)  # raises the error for wrong classes
         strategy = self.distribute_strategy
         with strategy.scope():
             epochs_left = range(initial_epoch, epochs)
             needed = _needed(steps_per_epoch, len(epochs_left))
+            x = self._prepare_workers(
+                "train_step", x, y, sample_weight, batch_size, training_batches_of
+            )
             batches = training_batches_of(
                 strategy, x, y, sample_weight, batch_size, shuffle, needed
             )
@@ -175,7 +192,7 @@ class Trainer(Learner):
                     steps,
                     validation,
                     callback_list,
-                    prepare,
+                    class_weight,
                     initial_epoch,
                     validation_freq,
                 )
@@ -190,16 +207,13 @@ class Trainer(Learner):
         steps: Steps,
         validation: Steps | None,
         callbacks: CallbackList,
-        prepare: Callable[[Any], Any] | None,
+        class_weight: Mapping[int, float] | None,
         initial_epoch: int,
         validation_freq: int | Sequence[int],
     ) -> None:
-        step = self.train_step
         together = settings.accumulate_steps
         later = self._reports_later("train_step")
-        execute = self._executor(
-            step if prepare is None else lambda data: step(prepare(data)), together, not later
-        )
+        execute = self._executor("train_step", together, not later, class_weight=class_weight)
         self.stop_training = False
         watch = LossWatch()
         epoch_logs: Logs = {}
@@ -278,6 +292,7 @@ class Trainer(Learner):
         strategy = self.distribute_strategy
         with strategy.scope():
             needed = _needed(steps, 1)
+            x = self._prepare_workers("test_step", x, y, sample_weight, batch_size)
             batches = batches_of(strategy, x, y, sample_weight, batch_size, at_most=needed)
             epoch_steps = Steps(batches, steps, "steps")
             verbose = self._verbosity(verbose)
@@ -287,7 +302,7 @@ class Trainer(Learner):
 
     def _evaluate(self, settings: Compiled, steps: Steps, callbacks: CallbackList) -> Logs:
         later = self._reports_later("test_step")
-        execute = self._executor(self.test_step, 1, not later)
+        execute = self._executor("test_step", 1, not later)
         self.reset_metrics()
         logs: Logs | None = None
         self.stop_evaluating = False
@@ -328,16 +343,23 @@ class Trainer(Learner):
         """
         strategy = self.distribute_strategy
         at_once = 1 if self._compiled is None else self._compiled.steps_per_execution
-        execute = self._executor(self.predict_step, keep_all=True)
         outputs: list[Any] = []
+        self.stop_predicting = False
         with strategy.scope():
+            if callbacks is None and steps is None and verbose == 0:
+                # A loop over one batch would cost more than a small model.
+                batch = single_batch(strategy, x, batch_size=batch_size)
+                if batch is not None:
+                    found = self._make_steps([batch], "predict_step", 1, True, None)
+                    return values_of(strategy, found)
+            execute = self._executor("predict_step", keep_all=True)
+            x = self._prepare_workers("predict_step", x, batch_size=batch_size)
             rows = sharded_by_rows(strategy, x)
             needed = _needed(steps, 1)
             batches = batches_of(strategy, rows, batch_size=batch_size, at_most=needed)
             epoch_steps = Steps(batches, steps, "steps")
             verbose = self._verbosity(verbose)
             callback_list = CallbackList.of(callbacks, self, False, verbose, 1, epoch_steps.total)
-            self.stop_predicting = False
             callback_list.on_predict_begin()
             for first, batches in epoch_steps.epoch(at_once):
                 callback_list.on_predict_batch_begin(first)
@@ -369,51 +391,55 @@ class Trainer(Learner):
         Return the loss and metrics of this batch alone, in the form of `evaluate`.
         """
         self._settings("train_on_batch")
-        step = self.train_step
-        prepare = None if class_weight is None else weighted_by_class(class_weight)
-        return self._on_batch(
-            "train_step",
-            step if prepare is None else lambda data: step(prepare(data)),
-            (x, y, sample_weight),
-            return_dict,
-        )
+        return self._on_batch("train_step", (x, y, sample_weight), return_dict, class_weight)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Evaluate one batch of arrays, with the result of `train_on_batch`."""
         self._settings("test_on_batch")
-        return self._on_batch("test_step", self.test_step, (x, y, sample_weight), return_dict)
+        return self._on_batch("test_step", (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch of arrays."""
         with self.distribute_strategy.scope():
-            outputs = self._at_once(self.predict_step, self._distributed(x))
+            self._prepare_workers("predict_step", x)
+            outputs = self._at_once("predict_step", self._distributed(x))
             return values_of(self.distribute_strategy, outputs)
 
     def _on_batch(
-        self, name: str, step: Callable[[Any], Any], data: tuple[Any, Any, Any], return_dict: bool
+        self,
+        name: str,
+        data: tuple[Any, Any, Any],
+        return_dict: bool,
+        class_weight: Mapping[int, float] | None = None,
     ) -> Any:
         with self.distribute_strategy.scope():
+            self._prepare_workers(name, *data)
+            element = self._distributed(*data)
             self.reset_metrics()
-            logs = numbers_of(name, self._at_once(step, self._distributed(*data))[-1])
+            logs = numbers_of(name, self._at_once(name, element, class_weight)[-1])
         return logs if return_dict else _in_order(logs)
 
     def _distributed(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Return arrays as one element for the replicas."""
         strategy = self.distribute_strategy
         # A batch size larger than any array makes one batch.
-        batches = batches_of(strategy, x, y, sample_weight, batch_size=sys.maxsize)
-        element = next(iter(batches), None)
+        element = single_batch(strategy, x, y, sample_weight, sys.maxsize)
+        if element is None:
+            batches = batches_of(strategy, x, y, sample_weight, batch_size=sys.maxsize)
+            element = next(iter(batches), None)
         if element is None:
             raise ValueError("the batch has no examples")
         return element
 
     # Steps -----------------------------------------------------------------------------------
 
-    def _at_once(self, step: Callable[[Any], Any], element: Any) -> list[Any]:
+    def _at_once(
+        self, step: str, element: Any, class_weight: Mapping[int, float] | None = None
+    ) -> list[Any]:
         """Return the result of a step with one element, in a list."""
-        execute = self._executor(step)
+        execute = self._executor(step, class_weight=class_weight)
         return execute([element]) or execute.finish()
 
     def _logs_of(self, name: str, results: list[Any], later: bool) -> Logs:
@@ -455,48 +481,110 @@ class Trainer(Learner):
 
     def _executor(
         self,
-        step: Callable[[Any], Any],
+        step: str,
         together: int = 1,
         reports: bool = True,
         keep_all: bool = False,
+        class_weight: Mapping[int, float] | None = None,
     ) -> Executor:
-        """Return a function that makes a step with each of several elements.
+        """Return a function that makes a step, a method of the model, with each of several elements.
 
         The function returns the replicas' results. Only the steps themselves synchronize the
         replicas. Each ``together`` elements make one step of the optimizer, and one batch to the
         loss. ``reports`` is True if the steps must return the results of the metrics.
         """
+        weights = None if class_weight is None else dict(class_weight)
+        settings = step, together, reports, weights
         strategy = self.distribute_strategy
+        if isinstance(strategy, ParameterServerStrategy):
+            return Executor(strategy, _steps, (_number_of(self), *settings), keep_all)
+        return Executor(strategy, self._make_steps, settings, keep_all)
 
-        def replica(work: list[tuple[Any, StepShare]]) -> list[Any]:
+    def _make_steps(
+        self,
+        elements: list[Any],
+        step: str,
+        together: int,
+        reports: bool,
+        class_weight: Mapping[int, float] | None,
+    ) -> list[Any]:
+        """Make a step, a method of the model, with each element; return the results."""
+        strategy, make = self.distribute_strategy, getattr(self, step)
+        prepare = None if class_weight is None else weighted_by_class(class_weight)
+        rows = [rows_of_element(strategy, element) for element in elements]
+
+        def replica(batches: list[Any]) -> list[Any]:
             results = []
+            mode = current_mode()
+            place = 0 if mode is None else mode.replica or 0
             gathering = Gathering() if together > 1 else None
-            for number, (data, share) in enumerate(work, 1):
+            for number, data in enumerate(batches):
+                first = number - number % together
+                total = sum([count for _, count in rows[first : first + together]])
                 if gathering is not None:
-                    gathering.last = number % together == 0 or number == len(work)
+                    gathering.last = number + 1 in (first + together, len(batches))
+                counts, _ = rows[number]
+                # A worker of parameter servers has one part, whatever its number.
+                share = StepShare(counts[place] if len(counts) > 1 else counts[0], total)
                 with share_scope(share, reports), gathered(gathering):
-                    results.append(step(data))
+                    results.append(make(data if prepare is None else prepare(data)))
             return results
 
-        def run(elements: list[Any]) -> list[Any]:
-            shares = [share_of_element(strategy, element) for element in elements]
-            shares = _joined_shares(shares, together)
-            results: list[Any] = strategy.run(
-                replica, args=(list(zip(elements, shares, strict=True)),)
-            )
-            return results
+        results: list[Any] = strategy.run(replica, args=(elements,))
+        return results
 
-        return Executor(strategy, run, keep_all)
+    def _prepare_workers(
+        self,
+        step: str,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        batches_for: Callable[..., Any] = batches_of,
+    ) -> Any:
+        """Prepare a cluster for a step, and return the input; do not return in a worker's process.
+
+        The chief and the workers make the step once with the first batch, so that all have the same
+        variables before the chief schedules the step. No variable keeps a change.
+        """
+        strategy = self.distribute_strategy
+        if not isinstance(strategy, ParameterServerStrategy) or strategy.extended.tasks is None:
+            return x
+        coordinator = ClusterCoordinator(strategy)
+        if step not in self._rehearsed:
+            sample = x
+            if isinstance(x, Iterator):
+                first = list(itertools.islice(x, 1))
+                sample, x = iter(first), itertools.chain(first, x)
+            batches = batches_for(strategy, sample, y, sample_weight, batch_size, False, 1)
+            element = first_of(batches)
+            if element is not None:
+                coordinator.rehearse(lambda: self._make_steps([element], step, 1, True, None))
+                self._rehearsed |= {step}
+        coordinator.become_worker()
+        return x
 
 
-def _joined_shares(shares: list[StepShare], together: int) -> list[StepShare]:
-    """Return the batches' shares, with the total of each ``together`` batches as one step."""
-    joined = []
-    for first in range(0, len(shares), together):
-        step = shares[first : first + together]
-        total = sum(share.total for share in step)
-        joined += [StepShare(share.rows, total) for share in step]
-    return joined
+#: All models, by the order of their creation, which is the same in all processes of a program.
+_models: weakref.WeakValueDictionary[int, Trainer] = weakref.WeakValueDictionary()
+_count = itertools.count()
+
+
+def _number_of(model: Trainer) -> int:
+    return next(number for number, found in list(_models.items()) if found is model)
+
+
+@function
+def _steps(elements: list[Any], number: int, *settings: Any) -> list[Any]:
+    """Make a step of a model with each element, or with the next batch of a worker's iterator."""
+    model = _models.get(number)
+    if model is None:
+        raise NotFoundError(
+            f"model {number} is not known to the worker: make all models before the first call of "
+            "`fit`, `evaluate`, `predict` or ClusterCoordinator.schedule(), and keep them"
+        )
+    elements = [next(e) if isinstance(e, Iterator) else e for e in elements]
+    return model._make_steps(elements, *settings)
 
 
 def _validation_parts(data: Any) -> tuple[Any, Any, Any]:

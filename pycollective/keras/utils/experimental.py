@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pycollective.data import Dataset
 
@@ -28,6 +29,8 @@ class DatasetCreator:
             )
         self.dataset_fn = dataset_fn
         self.input_options = input_options
+        #: The `PerWorkerDataset` of each `ClusterCoordinator`.
+        self.per_worker_datasets: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Dataset:
         """Return the dataset.

@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ... import _nn as kernels
-from ...array_backend import Array, asarray, native
-from ...workspace import workspace
-from ..multiple import compute
+from ...array_backend import Array, asarray
+from .. import compiled
 from ..tape import record, thread_state
 from ..tensor import Tensor, as_tensor
 
@@ -74,35 +72,8 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
     axes = tuple(range(lead)) + tuple(
         lead + i for i, n in enumerate(shape) if n == 1 and gradient.shape[lead + i] != 1
     )
-    total: Array = gradient.sum(axis=axes, keepdims=True, dtype=gradient.dtype).reshape(shape)
+    total: Array = compiled.reduced("sum", gradient, axes, True).reshape(shape)
     return total
-
-
-def compiled(
-    kernel: str,
-    forward: Callable[[Any], Any],
-    derivative: Callable[[Array, Any, Any], Any],
-    alpha: float = 1.0,
-) -> tuple[Callable[[Any], Any], Callable[[Array, Any, Any], Any]]:
-    """Return two functions that use a kernel for the arrays that kernels support."""
-
-    def values(x: Array) -> Any:
-        found = native(x)
-        if found is None:
-            return forward(x)
-        y = workspace.empty(x.shape, x.dtype)
-        kernels.activation(kernel, *found, y, alpha)
-        return y
-
-    def gradient(g: Array, x: Array, y: Array) -> Any:
-        found = native(g, x)
-        if found is None:
-            return derivative(g, x, y)
-        dx = workspace.empty(x.shape, x.dtype)
-        kernels.activation_gradient(kernel, *found, dx, alpha)
-        return dx
-
-    return values, gradient
 
 
 def unary(
@@ -121,7 +92,7 @@ def unary(
     both functions for the arrays that kernels support.
     """
     if kernel:
-        forward, derivative = compiled(kernel, forward, derivative)
+        forward, derivative = compiled.unary(kernel, forward, derivative)
 
     def operation(x: Any) -> Tensor:
         if x.__class__ is not Tensor:
@@ -149,14 +120,15 @@ def binary(
     doc: str,
     *,
     linear: bool = False,
+    kernel: bool = False,
 ) -> Callable[[Any, Any], Tensor]:
     """Make an elementwise operation of two operands that broadcast.
 
     The function ``by_x(g, x, y, z)`` gets the gradient ``g`` of the result ``z``. The function returns
     the gradient of ``x`` before its sum to the shape of ``x``. With ``linear`` all arguments other than
-    ``g`` are None, and the arrays are not kept.
+    ``g`` are None, and the arrays are not kept. With ``kernel`` there is a kernel of this name.
     """
-    ufunc = isinstance(forward, np.ufunc)
+    chosen = name if kernel else ""
 
     def operation(x: Any, y: Any) -> Tensor:
         if x.__class__ is not Tensor or y.__class__ is not Tensor:
@@ -165,7 +137,7 @@ def binary(
         b = y.array
         if a.dtype is not b.dtype:
             check_dtypes(name, x, y)
-        result = compute(forward, a, b) if ufunc else forward(a, b)
+        result = compiled.binary(chosen, forward, a, b)
         if not thread_state.tapes:
             return Tensor(result)
         shape_a = a.shape
@@ -174,15 +146,16 @@ def binary(
         kept = (None, None, None) if linear else (a, b, result)
 
         def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
-            by = []
-            for needed, derivative, shape in ((need[0], by_x, shape_a), (need[1], by_y, shape_b)):
-                part = derivative(g, *kept) if needed else None
-                if part is not None and part.dtype != dtype:
-                    part = part.astype(dtype)
-                if part is not None and part.shape != shape:
-                    part = sum_to_shape(part, shape)
-                by.append(part)
-            return by
+            parts = None if linear else compiled.binary_gradient(chosen, g, kept[0], kept[1], need)
+            if parts is None:
+                parts = [
+                    keep_dtype(derivative(g, *kept), dtype) if needed else None
+                    for needed, derivative in zip(need, (by_x, by_y), strict=False)
+                ]
+            return [
+                part if part is None or part.shape == shape else sum_to_shape(part, shape)
+                for part, shape in zip(parts, (shape_a, shape_b), strict=True)
+            ]
 
         return record(result, (x, y), vjp)
 

@@ -17,6 +17,7 @@ from ...array_backend import (
     on_host,
 )
 from ...dtypes import as_dtype, float32
+from ..compiled import contiguous, placed
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import differentiable, sum_to_shape
@@ -329,9 +330,14 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
             f"pad: paddings {widths} must have a pair (before, after) for each axis of shape "
             f"{x.shape}"
         )
-    inner = tuple(slice(before, before + n) for (before, _), n in zip(widths, x.shape, strict=True))
-    result = np.pad(x.array, widths, mode="constant", constant_values=constant_values)
-    return record(result, (x,), lambda g, _need: (g[inner],))
+    a = x.array
+    inner = tuple(slice(before, before + n) for (before, _), n in zip(widths, a.shape, strict=True))
+    if a.__class__ is np.ndarray:
+        shape = [n + sum(pair) for pair, n in zip(widths, a.shape, strict=True)]
+        result = placed(a, shape, inner, constant_values)
+    else:
+        result = np.pad(a, widths, mode="constant", constant_values=constant_values)
+    return record(result, (x,), lambda g, _need: (contiguous(g[inner]),))
 
 
 def nest_rows(value: Any) -> list[Any]:

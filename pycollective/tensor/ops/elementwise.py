@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...array_backend import Array, asarray
+from ..compiled import selected
+from ..compiled import unary as unary_kernel
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import (
@@ -59,6 +61,8 @@ __all__ = [
     "where",
 ]
 
+_negated, _ = unary_kernel("negative", np.negative, lambda g, x, y: -g)
+
 # Two operands ------------------------------------------------------------------------------------
 
 add = binary(
@@ -68,14 +72,16 @@ add = binary(
     lambda g, x, y, z: g,
     "Return ``x + y``; the shapes broadcast.",
     linear=True,
+    kernel=True,
 )
 subtract = binary(
     "subtract",
     np.subtract,
     lambda g, x, y, z: g,
-    lambda g, x, y, z: -g,
+    lambda g, x, y, z: _negated(g),
     "Return ``x - y``; the shapes broadcast.",
     linear=True,
+    kernel=True,
 )
 multiply = binary(
     "multiply",
@@ -83,6 +89,7 @@ multiply = binary(
     lambda g, x, y, z: g * y,
     lambda g, x, y, z: g * x,
     "Return ``x * y``; the shapes broadcast.",
+    kernel=True,
 )
 divide = binary(
     "divide",
@@ -90,6 +97,7 @@ divide = binary(
     lambda g, x, y, z: g / y,
     lambda g, x, y, z: -(g * z / y),
     "Return ``x / y``; the shapes broadcast, and integers give floating-point numbers.",
+    kernel=True,
 )
 maximum = binary(
     "maximum",
@@ -97,6 +105,7 @@ maximum = binary(
     lambda g, x, y, z: g * (x >= y),
     lambda g, x, y, z: g * (x < y),
     "Return the larger of ``x`` and ``y``; if both are equal, ``x`` gets the gradient.",
+    kernel=True,
 )
 minimum = binary(
     "minimum",
@@ -104,6 +113,7 @@ minimum = binary(
     lambda g, x, y, z: g * (x <= y),
     lambda g, x, y, z: g * (x > y),
     "Return the smaller of ``x`` and ``y``; if both are equal, ``x`` gets the gradient.",
+    kernel=True,
 )
 squared_difference = binary(
     "squared_difference",
@@ -111,6 +121,7 @@ squared_difference = binary(
     lambda g, x, y, z: g * (x - y) * 2,
     lambda g, x, y, z: g * (y - x) * 2,
     "Return ``(x - y) ** 2``; the shapes broadcast.",
+    kernel=True,
 )
 
 
@@ -160,6 +171,7 @@ mod = binary(
     lambda g, x, y, z: g,
     lambda g, x, y, z: -(g * np.floor_divide(x, y)),
     "Return the remainder of ``x / y`` with the sign of ``y``; the shapes broadcast.",
+    kernel=True,
 )
 floordiv = plain("floordiv", _floor_divide, "Return the largest integer below ``x / y``.")
 equal = plain("equal", np.equal, "Return ``x == y`` by element.")
@@ -186,23 +198,47 @@ def _sigmoid(x: Array) -> Any:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-negative = unary("negative", np.negative, lambda g, x, y: -g, "Return ``-x``.", floating=False)
+negative = unary(
+    "negative", np.negative, lambda g, x, y: -g, "Return ``-x``.", floating=False, kernel="negative"
+)
 abs = unary(
     "abs",
     np.abs,
     lambda g, x, y: g * np.sign(x),
     "Return the absolute values; the gradient at 0 is 0.",
     floating=False,
+    kernel="abs",
 )
-square = unary("square", np.square, lambda g, x, y: g * x * 2, "Return ``x * x``.", floating=False)
-sqrt = unary("sqrt", np.sqrt, lambda g, x, y: g / (y + y), "Return the square roots.")
+square = unary(
+    "square",
+    np.square,
+    lambda g, x, y: g * x * 2,
+    "Return ``x * x``.",
+    floating=False,
+    kernel="square",
+)
+sqrt = unary(
+    "sqrt", np.sqrt, lambda g, x, y: g / (y + y), "Return the square roots.", kernel="sqrt"
+)
 rsqrt = unary(
-    "rsqrt", lambda x: 1 / np.sqrt(x), lambda g, x, y: g * y / (x * -2), "Return ``1 / sqrt(x)``."
+    "rsqrt",
+    lambda x: 1 / np.sqrt(x),
+    lambda g, x, y: g * y / (x * -2),
+    "Return ``1 / sqrt(x)``.",
+    kernel="rsqrt",
 )
-reciprocal = unary("reciprocal", lambda x: 1 / x, lambda g, x, y: -(g * y * y), "Return ``1 / x``.")
-exp = unary("exp", np.exp, lambda g, x, y: g * y, "Return ``e ** x``.")
-log = unary("log", np.log, lambda g, x, y: g / x, "Return the natural logarithms.")
-log1p = unary("log1p", np.log1p, lambda g, x, y: g / (1 + x), "Return ``log(1 + x)``.")
+reciprocal = unary(
+    "reciprocal",
+    lambda x: 1 / x,
+    lambda g, x, y: -(g * y * y),
+    "Return ``1 / x``.",
+    kernel="reciprocal",
+)
+exp = unary("exp", np.exp, lambda g, x, y: g * y, "Return ``e ** x``.", kernel="exp")
+log = unary("log", np.log, lambda g, x, y: g / x, "Return the natural logarithms.", kernel="log")
+log1p = unary(
+    "log1p", np.log1p, lambda g, x, y: g / (1 + x), "Return ``log(1 + x)``.", kernel="log1p"
+)
 sin = unary("sin", np.sin, lambda g, x, y: g * np.cos(x), "Return the sines (radians).")
 cos = unary("cos", np.cos, lambda g, x, y: -(g * np.sin(x)), "Return the cosines (radians).")
 tanh = unary(
@@ -262,13 +298,15 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
     check_dtypes("where", first, second)
     chosen = asarray(chosen, like=first.array)
 
+    zero = asarray(0, first.dtype, like=first.array)
+
     def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
         return (
-            sum_to_shape(g * chosen, first.shape) if need[0] else None,
-            sum_to_shape(g * ~chosen, second.shape) if need[1] else None,
+            sum_to_shape(selected(chosen, g, zero), first.shape) if need[0] else None,
+            sum_to_shape(selected(chosen, zero, g), second.shape) if need[1] else None,
         )
 
-    return record(np.where(chosen, first.array, second.array), (first, second), vjp)
+    return record(selected(chosen, first.array, second.array), (first, second), vjp)
 
 
 @differentiable

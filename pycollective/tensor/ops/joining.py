@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from ...array_backend import Array, array_module, asarray, is_array, on_host, scatter_add
-from ..tape import record
+from ..compiled import contiguous, joined, placed
+from ..multiple import Rows
+from ..tape import new_key, record, record_many, thread_state
 from ..tensor import Tensor, as_tensor
 from ._define import check_dtypes, differentiable
-from .arrays import shape_of
+from .arrays import cast, shape_of
 from .reductions import axes_of
 
 __all__ = ["concat", "gather", "getitem", "split", "stack", "unstack"]
@@ -26,16 +30,23 @@ def concat(values: Any, axis: Any) -> Tensor:
             raise ValueError(
                 f"concat: shapes {tensors[0].shape} and {tensor.shape} differ besides axis {place}"
             )
-    ends = np.cumsum([tensor.shape[place] for tensor in tensors]).tolist()
+    sizes = [tensor.shape[place] for tensor in tensors]
 
     def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
-        starts = [0, *ends[:-1]]
+        parts = _parts(g, sizes, place)
         return [
-            g[_along(place, slice(start, end))] if needed else None
-            for start, end, needed in zip(starts, ends, need, strict=True)
+            contiguous(part) if needed else None for part, needed in zip(parts, need, strict=True)
         ]
 
-    return record(np.concatenate([t.array for t in tensors], axis=place), tuple(tensors), vjp)
+    return record(joined([tensor.array for tensor in tensors], place), tuple(tensors), vjp)
+
+
+def _parts(array: Array, sizes: Sequence[int], place: int) -> list[Array]:
+    """Return views of consecutive parts of an axis."""
+    ends = list(accumulate(sizes))
+    return [
+        array[_along(place, slice(end - size, end))] for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 def _tensors(name: str, values: Any) -> list[Tensor]:
@@ -68,9 +79,12 @@ def stack(values: Any, axis: Any = 0) -> Tensor:
             raise ValueError(f"stack: shapes {tensors[0].shape} and {tensor.shape} differ")
 
     def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
-        return [g[_along(place, i)] if needed else None for i, needed in enumerate(need)]
+        return [
+            contiguous(g[_along(place, i)]) if needed else None for i, needed in enumerate(need)
+        ]
 
-    return record(np.stack([t.array for t in tensors], axis=place), tuple(tensors), vjp)
+    whole = joined([np.expand_dims(tensor.array, place) for tensor in tensors], place)
+    return record(whole, tuple(tensors), vjp)
 
 
 @differentiable
@@ -80,7 +94,12 @@ def unstack(value: Any, num: int | None = None, axis: Any = 0) -> list[Tensor]:
     (place,) = axes_of(axis, x.ndim, "unstack")
     if num is not None and num != x.shape[place]:
         raise ValueError(f"unstack: num is {num}, but axis {place} of shape {x.shape} differs")
-    return [getitem(x, _along(place, i)) for i in range(x.shape[place])]
+    a = x.array
+
+    def vjp(gradients: tuple[Array, ...], _need: tuple[bool, ...]) -> tuple[Array]:
+        return (joined([np.expand_dims(g, place) for g in gradients], place),)
+
+    return list(record_many([a[_along(place, i)] for i in range(a.shape[place])], (x,), vjp))
 
 
 @differentiable
@@ -104,10 +123,8 @@ def split(value: Any, num_or_size_splits: Any, axis: Any = 0) -> list[Tensor]:
             raise ValueError(
                 f"split: lengths {sizes} do not add up to axis {place} of shape {x.shape}"
             )
-    ends = np.cumsum(sizes).tolist()
-    return [
-        getitem(x, _along(place, slice(end - n, end))) for n, end in zip(sizes, ends, strict=True)
-    ]
+    parts = _parts(x.array, sizes, place)
+    return list(record_many(parts, (x,), lambda gradients, _need: (joined(gradients, place),)))
 
 
 def _index_of(item: Any, like: Array) -> Any:
@@ -130,11 +147,10 @@ def getitem(tensor: Any, index: Any) -> Tensor:
     result = a[places]
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        full = array_module(a).zeros(a.shape, a.dtype)
         if basic:
-            full[places] = g
-        else:
-            scatter_add(full, places, g)
+            return (placed(g, a.shape, places),)
+        full = array_module(a).zeros(a.shape, a.dtype)
+        scatter_add(full, places, g)
         return (full,)
 
     return record(result, (x,), vjp)
@@ -154,6 +170,8 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     For floating-point numbers on a device the indices are not checked, because that would wait for the
     device: an index out of range gives NaN.
     """
+    if getattr(params, "_by_rows", False) and axis == 0:
+        return _gathered_rows(params, indices)
     x = as_tensor(params)
     a = x.array
     index = asarray(as_tensor(indices).array, like=a)
@@ -171,7 +189,9 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
         )
     places = _along(place, index)
 
-    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
+        if place == 0 and a.__class__ is np.ndarray:
+            return (Rows(index.reshape(-1), g.reshape(index.size, *a.shape[1:]), a.shape),)
         # Sum halves in float32: in half precision many small summands would be lost.
         wide = np.float32 if a.dtype.itemsize == 2 else a.dtype
         full = array_module(a).zeros(a.shape, wide)
@@ -183,3 +203,39 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
         beyond = wrong.reshape((*wrong.shape, *(1,) * (a.ndim - place - 1)))
         result = np.where(beyond, a.dtype.type(np.nan), result)
     return record(result, (x,), vjp)
+
+
+def _gathered_rows(variable: Any, indices: Any) -> Tensor:
+    """Return rows of a variable without reading the others; their gradient is an `IndexedSlices`."""
+    index = as_tensor(indices).array
+    like = variable.like()
+    length, *row = like.shape
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"gather needs integer indices, got {index.dtype}; use cast()")
+    if index.size and (index.min() < 0 or index.max() >= length):
+        raise IndexError(
+            f"gather: indices from {int(index.min())} to {int(index.max())} are not all in 0 to "
+            f"{length - 1}, axis 0 of shape {tuple(like.shape)}"
+        )
+    flat = index.reshape(-1)
+    found = variable.rows(flat).reshape(*index.shape, *row)
+    if not thread_state.tapes or found.dtype.kind not in "fV":
+        return _as_read(variable, Tensor(found))
+    # A tensor that stands for the value. It has no reference to it, so that updates need not copy it.
+    whole = Tensor(np.broadcast_to(np.zeros((), found.dtype), (length, *row)))
+    whole._key = new_key()
+    for tape in thread_state.tapes:
+        tape.watch_read(variable, whole)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Rows]:
+        return (Rows(flat, g.reshape(flat.size, *row), (length, *row)),)
+
+    return _as_read(variable, record(found, (whole,), vjp))
+
+
+def _as_read(variable: Any, rows: Tensor) -> Tensor:
+    """Convert rows as reads of their variable are converted in this thread."""
+    dtype = thread_state.reads_as
+    if dtype is not None and variable.trainable and rows.array.dtype.kind in "fV":
+        return cast(rows, dtype)
+    return rows

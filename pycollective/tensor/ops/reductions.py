@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, array_module, asarray, filled
+from ...array_backend import Array, array_module, asarray, filled, on_host
 from ...workspace import workspace
+from ..compiled import reduced
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import check_dtypes, differentiable, operands, sum_to_shape
@@ -33,7 +34,7 @@ __all__ = [
 
 
 # Up to this many elements, writing them is faster than making a broadcast view.
-_FEW = 1024
+_FEW = 16 << 10
 
 
 def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
@@ -56,7 +57,7 @@ def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
 
 def _with_axes(array: Any, axes: tuple[int, ...], ndim: int) -> Array:
     """Return a reduced array with its reduced axes restored as axes of length 1."""
-    kept = iter(np.shape(array))
+    kept = iter(array.shape)
     expanded: Array = array.reshape([1 if i in axes else next(kept) for i in range(ndim)])
     return expanded
 
@@ -72,15 +73,20 @@ def reduce_sum(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> T
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
         return (_spread(g, axes, shape, keepdims),)
 
-    return record(a.sum(axis=axes, keepdims=keepdims, dtype=a.dtype), (x,), vjp)
+    return record(reduced("sum", a, axes, keepdims), (x,), vjp)
 
 
 def _spread(g: Array, axes: tuple[int, ...], shape: tuple[int, ...], keepdims: bool) -> Array:
-    if not g.ndim and g.__class__ is np.ndarray and prod(shape) <= _FEW:
+    few = g.__class__ is np.ndarray and prod(shape) <= _FEW
+    if few and not g.ndim:
         return filled(shape, g.dtype, g)
     if not keepdims:
         g = _with_axes(g, axes, len(shape))
-    return np.broadcast_to(g, shape)
+    if not few:
+        return np.broadcast_to(g, shape)
+    written = np.empty(shape, g.dtype)
+    written[...] = g
+    return written
 
 
 @differentiable
@@ -95,7 +101,7 @@ def sum_over(input_tensor: Any, count: float) -> Tensor:
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
         return (_spread(asarray(g / divisor), axes, shape, False),)
 
-    return record(a.sum(dtype=a.dtype) / divisor, (x,), vjp)
+    return record(reduced("sum", a, axes) / divisor, (x,), vjp)
 
 
 @differentiable
@@ -108,8 +114,8 @@ def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
     a = x.array
     axes = axes_of(axis, a.ndim, "reduce_mean")
     shape = a.shape
-    count = prod(shape[i] for i in axes)
-    total = a.sum(axis=axes, keepdims=keepdims, dtype=a.dtype)
+    count = prod([shape[i] for i in axes])
+    total = reduced("sum", a, axes, keepdims)
     if a.dtype.kind in "iu":
         if not count:
             raise ZeroDivisionError(f"reduce_mean: integers of shape {shape} have no mean")
@@ -132,7 +138,7 @@ def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
         axes = axes_of(axis, a.ndim, name)
         if not all(a.shape[i] for i in axes):
             raise ValueError(f"{name}: a tensor of shape {a.shape} has no elements along {axes}")
-        result = getattr(a, method)(axis=axes, keepdims=keepdims)
+        result = reduced(method, a, axes, keepdims)
 
         def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
             if keepdims:
@@ -168,7 +174,13 @@ def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
     a = x.array
     axes = axes_of(axis, a.ndim, "reduce_prod")
 
+    product = reduced("prod", a, axes, keepdims)
+    size = np.abs(product)
+    kind = np.finfo(a.dtype) if a.dtype.kind == "f" else None
+
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        if kind is not None and on_host(a) and ((size >= kind.tiny) & (size <= kind.max)).all():
+            return (_spread(g * product, axes, a.shape, keepdims) / a,)
         # Multiply the products of the elements before and after, which is correct for zeros too.
         rest = tuple(i for i in range(a.ndim) if i not in axes)
         order = rest + axes
@@ -181,7 +193,7 @@ def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
         others = (left * right).reshape(moved.shape).transpose(np.argsort(order).tolist())
         return (others * _spread(g, axes, a.shape, keepdims),)
 
-    return record(a.prod(axis=axes, keepdims=keepdims, dtype=a.dtype), (x,), vjp)
+    return record(product, (x,), vjp)
 
 
 def reduce_all(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:

@@ -58,7 +58,7 @@ struct GroupCall {
   unsigned inputs, outputs;  // bit r: the peers can map rank r's array
   bool in_place = false;
   bool differs = false;  // rank 1 makes a different call
-  bool remote = false;   // ranks read the inputs through the system
+  unsigned remote = 0;   // bit r: the peers read rank r's arrays through the system
 };
 
 struct Program {
@@ -121,9 +121,13 @@ class ModelBoard : public Board {
   using Board::Board;
   std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
   std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
-  std::uint64_t remote_handle_of(const void* data, std::size_t bytes) override;
-  void read_remote(int peer, std::uint64_t handle, std::byte* to, std::size_t bytes) override;
+  bool begin_long_call(Collective, std::size_t, bool) override;
+  std::uint64_t remote_address(const void* data) override {
+    return reinterpret_cast<std::uintptr_t>(data);
+  }
+  bool read_remote(int peer, std::uint64_t address, std::byte* to, std::size_t bytes) override;
   void mismatch(int peer) override;
+  void cannot_read(int) override { std::abort(); }
   bool is_oversubscribed() const override;
 };
 
@@ -221,7 +225,7 @@ class Model {
     return mask >> rank & 1 ? reinterpret_cast<std::uint64_t>(data) : 0;
   }
 
-  bool offers_remote_reads(int rank) const { return call_of(rank).remote; }
+  bool offers_remote_reads(int rank) const { return call_of(rank).remote >> rank & 1; }
 
   void check(int rank) {
     const Interruption now = interruption_;
@@ -788,11 +792,12 @@ std::uint64_t ModelBoard::handle_of(const void* data, std::size_t) const {
 std::byte* ModelBoard::address_of(int, std::uint64_t handle, std::size_t) {
   return reinterpret_cast<std::byte*>(handle);
 }
-std::uint64_t ModelBoard::remote_handle_of(const void* data, std::size_t) {
-  return model->offers_remote_reads(rank()) ? reinterpret_cast<std::uint64_t>(data) : 0;
+bool ModelBoard::begin_long_call(Collective, std::size_t, bool) {
+  return model->offers_remote_reads(rank());
 }
-void ModelBoard::read_remote(int, std::uint64_t handle, std::byte* to, std::size_t bytes) {
-  std::memcpy(to, reinterpret_cast<const void*>(handle), bytes);
+bool ModelBoard::read_remote(int, std::uint64_t address, std::byte* to, std::size_t bytes) {
+  std::memcpy(to, reinterpret_cast<const void*>(address), bytes);
+  return true;
 }
 void ModelBoard::mismatch(int peer) {
   throw Failure(FailureKind::mismatch, "with rank " + std::to_string(peer));
@@ -825,7 +830,8 @@ bool futex_wait(std::atomic<std::uint32_t>&, std::uint32_t, std::chrono::nanosec
 void futex_wake_all(std::atomic<std::uint32_t>& word) { model->record_wake_up(word); }
 
 void combine_many(DType, Op, void* const* targets, std::size_t num_targets,
-                  const void* const* sources, std::size_t num_sources, std::size_t count, int) {
+                  const void* const* sources, std::size_t num_sources, std::size_t count, int,
+                  bool) {
   for (std::size_t s = 0; s < num_sources; ++s) model->record(sources[s], count, false);
   for (std::size_t t = 0; t < num_targets; ++t) model->record(targets[t], count, true);
   for (std::size_t i = 0; i < count; ++i) {
@@ -887,6 +893,27 @@ std::vector<Program> programs(int size, bool faults) {
                         {{kind, 0, blocks, inputs, outputs}, {kind, 1, blocks, inputs, outputs}}});
       }
     }
+    // Every combination of arrays that the peers read remotely, and one with a mapped array.
+    for (unsigned remote = 1; remote <= all; ++remote) {
+      if (size > 2 && remote != 1 && remote != all) continue;
+      const std::string which = name + ", rank mask " + std::to_string(remote) + " remote";
+      GroupCall call{kind, 0, blocks, 0, 0};
+      call.remote = remote;
+      list.push_back({which, {call, call}});
+      call.root = 1;
+      list.back().calls.push_back(call);
+      call.inputs = call.outputs = remote & 1 ? 2 : 1;
+      if (!written) call.outputs = 0;
+      list.push_back({which + ", one rank mapped", {call, call}});
+    }
+    // More blocks than a remote read joins.
+    const bool joins = !reduces(kind);
+    for (unsigned remote = 1; joins && remote <= all; ++remote) {
+      if (size > 2 && remote != 1 && remote != all) continue;
+      GroupCall call{kind, 0, blocks_of(kind, 5, size), 0, 0};
+      call.remote = remote;
+      list.push_back({name + ", rank mask " + std::to_string(remote) + " remote, long", {call}});
+    }
     // More blocks than fit into the staging rings.
     if (size == 2 || (!faults && kind != Collective::all_to_all)) {
       const std::size_t many = blocks_of(kind, size == 2 ? 20 : 6, size);
@@ -899,17 +926,15 @@ std::vector<Program> programs(int size, bool faults) {
     differs.calls[1].differs = true;
     if (!faults) list.push_back(differs);
   }
-  GroupCall scatter{Collective::scatter, 0, blocks_of(Collective::scatter, 2, size), 0, 0};
-  scatter.remote = true;
-  list.push_back({"scatter, remote read", {scatter, scatter}});
-  scatter.root = 1;
-  list.back().calls.push_back(scatter);
   const std::size_t blocks = blocks_of(Collective::all_reduce, 2, size);
   for (unsigned mask = 0; mask <= all; ++mask) {
     list.push_back({"all_reduce in place, " + std::to_string(mask) + " mapped",
                     {{Collective::all_reduce, 0, blocks, mask, mask, true},
                      {Collective::all_reduce, 0, blocks, mask, mask, true}}});
   }
+  GroupCall in_place{Collective::all_reduce, 0, blocks, 0, 0, true};
+  in_place.remote = all;
+  list.push_back({"all_reduce in place, remote", {in_place, in_place}});
   // A reduce of mapped arrays, in two blocks and in one; then one that only the root combines.
   for (const bool in_place : {false, true}) {
     list.push_back({in_place ? "distributed reduce in place" : "distributed reduce",

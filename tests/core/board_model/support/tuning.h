@@ -9,7 +9,7 @@
 namespace pycollective {
 
 inline constexpr std::size_t kCacheLine = 64;
-inline constexpr std::size_t kPieceBytes = 1;  // one round of advance_blocks() at a time
+inline constexpr std::size_t kPieceBytes = 256;  // four blocks, which a remote read joins
 inline constexpr std::size_t kReduceBlockBytes = 64;
 inline constexpr std::uint64_t kBoardSlots = 3;
 inline constexpr std::size_t kOneShotBytes = 64;
@@ -19,6 +19,7 @@ inline constexpr std::size_t kOutputStagingBytes = 512;
 inline constexpr std::size_t kStagedChunkBytes = 64;
 inline constexpr std::size_t kMappedChunkBytes = 64;
 inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
+inline constexpr std::size_t kMostCacheBytes = std::size_t{128} << 20;
 inline constexpr int kLookahead = 1;
 inline constexpr int kOversubscribedLookahead = 3;
 
@@ -29,5 +30,8 @@ inline constexpr int kTcpSpins = 0;
 inline constexpr int kYields = 0;
 inline constexpr int kHostYields = 0;
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
+inline constexpr auto kOthersRan = std::chrono::nanoseconds(1500);
+inline constexpr int kSharedYields = 5;
+inline constexpr auto kCoreMove = std::chrono::milliseconds(10);
 
 }  // namespace pycollective

@@ -1,0 +1,206 @@
+"""Compare the backend "pycollective" of torch.distributed with gloo, in one run.
+
+    python benchmarks/compare_torch.py [--ranks 2 4] [--seconds 0.3] [--json FILE]
+    python benchmarks/compare_torch.py --table FILE
+
+`--json` adds the run to those of the file, and `--table` prints the medians of its runs.
+
+Both backends run in the same processes, in turns. A number is the median over the calls, of the slowest
+rank. "adapter" is the time of a call in a group of one rank, less that of the communicator's own call.
+DDP's synchronization is a step with it less a step in `no_sync()`. Needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pycollective.torch
+
+BACKENDS = ("pycollective", "gloo")
+WARMUP = 20  # the first calls of a size choose the faster way to copy
+SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
+
+
+def processor():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def calls(ranks, nbytes, group):
+    """Return the calls on tensors of about this many bytes in all."""
+    count = max(nbytes // 4 // ranks, 1)
+    whole, part = torch.ones(count * ranks), torch.ones(count)
+    other = torch.empty_like(whole)
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_single(other, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+    }
+
+
+def median(call, seconds, group):
+    """Return the median time of a call, of the slowest rank; all ranks make as many calls."""
+    for _ in range(WARMUP):
+        call()
+    begin = time.perf_counter()
+    call()
+    turns = torch.tensor(seconds / max(time.perf_counter() - begin, 1e-5))
+    dist.all_reduce(turns, dist.ReduceOp.MIN, group=group)
+    times = []
+    for _ in range(min(max(int(turns), 5), 2000)):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    slowest = torch.tensor(statistics.median(times), dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+    return float(slowest)
+
+
+def ddp(parameters, group, seconds, in_buckets):
+    """Return the time of a step's synchronization.
+
+    With ``in_buckets``, DDP keeps the gradients in its buckets, and those of this package are in shared
+    memory.
+    """
+    width = int((parameters / 2) ** 0.5)
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+    network = nn.parallel.DistributedDataParallel(
+        layers, process_group=group, gradient_as_bucket_view=in_buckets
+    )
+    if in_buckets and dist.get_backend(group) == "pycollective":
+        network.register_comm_hook(group, pycollective.torch.shared_buckets)
+    x = torch.ones(2, width)
+
+    def step():
+        network(x).sum().backward()
+
+    def alone():
+        with network.no_sync():
+            network(x).sum().backward()
+
+    return median(step, seconds, group) - median(alone, seconds, group)
+
+
+def rank_main(rank, ranks, path, seconds, results):
+    torch.set_num_threads(1)
+    store = f"file://{path}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    found = {}
+    for size in SIZES:
+        for name in BACKENDS:
+            for what, call in calls(ranks, size, groups[name]).items():
+                found[f"{what} {size} {name}"] = 1e6 * median(call, seconds, groups[name])
+    for parameters in (26_000, 8_000_000):
+        for what, in_buckets in (("DDP", False), ("DDP, gradients in buckets", True)):
+            for name in BACKENDS:
+                took = ddp(parameters, groups[name], 3 * seconds, in_buckets)
+                found[f"{what} {parameters} {name}"] = 1e6 * took
+    if rank == 0:
+        Path(results).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def adapter():
+    """Return the microseconds that a call of PyTorch's takes beyond the communicator's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        dist.init_process_group("pycollective", init_method=store, rank=0, world_size=1)
+        (comm,) = pycollective.local_group(1)
+        x = torch.ones(2)
+        array, group = x.numpy(), dist.group.WORLD
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        ours = [
+            lambda: group.allreduce([x], options).wait(),
+            lambda: comm.all_reduce(array, out=array),
+            lambda: dist.all_reduce(x),
+        ]
+        times = []
+        for call in ours:
+            begin = time.perf_counter()
+            for _ in range(20_000):
+                call()
+            times.append(1e6 * (time.perf_counter() - begin) / 20_000)
+        dist.destroy_process_group()
+    return {"adapter": times[0] - times[1], "dist.all_reduce of one rank": times[2]}
+
+
+def table(runs):
+    """Return the medians of runs as a table of Markdown: µs, and the share of gloo's time."""
+    middle = {
+        key: statistics.median(run["microseconds"][key] for run in runs)
+        for key in runs[0]["microseconds"]
+    }
+    times = {key: took for key, took in middle.items() if key.endswith(" pycollective")}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for key, took in times.items():
+        ranks, _, rest = key.removesuffix(" pycollective").partition(" ranks ")
+        what = rest.rpartition(" ")[0]
+        share = took / middle[f"{key.removesuffix('pycollective')}gloo"]
+        rows.setdefault((ranks, what), []).append(f"{took:,.0f} ({share:.2f})")
+    sizes = " | ".join("8 B,1 KiB,64 KiB,1 MiB,16 MiB".split(","))
+    lines = [f"| ranks | call | {sizes} |", f"|---|---|{'---|' * len(SIZES)}"]
+    lines += [f"| {ranks} | `{what}` | {' | '.join(found)} |"
+              for (ranks, what), found in rows.items() if len(found) == len(SIZES)]  # fmt: skip
+    lines += ["", "| ranks | synchronization of | 26,000 parameters | 8,000,000 parameters |",
+              "|---|---|---|---|"]  # fmt: skip
+    lines += [f"| {ranks} | {what} | {' | '.join(found)} |"
+              for (ranks, what), found in rows.items() if len(found) == 2]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each number")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, help="print the table of a file of --json, and stop")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.table.read_text())))
+        return
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+        "microseconds": adapter(),
+    }
+    print(report)
+    for ranks in arguments.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            results = f"{folder}/results"
+            torch.multiprocessing.spawn(
+                rank_main, (ranks, f"{folder}/store", arguments.seconds, results), ranks
+            )
+            found = json.loads(Path(results).read_text())
+        for key in found:
+            if key.endswith(" pycollective"):
+                what = key.removesuffix(" pycollective")
+                ours, theirs = found[key], found[f"{what} gloo"]
+                print(f"{ranks} ranks {what:24} {ours:10.1f} µs, {ours / theirs:.2f} of gloo's")
+        report["microseconds"] |= {f"{ranks} ranks {key}": took for key, took in found.items()}
+    if arguments.json:
+        runs = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+        arguments.json.write_text(json.dumps([*runs, report], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

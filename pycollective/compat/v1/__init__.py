@@ -1,0 +1,7 @@
+"""Names under ``tf.compat.v1``."""
+
+from __future__ import annotations
+
+from pycollective.compat.v1 import train
+
+__all__ = ["train"]

@@ -1,0 +1,186 @@
+"""The variables that a parameter server stores, and its answers to the other tasks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+
+from pycollective.distribute.shared_values import Block, SharedFile
+from pycollective.distribute.snapshots import Snapshots
+from pycollective.distribute.task_links import JOIN_SECONDS, shape_and_dtype
+from pycollective.errors import UnavailableError
+from pycollective.launch.handshake import HandshakeError
+
+__all__ = ["Store"]
+
+_log = logging.getLogger("pycollective")
+
+
+class Store:
+    """The variables of one server, by number; every connection's thread calls `answer`."""
+
+    def __init__(self, snapshots: Snapshots | None = None, seconds: float = 60.0) -> None:
+        self._lock = threading.Lock()
+        self._snapshots, self._seconds = snapshots, seconds
+        #: The run of the chief's program. With snapshots, variables are created after the chief has said
+        #: which run this is.
+        self._run: str | None = None
+        self._begun, self._created = threading.Event(), threading.Event()
+        self._numbers: dict[str, int] = {}
+        self._blocks: list[Block] = []
+        self._file = SharedFile.made()
+        self._answers = {
+            "begin": self._begin,
+            "create": self._create,
+            "pull": self._pull,
+            "push": self._push,
+            "rows": self._rows,
+            "load": self._load,
+        }
+        #: The bytes that were sent to other tasks, and received, over connections.
+        self._sent = self._received = 0
+
+    def answer(
+        self, message: dict[str, Any], arrays: list[Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Carry out a request of another task, and return the reply with its arrays."""
+        request = self._answers.get(str(message.get("request")))
+        if request is None:
+            raise HandshakeError("no request")
+        reply, found = request(message, arrays)
+        self._received += sum(array.nbytes for array in arrays)
+        self._sent += sum(array.nbytes for array in found)
+        return reply, found
+
+    def _create(
+        self, message: dict[str, Any], arrays: list[Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Return the place of a variable; ask for its value if no task has created it."""
+        key = str(message["key"])
+        if self._snapshots is not None and not self._begun.wait(JOIN_SECONDS):
+            raise UnavailableError(f"the chief did not connect within {JOIN_SECONDS:g} s")
+        shape, dtype = shape_and_dtype(message["spec"])
+        with self._lock:
+            number = self._numbers.get(key)
+            if number is None:
+                if not arrays:
+                    return {"wanted": True}, []
+                if arrays[0].shape != shape or arrays[0].dtype != dtype:
+                    raise HandshakeError("a value of another shape or dtype")
+                number = len(self._blocks)
+                self._blocks.append(Block.made(arrays[0], number, self._file))
+                self._numbers[key] = number
+                self._created.set()
+        block = self._blocks[number]
+        if block.value.shape != shape or block.value.dtype != dtype:
+            raise ValueError(
+                f"variable {key!r} has shape {shape} and dtype {dtype}, and another task "
+                f"has created it with {block.value.shape} and {block.value.dtype}: a worker has "
+                "another program version. All tasks must run the same program, which creates the same "
+                "variables in the same order"
+            )
+        reply: dict[str, Any] = {"number": number}
+        if block.offset is not None and block.file is not None:
+            reply |= {"file": block.file.name, "offset": block.offset}
+        return reply, []
+
+    def _begin(
+        self, message: dict[str, Any], arrays: list[Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Note the run of the chief's program, and restore its variables if there is a snapshot."""
+        run = str(message["run"])
+        with self._lock:
+            if self._run is not None or self._snapshots is None:
+                return {}, []
+            for key, value, version in self._snapshots.read(run):
+                number = self._numbers[key] = len(self._blocks)
+                self._blocks.append(Block.made(value, number, self._file))
+                self._blocks[number].restore(version)
+            self._run = run
+        threading.Thread(target=self._write, name="pycollective-snapshots", daemon=True).start()
+        self._begun.set()
+        return {}, []
+
+    def _write(self) -> None:
+        """Write a snapshot at an interval, and after variables were created."""
+        assert self._snapshots is not None and self._run is not None
+        while True:
+            self._created.wait(self._seconds)
+            self._created.clear()
+            with self._lock:
+                variables = {key: self._blocks[number] for key, number in self._numbers.items()}
+            try:
+                self._snapshots.write(self._run, variables)
+            except OSError as error:
+                _log.error("the snapshot was not written: %s", error)
+
+    def _pull(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Return the values, or the rows, that have changed since the versions that a task has."""
+        found, values = [], []
+        for number, have in message["have"]:
+            block = self._blocks[number]
+            with block.locked(False) as value:
+                version = block.version
+                if have == version:
+                    found.append([version, "same"])
+                    continue
+                rows = block.rows_since(have)
+                found.append([version, "whole" if rows is None else "rows"])
+                values += [value.copy()] if rows is None else [rows, value[rows]]
+        return {"found": found}, values
+
+    def _push(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Set values, or add to them; return the versions before each change."""
+        rest, versions = iter(arrays), []
+        for number, how in message["items"]:
+            block = self._blocks[number]
+            rows = None
+            if how == "rows":
+                rows = _checked_rows(next(rest), block)
+                if np.any(np.diff(rows) <= 0):
+                    raise HandshakeError("indices that do not ascend")
+            change = next(rest)
+            shape = block.value.shape
+            if change.shape != (shape if rows is None else (len(rows), *shape[1:])):
+                raise HandshakeError("an update of another shape")
+            if change.dtype != block.value.dtype:
+                raise HandshakeError("an update of another dtype")
+            with block.locked(True) as value:
+                versions.append(block.version)
+                block.changed(rows)
+                if how == "set":
+                    value[...] = change
+                elif rows is None:
+                    np.add(value, change, out=value)
+                else:
+                    value[rows] += change
+        return {"versions": versions}, []
+
+    def _rows(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Return some rows of variables."""
+        values = []
+        for number, index in zip(message["items"], arrays, strict=True):
+            block = self._blocks[number]
+            rows = _checked_rows(index, block)
+            with block.locked(False) as value:
+                values.append(value[rows])
+        return {}, values
+
+    def _load(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Return the number of variables, and counts of updates and of bytes sent and received."""
+        with self._lock:
+            blocks = list(self._blocks)
+        updates = sum(block.version - 1 for block in blocks)
+        size = sum(block.value.nbytes for block in blocks)
+        return {"load": [len(blocks), size, updates, self._sent, self._received]}, []
+
+
+def _checked_rows(index: Any, block: Block) -> Any:
+    if index.dtype.kind not in "iu" or index.ndim != 1 or not block.value.ndim:
+        raise HandshakeError("indices of a wrong kind")
+    if len(index) and not 0 <= index.min() <= index.max() < len(block.value):
+        raise HandshakeError("indices beyond the variable")
+    return index

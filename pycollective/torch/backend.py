@@ -1,0 +1,604 @@
+"""The process group of the backend "pycollective"."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import _profiler_enabled
+
+from pycollective import comm
+from pycollective.comm.arrays import Array
+from pycollective.dtypes import bfloat16
+from pycollective.errors import CollectiveError
+from pycollective.torch.join import join
+from pycollective.torch.messages import Messages
+from pycollective.torch.work import Watcher, Work, torch_error, torch_errors
+
+__all__ = ["ProcessGroup", "create"]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Pairs = list[tuple[Array, Array]]
+
+_SUM = dist.AllreduceOptions()
+"""The default options of every call: a sum, asynchronous, with the group's timeout."""
+
+_NAMES = {
+    int(getattr(dist.ReduceOp, of_torch)): name
+    for of_torch, name in {
+        "SUM": "sum", "AVG": "mean", "PRODUCT": "prod", "MIN": "min", "MAX": "max",
+        "BAND": "and", "BOR": "or", "BXOR": "xor", "PREMUL_SUM": "scaled sum",
+    }.items()
+}  # fmt: skip
+_OF_BOOLS = {"sum": "or", "prod": "and"}
+
+_AS_BYTES = {
+    getattr(torch, name): torch.uint8
+    for name in dir(torch)
+    if name.startswith("float8") or name.startswith("float4")
+} | {torch.complex32: torch.int32}
+"""The dtypes that NumPy does not have; they can be moved, but not reduced."""
+_STAND_INS = _AS_BYTES | {torch.bfloat16: torch.int16}
+
+
+class _OtherDeviceError(TypeError):
+    """A tensor is not on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(
+            f"the backend 'pycollective' is for tensors on CPUs, not on {device}: name a backend for "
+            "each device, such as init_process_group('cpu:pycollective,cuda:nccl'), or call "
+            "tensor.cpu()"
+        )
+        self.device = device
+
+
+def _host(tensor: Any) -> Array:
+    """Return an array that shares the tensor's memory."""
+    if not tensor.is_cpu:
+        raise _OtherDeviceError(tensor.device)
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"a tensor of layout {tensor.layout} cannot be sent: call tensor.to_dense()"
+        )
+    stand_in = _STAND_INS.get(tensor.dtype)
+    if stand_in is None:
+        return cast(Array, (tensor.detach() if tensor.requires_grad else tensor).numpy())
+    array: Array = tensor.detach().view(stand_in).numpy()
+    if stand_in is torch.int16 and bfloat16 is not None:
+        return array.view(bfloat16)
+    return array
+
+
+def _reduced(tensor: Any, op: Any) -> tuple[Array, Array, str]:
+    """Return a tensor's contribution, the tensor as an array, and the name of the operation."""
+    array, name = _host(tensor), _NAMES[int(op.op)]
+    if tensor.dtype in _AS_BYTES or (bfloat16 is None and tensor.dtype is torch.bfloat16):
+        remedy = (
+            "pip install ml_dtypes" if bfloat16 is None else "cast to torch.bfloat16 or float32"
+        )
+        raise TypeError(f"{tensor.dtype} cannot be reduced: {remedy}")
+    if tensor.dtype is torch.bool:
+        name = _OF_BOOLS.get(name, name)
+    if name == "scaled sum":
+        return _host((tensor.detach() * op.factor).to(tensor.dtype)), array, "sum"
+    return array, array, name
+
+
+def _call(label: str) -> Callable[[_Method], _Method]:
+    """Raise errors as PyTorch's, give other devices' tensors to their backend, and profile."""
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if label and _profiler_enabled():
+                    return self._profiled(label, method, args, kwargs)
+                return method(self, *args, **kwargs)
+            except (CollectiveError, TimeoutError) as error:
+                raise torch_error(error) from error
+            except _OtherDeviceError as other:
+                group = self._group_on(other.device)
+                if group is None:
+                    raise
+            return getattr(group, method.__name__)(*args, **kwargs)
+
+        return cast(_Method, call)
+
+    return decorate
+
+
+def _base() -> Any:
+    """Return the class of PyTorch of which Python can make backends."""
+    try:
+        type("Probe", (Backend,), {})(0, 1)
+    except TypeError:  # PyTorch 2.13
+        return dist.ProcessGroup
+    return Backend
+
+
+class ProcessGroup(_base()):  # type: ignore[misc]
+    """A process group of PyTorch whose calls run on a communicator of this package.
+
+    The methods are those that ``torch.distributed`` and PyTorch's C++ code call. A synchronous call has
+    no work of its own: it is done when the method returns.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        The store of the group, through which the ranks meet.
+    rank, size : int
+        This process's rank, and the number of ranks.
+    timeout : datetime.timedelta
+        The time that a call waits for the other ranks.
+    """
+
+    supports_splitting = True
+    supports_coalescing = supports_time_estimate = False
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        with torch_errors():
+            self._comm = join(store, rank, size, timeout.total_seconds())
+        self._name = self._description = ""
+        self._messages = Messages(self._comm)
+        self._watcher = Watcher()
+        self._coalesced: list[Work] | None = None
+        self._on_devices: dict[str, Any] = {}
+        self._buckets: set[int] = set()  # the addresses of shared_buckets()
+
+    # The group ----------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return "pycollective"
+
+    name = _get_backend_name = getBackendName
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._description = text
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return the object with the backend's methods, which is this one."""
+        return self if torch.device(device).type == "cpu" else self._group_on(torch.device(device))
+
+    def _group_on(self, device: torch.device) -> Any:
+        """Return the group for another device, if ``init_process_group`` got a backend for it."""
+        if device.type not in self._on_devices:
+            pairs = (pair.split(":") for pair in dist.get_backend_config(self).split(","))
+            name = dict(pair for pair in pairs if len(pair) == 2).get(device.type)
+            if name in (None, "pycollective"):
+                return None
+            self._on_devices[device.type] = dist.new_group(
+                dist.get_process_group_ranks(self),
+                timeout=timedelta(seconds=self._comm.timeout),
+                backend=name,
+                use_local_synchronization=True,
+            )
+        return self._on_devices[device.type]
+
+    @property
+    def options(self) -> Any:
+        """The options that PyTorch hands to the groups into which it splits this one."""
+        return Backend.Options(self.name(), timedelta(seconds=self._comm.timeout))
+
+    def split(self, store: Any, ranks: list[int], opts: Any) -> ProcessGroup | None:
+        """Return the group of these ranks, None on other ranks; called by ``dist.split_group``."""
+        if self._comm.rank not in ranks:
+            return None
+        return type(self)(store, ranks.index(self._comm.rank), len(ranks), opts._timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._comm.timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Leave the group; called by ``destroy_process_group``."""
+        self._messages.close()
+        with torch_errors():
+            self._comm.close()
+        self._watcher.close()
+
+    def abort(self) -> None:
+        """Fail all calls of all ranks."""
+        self._comm.abort(f"rank {self._comm.rank} called abort()")
+
+    # Every call ---------------------------------------------------------------------------------
+
+    def _profiled(self, label: str, method: Any, args: Any, kwargs: Any) -> Any:
+        """Make a call that PyTorch's profiler shows, from its begin to the end of its work."""
+        about = f"{self.name()}:{label}"
+        record = _RecordFunctionFast(about, _tensors(args))
+        record.__enter__()
+
+        def end() -> None:
+            record.__exit__(None, None, None)
+
+        try:
+            work = method(self, *args, **kwargs)
+        except BaseException:
+            end()
+            raise
+        self._watcher.at_end(work, end)
+        return work
+
+    def _options(self, opts: Any) -> dict[str, Any]:
+        """Return the options of a call of the communicator; calls without a timeout are faster."""
+        seconds = opts.timeout.total_seconds()
+        if seconds <= 0 or seconds == self._comm.timeout:
+            return {"async_op": opts.asyncOp}
+        return {"async_op": opts.asyncOp, "timeout": seconds}
+
+    def _run(
+        self, opts: Any, result: Any, method: Callable[..., Any], *args: Any,
+        after: _Pairs | None = None, **kwargs: Any,
+    ) -> Work:  # fmt: skip
+        """Make a call, then copy arrays to others; return the work."""
+        options = self._options(opts)
+        work = method(*args, **kwargs, **options)
+        if not options["async_op"]:
+            _copy(after)
+            return Work(result)
+        if after:
+            work = work.then(functools.partial(_copy, after))
+        return self._begun(result, work)
+
+    def _begun(self, result: Any, work: comm.Work[Any], **about: Any) -> Work:
+        made = Work(result, work, self._watcher, **about)
+        if self._coalesced is not None:
+            self._coalesced.append(made)
+        return made
+
+    def _all(self, result: Any, works: Sequence[Work]) -> Work:
+        """Return a work for several ones."""
+        begun = [work._work for work in works if work._work is not None]
+        if not begun:
+            return Work(result)
+        return Work(result, comm.Work.joined(begun, lambda: None), self._watcher)
+
+    def start_coalescing(self) -> None:
+        self._coalesced = []
+
+    def end_coalescing(self) -> Work:
+        works, self._coalesced = self._coalesced or [], None
+        return self._all([work._result for work in works], works)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.start_coalescing()
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        return self.end_coalescing()
+
+    # Memory -------------------------------------------------------------------------------------
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return bool(torch.device(device).type == "cpu")
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Any:
+        """Return a flat tensor in memory that all ranks of this host map; its calls are faster."""
+        if torch.device(device).type != "cpu":
+            raise _OtherDeviceError(torch.device(device))
+        return torch.from_numpy(self._comm.empty(size * dtype.itemsize, np.uint8)).view(dtype)
+
+    # Collectives --------------------------------------------------------------------------------
+
+    @_call("all_reduce")
+    def allreduce(self, tensors: Any, opts: Any = _SUM) -> Work:
+        (tensor,) = tensors = _listed(tensors)
+        if tensor.is_sparse:
+            return self._all_reduce_sparse(tensor, opts)
+        source, target, op = _reduced(tensor, opts.reduceOp)
+        return self._run(opts, tensors, self._comm.all_reduce, source, op, out=target)
+
+    def allreduce_sparse(self, tensors: Any, opts: Any = _SUM) -> Work:
+        return self.allreduce(tensors, opts)
+
+    @_call("all_reduce")
+    def allreduce_coalesced(self, tensors: Any, opts: Any = _SUM) -> Work:
+        parts = [_reduced(tensor, opts.reduceOp) for tensor in tensors]
+        if len({(part[1].dtype, part[2]) for part in parts}) > 1:
+            return self._all(tensors, [self.allreduce([tensor], opts) for tensor in tensors])
+        sources, targets, ops = zip(*parts, strict=True)
+        return self._run(
+            opts, tensors, self._comm.all_reduce_many, sources, ops[0], out=list(targets)
+        )
+
+    def _all_reduce_sparse(self, tensor: Any, opts: Any) -> Work:
+        """Gather the elements of all ranks, and add those with equal indices."""
+        if opts.reduceOp.op != dist.ReduceOp.SUM:
+            raise TypeError(
+                "sparse tensors can only be added: use ReduceOp.SUM, or tensor.to_dense()"
+            )
+        mine = tensor.detach().coalesce()
+        options = self._options(opts) | {"async_op": False}
+        parts = [_host(mine.indices().t().contiguous()), _host(mine.values())]
+        indices, values = (self._comm.all_gather(p, ragged=True, **options) for p in parts)
+        total = torch.sparse_coo_tensor(
+            torch.from_numpy(indices).t(),
+            _like(values, tensor),
+            tensor.shape,
+            check_invariants=False,
+        )
+        with torch.no_grad():
+            tensor.copy_(total.coalesce())
+        return Work([tensor])
+
+    @_call("broadcast")
+    def broadcast(self, tensors: Any, opts: Any) -> Work:
+        (tensor,) = tensors = _listed(tensors)
+        array = _host(tensor)
+        return self._run(opts, tensors, self._comm.broadcast, array, opts.rootRank, out=array)
+
+    @_call("reduce")
+    def reduce(self, tensors: Any, opts: Any) -> Work:
+        (tensor,) = tensors = _listed(tensors)
+        source, target, op = _reduced(tensor, opts.reduceOp)
+        return self._run(opts, tensors, self._comm.reduce, source, op, opts.rootRank, out=target)
+
+    @_call("all_gather")
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
+        return self._all_gather(outputs[0], inputs[0], opts)
+
+    def _all_gather(self, into: Any, tensor: Any, opts: Any) -> Work:
+        self._check_parts("the list of outputs", into)
+        is_ragged = len({part.numel() for part in into}) > 1
+        target, after = self._joined(into)
+        return self._run(
+            opts, [into], self._comm.all_gather, _host(tensor).reshape(-1), out=target, after=after,
+            **({"ragged": True} if is_ragged else {}),
+        )  # fmt: skip
+
+    @_call("all_gather")
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
+        works = [
+            self._all_gather([row[i] for row in outputs], tensor, opts)
+            for i, tensor in enumerate(inputs)
+        ]
+        return self._all(outputs, works)
+
+    @_call("all_gather_into_tensor")
+    def all_gather_single(self, output: Any, tensor: Any, opts: Any = _SUM) -> Work:
+        after: _Pairs = []
+        source, target = _host(tensor).reshape(-1), _flat(output, after)
+        return self._run(opts, [output], self._comm.all_gather, source, out=target, after=after)
+
+    _allgather_base = all_gather_single
+
+    @_call("")
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._all(outputs, [self.all_gather_single(*pair, opts) for pair in pairs])
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @_call("gather")
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        (tensor,), after, target = inputs, None, None
+        if self._comm.rank == opts.rootRank:
+            self._check_parts("the list of outputs", outputs[0])
+            target, after = self._joined(outputs[0])
+        return self._run(
+            opts, outputs, self._comm.gather, _host(tensor).reshape(-1), opts.rootRank,
+            out=target, after=after,
+        )  # fmt: skip
+
+    @_call("scatter")
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        after: _Pairs = []
+        source = None
+        if self._comm.rank == opts.rootRank:
+            self._check_parts("the list of inputs", inputs[0])
+            source = self._concatenated(inputs[0])
+        return self._run(
+            opts, outputs, self._comm.scatter, source, opts.rootRank,
+            out=_flat(outputs[0], after), after=after,
+        )  # fmt: skip
+
+    @_call("reduce_scatter")
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
+        (output,), (parts,) = outputs, inputs
+        self._check_parts("the list of inputs", parts)
+        if len({part.numel() for part in parts}) > 1:
+            return self._reduce_scatter_uneven(output, parts, opts)
+        sources = [_reduced(part, opts.reduceOp) for part in parts]
+        source = self._concatenated([source for source, _, _ in sources])
+        after: _Pairs = []
+        return self._run(
+            opts, [output], self._comm.reduce_scatter, source, sources[0][2],
+            out=_flat(output, after), after=after,
+        )  # fmt: skip
+
+    def _reduce_scatter_uneven(self, output: Any, parts: Any, opts: Any) -> Work:
+        """Reduce each part to its rank."""
+        works = []
+        for rank, part in enumerate(parts):
+            source, _, op = _reduced(part, opts.reduceOp)
+            target = _host(output.view(part.shape)) if rank == self._comm.rank else None
+            works.append(self._run(opts, None, self._comm.reduce, source, op, rank, out=target))
+        return self._all([output], works)
+
+    @_call("reduce_scatter_tensor")
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = _SUM) -> Work:
+        source, _, op = _reduced(tensor, opts.reduceOp)
+        after: _Pairs = []
+        return self._run(
+            opts, [output], self._comm.reduce_scatter, source.reshape(-1), op,
+            out=_flat(output, after), after=after,
+        )  # fmt: skip
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @_call("")
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._all(outputs, [self.reduce_scatter_single(*pair, opts) for pair in pairs])
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    @_call("all_to_all")
+    def all_to_all_single(
+        self, output: Any, tensor: Any, output_rows: Any, input_rows: Any, opts: Any = _SUM
+    ) -> Work:
+        after: _Pairs = []
+        source, target = _host(tensor).reshape(-1), _flat(output, after)
+        counts: dict[str, Any] = {}
+        if output_rows or input_rows:
+            counts["counts"] = self._elements("input", tensor, input_rows)
+            counts["out_counts"] = self._elements("output", output, output_rows)
+        return self._run(
+            opts, [output], self._comm.all_to_all, source, out=target, after=after, **counts
+        )
+
+    alltoall_base = all_to_all_single
+
+    @_call("all_to_all")
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
+        self._check_parts("the list of inputs", inputs)
+        self._check_parts("the list of outputs", outputs)
+        target, after = self._joined(outputs)
+        return self._run(
+            opts, outputs, self._comm.all_to_all, self._concatenated(inputs),
+            [part.numel() for part in inputs], out_counts=[part.numel() for part in outputs],
+            out=target, after=after,
+        )  # fmt: skip
+
+    @_call("barrier")
+    def barrier(self, opts: Any = _SUM) -> Work:
+        return self._run(opts, [], self._comm.barrier)
+
+    @_call("")
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; the error of rank 0 names the first missing rank, or all of them."""
+        rank = self._comm.rank
+        timeout = getattr(timeout, "timeout", timeout)  # PyTorch's C++ code gives BarrierOptions
+        seconds = self._comm.timeout if timeout is None else timeout.total_seconds()
+        if seconds <= 0:
+            raise dist.DistBackendError(
+                f"Rank {rank} timed out in monitoredBarrier: no time is left"
+            )
+        try:
+            self._comm.barrier(timeout=seconds)
+        except CollectiveError as error:  # the words are those of gloo's errors
+            missing = error.ranks if wait_all_ranks else error.ranks[:1]
+            about = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass"
+            if rank:
+                about = f"Rank {rank} successfully reached"
+            about += " monitoredBarrier"
+            if rank:
+                about += ", but received errors while waiting for send/recv from rank 0"
+            raise dist.DistBackendError(f"{about} in {seconds:g} s: {error}") from error
+
+    # Messages -----------------------------------------------------------------------------------
+
+    @_call("send")
+    def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
+        (tensor,) = tensors
+        work = self._messages.send(_host(tensor), dest, tag, **self._options(_SUM))
+        return self._begun(tensors, work)
+
+    @_call("recv")
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
+        (tensor,) = tensors
+        work = self._messages.recv(_host(tensor), source, tag, **self._options(_SUM))
+        return self._begun(tensors, work, source=lambda: source)
+
+    @_call("recvAnySource")
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        (tensor,) = tensors
+        work = self._messages.recv_any(_host(tensor), tag, self._comm.timeout)
+        return self._begun(tensors, work, source=work.wait)
+
+    # Lists of tensors ---------------------------------------------------------------------------
+
+    def _check_parts(self, what: str, parts: Sequence[Any]) -> None:
+        if len(parts) != self._comm.size:
+            raise ValueError(
+                f"{what} has {len(parts)} tensors, not one for each of {self._comm.size}"
+            )
+        kinds = {part.dtype for part in parts}
+        if len(kinds) > 1:
+            raise TypeError(f"{what} has tensors of several dtypes, {kinds}: cast them to one")
+
+    def _joined(self, parts: Sequence[Any]) -> tuple[Array, _Pairs]:
+        """Return an array for all parts, and its parts with the tensors to which they are copied."""
+        targets = [_host(part) for part in parts]
+        whole = self._comm.empty(sum(part.size for part in targets), targets[0].dtype)
+        ends = np.cumsum([part.size for part in targets])[:-1]
+        return whole, list(zip(targets, np.split(whole, ends), strict=True))
+
+    def _concatenated(self, parts: Sequence[Any]) -> Array:
+        """Return an array with a copy of all parts."""
+        arrays = [_host(part) if isinstance(part, torch.Tensor) else part for part in parts]
+        whole = self._comm.empty(sum(part.size for part in arrays), arrays[0].dtype)
+        np.concatenate([part.reshape(-1) for part in arrays], out=whole)
+        return whole
+
+    def _elements(self, what: str, tensor: Any, rows: Sequence[int]) -> list[int]:
+        """Return the number of elements for each rank, from rows; equal parts without rows."""
+        total, size = tensor.shape[0], self._comm.size
+        if not rows and total % size:
+            raise ValueError(f"{total} rows of the {what} cannot be cut into {size} equal parts")
+        if rows and (len(rows) != size or sum(rows) != total):
+            raise ValueError(f"the {what} has {total} rows, and its split sizes are {list(rows)}")
+        items = tensor[0].numel() if total else 0
+        return [n * items for n in rows or [total // size] * size]
+
+
+def _tensors(args: Any) -> list[Any]:
+    """Return the tensors of a call that the profiler shows, which are the inputs."""
+    given = args[1] if len(args) > 1 and isinstance(args[1], (list, torch.Tensor)) else args[:1]
+    while given and isinstance(given[0], list):
+        (given, *_) = given
+    return [given] if isinstance(given, torch.Tensor) else [t for t in given if torch.is_tensor(t)]
+
+
+def _listed(tensors: Any) -> Any:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _flat(tensor: Any, after: _Pairs) -> Array:
+    """Return a flat array for a result; add it to the copies if it is not the tensor's memory."""
+    array = _host(tensor)
+    if array.flags.c_contiguous:
+        return array.reshape(-1)
+    made = np.empty(array.size, array.dtype)
+    after.append((array, made))
+    return made
+
+
+def _copy(pairs: _Pairs | None) -> None:
+    for target, source in pairs or ():
+        target[...] = source.reshape(target.shape)
+
+
+def _like(array: Array, tensor: Any) -> Any:
+    """Return an array as a tensor of another one's dtype."""
+    if tensor.dtype in _STAND_INS:
+        array = array.view(np.uint8 if array.itemsize == 1 else f"i{array.itemsize}")
+        return torch.from_numpy(array).view(tensor.dtype)
+    return torch.from_numpy(array)
+
+
+def create(options: Any, _backend_options: object = None) -> ProcessGroup:
+    """Make the process group for ``torch.distributed``."""
+    return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout)

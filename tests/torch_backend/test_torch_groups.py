@@ -1,0 +1,289 @@
+"""The process groups of `pycollective.torch`, whose ranks are threads here."""
+
+import threading
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+import hangs  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from pycollective.torch import ProcessGroup  # noqa: E402
+
+pytestmark = pytest.mark.slow  # CI has PyTorch only there
+
+SIZE = 3
+BACK = dist.AllreduceOptions().timeout  # PyTorch's value for the group's timeout
+
+
+def in_ranks(work, size=SIZE, seconds=hangs.SECONDS):
+    """Call ``work(group)`` in threads, one for each rank; return the results or the errors."""
+    store, results = dist.HashStore(), [None] * size
+    ready = threading.Barrier(size)
+
+    def rank(number):
+        try:
+            group = ProcessGroup(store, number, size, timedelta(seconds=seconds))
+            ready.wait(hangs.SECONDS)
+            try:
+                results[number] = work(group)
+            finally:
+                group.shutdown()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(hangs.SECONDS)
+    return results
+
+
+def checked(work, size=SIZE):
+    """Call ``work(group)`` in threads; raise the first error."""
+    results = in_ranks(work, size)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    # A rank that another one waits for has the cause.
+    for error in sorted(errors, key=lambda error: isinstance(error, dist.DistError)):
+        raise error
+    return results
+
+
+def options(kind, later, **values):
+    made = getattr(dist, kind)()
+    made.asyncOp = later
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+DTYPES = (
+    "float32 float64 float16 bfloat16 int8 uint8 int16 int32 int64 uint16 uint32 uint64 bool complex64 "
+    "complex128".split()
+)
+BYTES = ["float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_allreduce_of_a_dtype_adds(dtype, later):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="sums of bfloat16 need ml_dtypes")
+    kind = getattr(torch, dtype)
+
+    def work(group):
+        whole = torch.full((2, 6), group.rank() + 1.0).to(kind)
+        for tensor in (whole[0], whole[:, ::2], whole[1, 1]):  # contiguous, not contiguous, 0-d
+            group.allreduce([tensor], options("AllreduceOptions", later)).wait()
+        return whole
+
+    for whole in checked(work):
+        one = torch.tensor(6.0).to(kind)
+        assert whole[0, 1] == one
+        assert whole[0, 0] == (torch.tensor(18.0).to(kind) if dtype != "bool" else one)
+        assert whole[1, 2] == one
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *BYTES])
+def test_moves_of_a_dtype_keep_the_bits(dtype):
+    kind = getattr(torch, dtype)
+    width = torch.empty(1, dtype=kind).element_size()
+    bits = np.random.default_rng(0).integers(0, 2, (SIZE, SIZE, 2, width), np.uint8)
+
+    def tensor(bits):
+        return torch.from_numpy(bits.copy()).view(kind).reshape(bits.shape[:-1])
+
+    def same(found, expected):
+        return found.contiguous().view(torch.uint8).numpy().tobytes() == expected.tobytes()
+
+    def work(group):
+        rank, empty = group.rank(), lambda: torch.empty(2, dtype=kind)
+        mine = tensor(bits[rank])
+        gathered = [empty() for _ in range(SIZE)]
+        group.allgather([gathered], [mine[0]]).wait()
+        assert same(torch.stack(gathered), bits[:, 0])
+        whole = torch.empty((2, SIZE), dtype=kind).t()  # not contiguous
+        group.all_gather_single(whole, mine[1]).wait()
+        assert same(whole, bits[:, 1])
+        sent = mine[2].clone()
+        group.broadcast([sent], options("BroadcastOptions", True, rootRank=2)).wait()
+        assert same(sent, bits[2, 2])
+        parts = [empty() for _ in range(SIZE)]
+        group.alltoall(parts, list(mine)).wait()
+        assert same(torch.stack(parts), bits[:, rank])
+        group.send([mine[0].clone()], (rank + 1) % SIZE, 7)
+        got = empty()
+        group.recv([got], (rank - 1) % SIZE, 7).wait()
+        assert same(got, bits[(rank - 1) % SIZE, 0])
+
+    checked(work)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_every_collective_has_the_expected_result(later):
+    def work(group):
+        rank, ones = group.rank(), torch.ones(2)
+        mean = torch.tensor([rank, rank + 3.0])
+        group.allreduce(
+            [mean], options("AllreduceOptions", later, reduceOp=dist.ReduceOp.AVG)
+        ).wait()
+        assert mean.tolist() == [1, 4]
+        scaled = dist._make_nccl_premul_sum(2.0)
+        total = ones * rank
+        group.allreduce([total], options("AllreduceOptions", later, reduceOp=scaled)).wait()
+        assert total.tolist() == [6, 6]
+        several = [ones * rank, torch.arange(3.0), torch.tensor(rank)]
+        group.allreduce_coalesced(several, options("AllreduceCoalescedOptions", later)).wait()
+        assert [t.tolist() for t in several] == [[3, 3], [0, 3, 6], 3]
+        to_root = ones * rank
+        group.reduce([to_root], options("ReduceOptions", later, rootRank=1)).wait()
+        assert to_root.tolist() == ([3, 3] if rank == 1 else [rank, rank])
+        parts = [torch.empty(2) for _ in range(SIZE)] if rank == 2 else []
+        how = options("GatherOptions", later, rootRank=2)
+        group.gather([parts] if rank == 2 else [], [ones * rank], how).wait()
+        assert [p.tolist() for p in parts] == [[r, r] for r in range(SIZE)] * (rank == 2)
+        given = [[ones * r for r in range(SIZE)]] if rank == 0 else []
+        mine = torch.empty(2)
+        group.scatter([mine], given, options("ScatterOptions", later, rootRank=0)).wait()
+        assert mine.tolist() == [rank, rank]
+        how = options("ReduceScatterOptions", later)
+        group.reduce_scatter([mine], [[ones * r for r in range(SIZE)]], how).wait()
+        assert mine.tolist() == [3 * rank] * 2
+        uneven = torch.empty(rank + 1)
+        group.reduce_scatter([uneven], [[torch.ones(r + 1) for r in range(SIZE)]], how).wait()
+        assert uneven.tolist() == [3] * (rank + 1)
+        group.reduce_scatter_single(mine, torch.arange(6.0), how).wait()
+        assert mine.tolist() == [6 * rank, 6 * rank + 3]
+        wide = [torch.empty(r + 1) for r in range(SIZE)]
+        group.allgather([wide], [torch.full((rank + 1,), float(rank))]).wait()
+        assert [t.tolist() for t in wide] == [[r] * (r + 1) for r in range(SIZE)]
+        rows = torch.full((6, 2), float(rank))
+        received = torch.empty(SIZE * (rank + 1), 2)
+        group.all_to_all_single(received, rows, [rank + 1] * SIZE, [1, 2, 3]).wait()
+        assert received[:, 0].tolist() == [r for r in range(SIZE) for _ in range(rank + 1)]
+        group.barrier(options("BarrierOptions", later)).wait()
+
+    checked(work)
+
+
+def test_allreduce_of_sparse_tensors_adds_equal_indices():
+    def work(group):
+        indices, values = [[group.rank(), 4]], [1.0, 2.0]
+        tensor = torch.sparse_coo_tensor(indices, values, (6,), check_invariants=True)
+        group.allreduce([tensor]).wait()
+        return tensor.to_dense().tolist()
+
+    assert checked(work) == [[1, 1, 1, 0, 6, 0]] * SIZE
+
+
+def test_recv_from_any_source_names_the_source_and_leaves_other_messages():
+    def work(group):
+        if group.rank():
+            for value, tag in ((1, 5), (2, 6), (3, 5)):
+                group.send([torch.tensor([10.0 * group.rank() + value])], 0, tag).wait()
+            return None
+        got, found = torch.empty(1), {1: [], 2: []}
+        for _ in range(2):
+            call = group.recv_anysource([got], 5)
+            call.wait()
+            found[call._source_rank()].append(got.item())
+        for source in (1, 2):
+            group.recv([got], source, 6).wait()
+            found[source].append(got.item())
+        for _ in range(2):
+            call = group.recv_anysource([got], 5)
+            call.wait()
+            found[call._source_rank()].append(got.item())
+        return {source: sorted(values) for source, values in found.items()}
+
+    assert checked(work)[0] == {1: [11, 12, 13], 2: [21, 22, 23]}
+
+
+def test_future_has_the_tensors_and_runs_callbacks():
+    def work(group):
+        tensor = torch.ones(3)
+        call = group.allreduce([tensor])
+        future = call.get_future().then(lambda done: done.value()[0] / SIZE)
+        assert future.wait().tolist() == [1, 1, 1]
+        assert call.is_completed() and call.wait() and call.exception() is None
+        assert call.result()[0] is tensor
+        later = group.allreduce([tensor], options("AllreduceOptions", False))
+        assert later.get_future().wait()[0].tolist() == [9.0] * 3
+
+    checked(work)
+
+
+def test_callback_of_a_future_may_wait_for_another_call():
+    def work(group):
+        def again(done):
+            return group.allreduce(done.value()).get_future().wait()[0]
+
+        return group.allreduce([torch.ones(1)]).get_future().then(again).wait().item()
+
+    assert checked(work) == [9.0] * SIZE
+
+
+def test_coalesced_calls_end_with_one_work():
+    def work(group):
+        tensors = [torch.ones(2), torch.ones(3)]
+        group._start_coalescing(torch.device("cpu"))
+        for tensor in tensors:
+            group.allreduce([tensor])
+        group._end_coalescing(torch.device("cpu")).wait()
+        return [t.tolist() for t in tensors]
+
+    assert checked(work) == [[[3, 3], [3, 3, 3]]] * SIZE
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_different_calls_raise_dist_backend_error_with_both_calls(later):
+    def work(group):
+        tensor = torch.ones(2 + group.rank())
+        group.allreduce([tensor], options("AllreduceOptions", later)).wait()
+
+    for error in in_ranks(work, 2):
+        assert isinstance(error, dist.DistBackendError), error
+        assert "float32[2]" in str(error) and "float32[3]" in str(error)
+
+
+def test_future_of_a_failed_call_raises():
+    def work(group):
+        group.allreduce([torch.ones(2 + group.rank())]).get_future().wait()
+
+    for error in in_ranks(work, 2):
+        assert isinstance(error, RuntimeError) and "float32[2]" in str(error), error
+
+
+def test_missing_rank_raises_after_the_timeout():
+    ended = threading.Event()
+
+    def work(group):
+        if group.rank():
+            ended.wait(hangs.SECONDS)
+            return
+        try:
+            group.monitored_barrier(timedelta(seconds=0.2))
+        finally:
+            ended.set()
+
+    error = in_ranks(work, 2)[0]
+    assert isinstance(error, dist.DistBackendError) and "rank 1" in str(error)
+
+
+def test_invalid_tensors_raise_errors_with_a_remedy():
+    def work(group):
+        with pytest.raises(TypeError, match="cast to torch.bfloat16"):
+            group.allreduce([torch.ones(2).to(torch.float8_e5m2)])
+        with pytest.raises(TypeError, match="several dtypes"):
+            group.allgather([[torch.ones(2), torch.ones(2).half()]], [torch.ones(2)])
+        with pytest.raises(ValueError, match="has 1 tensors"):
+            group.allgather([[torch.ones(2)]], [torch.ones(2)])
+        with pytest.raises(TypeError, match="to_dense"):
+            group.broadcast([torch.ones(2).to_sparse()], options("BroadcastOptions", True))
+        with pytest.raises(ValueError, match="split sizes"):
+            group.all_to_all_single(torch.ones(2), torch.ones(2), [1, 2], [1, 1])
+
+    checked(work, 2)

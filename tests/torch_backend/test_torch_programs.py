@@ -1,0 +1,147 @@
+"""Programs of PyTorch whose ranks torchrun starts, with the backend "pycollective"."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+import hangs
+import namespaces
+import torch.distributed as dist
+
+PROGRAM = Path(__file__).with_name("torch_program.py")
+
+pytestmark = pytest.mark.slow
+
+
+def python(tmp_path, *command, **environment):
+    """Run Python; return the output."""
+    variables = {"FILE": str(tmp_path / "file"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, command)],
+        cwd=tmp_path,
+        env={**os.environ, **variables, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * hangs.SECONDS,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def torchrun(tmp_path, names, ranks, *options, **environment):
+    """Run functions of the program, one after the other; return the output."""
+    how = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *options]
+    return python(tmp_path, *how, PROGRAM, *names.split(), **environment)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "api refused_by_old_versions",
+        "ddp ddp_hooks ddp_shared_buckets",
+        "fsdp2 fsdp2_shared_memory dtensor tensor_parallel functional_collectives",
+        "two_backends",
+    ],
+)
+def test_program_has_the_expected_results(tmp_path, names):
+    torchrun(tmp_path, names, 2)
+
+
+@pytest.mark.parametrize("package", ["accelerate", "lightning"])
+def test_program_of_another_package_trains(tmp_path, package):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    torchrun(tmp_path, f"with_{package}", 2)
+
+
+def test_program_with_four_ranks_and_debug_detail(tmp_path):
+    torchrun(tmp_path, "api", 4, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+
+
+def test_program_over_tcp(tmp_path):
+    torchrun(tmp_path, "api", 2, PYCOLLECTIVE_TRANSPORT="tcp")
+
+
+def test_program_between_two_hosts(tmp_path):
+    """The hosts are network namespaces; the ranks meet at the address of the first one."""
+    variables = {
+        "MASTER_ADDR": "10.213.7.1", "MASTER_PORT": "29517", "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "eth0", "FILE": str(tmp_path / "file"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with namespaces.hosts(2) as names, contextlib.ExitStack() as cleanup:
+        processes = []
+        for rank, name in enumerate(names):
+            process = subprocess.Popen(
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    name,
+                    sys.executable,
+                    "-W",
+                    "ignore",
+                    PROGRAM,
+                    "api",
+                    "ddp",
+                ],
+                env={**os.environ, **variables, "RANK": str(rank)},
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            cleanup.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            text, _ = process.communicate(timeout=2 * hangs.SECONDS)
+            assert process.returncode == 0, text
+
+
+def test_entry_point_registers_the_backend_without_an_import(tmp_path):
+    if not importlib.metadata.entry_points(group="torch.distributed.backends"):
+        pytest.skip("pycollective is not installed, and has no entry points")
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        pytest.skip("PyTorch before 2.14 reads no entry points")
+    init = "dist.init_process_group('pycollective', init_method='file://' + FILE, rank=0, world_size=1)"
+    text = "; ".join(
+        [
+            "import os, torch.distributed as dist",
+            "FILE = os.environ['FILE']",
+            init,
+            "dist.barrier()",
+        ]
+    )
+    python(tmp_path, "-c", text)
+
+
+def test_killed_rank_ends_the_others_and_torchrun_starts_all_again(tmp_path):
+    text = torchrun(tmp_path, "lost_rank", 2, "--max-restarts", "1")
+    assert "rank 0 after attempt 1" in text and "rank 1 after attempt 1" in text, text
+    assert "DistNetworkError" in text, text
+
+
+def test_pytorchs_own_tests_pass(tmp_path):
+    """Some of them; docs/reference/pytorch_tests.md has the results of all."""
+    pytest.importorskip("expecttest", reason="PyTorch's tests need expecttest")
+    some = [
+        "all_gather",
+        "all_reduce_sum",
+        "broadcast",
+        "isend",
+        "barrier_group",
+        "ddp_buffer_hook",
+    ]
+    some += ["all_to_all_single", "gather_object", "sparse_all_reduce"]
+    chosen = [word for pattern in some for word in ("-k", pattern)]
+    runner, file = PROGRAM.with_name("run_pytorch_tests.py"), tmp_path / "results.json"
+    python(tmp_path, runner, "run", "pycollective", 3, *chosen, "--json", file)
+    tests = json.loads(file.read_text())["tests"]
+    assert {name: found for name, found in tests.items() if found[0] == "failed"} == {}
+    assert sum(found[0] == "passed" for found in tests.values()) >= 20
