@@ -159,7 +159,9 @@ def test_heartbeats_ignore_timeouts_of_calls(gpus, on_gpus):
             with mine._lock:  # its watching thread waits
                 time.sleep(0.3)
         c.barrier()
-        return mine._failure
+        failure = mine._failure
+        c.barrier()  # a rank that leaves earlier would be a failure to the other
+        return failure
 
     assert on_gpus(local_group(2, timeout=20), work) == [None, None]
 
