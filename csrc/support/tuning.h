@@ -65,8 +65,8 @@ inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
 // ranks' cores share, which change when the system moves a rank. So the first calls of each kind
 // and size (powers of two) try staging, then remote reads; the first trials of both are not timed.
 // Later calls try again, after this many bytes and at least this many calls.
-inline constexpr std::size_t kRemoteReadBytes = 64 * 1024;
-inline constexpr int kCopySizes = 16;
+inline constexpr std::size_t kRemoteReadBytes = 16 * 1024;
+inline constexpr int kCopySizes = 18;
 inline constexpr int kCopyTrials = 6;
 inline constexpr int kCopyWarmups = 2;
 inline constexpr std::size_t kCopyPeriodBytes = std::size_t{4} << 30, kLeastCopyPeriod = 512;

@@ -173,11 +173,7 @@ ShmGroup::CopyTrial ShmGroup::next_copy(int kind, std::size_t bytes, bool can_re
 
 bool ShmGroup::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
   timed_ = nullptr;
-  // The sums of a reduce are faster from staging memory, and so are all sums of more ranks than
-  // cores: its chunks arrive while other ranks copy.
-  const bool is_slower =
-      collective == Collective::reduce || (reduces(collective) && is_oversubscribed());
-  if (bytes < kRemoteReadBytes || is_slower) return false;
+  if (bytes < kRemoteReadBytes) return false;
   test_remote_reads();
   if (is_mapped) return false;
   const int kind = static_cast<int>(collective);
