@@ -3,17 +3,16 @@
     pycollective run -n 2 benchmarks/bare_copies.py [--json FILE] [--calls gather] [--sizes 64K 1M]
     pycollective run -n 8 benchmarks/bare_copies.py
 
-Two processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
+Processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
 memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read the
 peer's bytes in place of the second copy. "bare" is the time of these copies alone, by np.copyto and
-np.add in blocks of 128 KiB, in the same processes. No rank waits for the other, and the other process
-wrote each block of the shared memory last. A ratio near 1 says that a call is nothing but copying. Below
+np.add in blocks of 128 KiB, in the same processes. No rank waits for another, and its owner wrote each
+block of the shared memory last. A ratio near 1 says that a call is nothing but copying. Below
 1, the call's copies overlap better than NumPy's. compare.py has the same calls beside MPI's.
 
 Calls of a few bytes wait for all ranks. Their "bare" time is a handshake in the core, without Python:
 each rank writes its own cache line and waits until it has seen the lines of the others. With more ranks
 than cores, a rank that waits yields its core, so that every rank runs once in each handshake.
-More than 2 ranks have the handshake alone.
 """
 
 from __future__ import annotations
@@ -53,73 +52,79 @@ def shared_memory(comm: Any, size: int) -> Any:
     return mapped
 
 
-class Both:
-    """Memory that both processes map; each process writes one half."""
+class Staging:
+    """Memory that all processes map; each process writes its own row."""
 
     def __init__(self, comm: Any, size: int) -> None:
-        halves = shared_memory(comm, 2 * size).view(np.float32).reshape(2, -1)
-        self.mine, self.theirs = halves[comm.rank], halves[1 - comm.rank]
-        self.mine[:] = TINY
+        self.rows = shared_memory(comm, comm.size * size).view(np.float32).reshape(comm.size, -1)
+        self.rows[comm.rank] = TINY
 
 
-def bare(call: str, rank: int, x: Any, out: Any, both: Both) -> Any:
+def bare(call: str, rank: int, x: Any, out: Any, staging: Staging) -> Any:
     """Return a function that makes this rank's copies of a call, in blocks."""
-    n = x.size if call not in ("gather", "all_gather") else x.size * 2
-    half, parts = n // 2, []  # of (kind, target, source)
+    rows, size, root = staging.rows, len(staging.rows), rank == 0
+    mine, peers = rows[rank], [r for r in range(size) if r != rank]
+    n = x.size
+    part = n if call in ("gather", "all_gather") else n // size
+    steps = []  # of (function, target, source)
 
-    def add(kind: Any, target: Any, source: Any) -> None:
+    def add(function: Any, target: Any, source: Any) -> None:
         step = BLOCK // 4
         for at in range(0, len(source), step):
-            parts.append((kind, target[at : at + step], source[at : at + step]))
+            steps.append((function, target[at : at + step], source[at : at + step]))
+
+    def of(rank: int, array: Any) -> Any:
+        return array[rank * part : (rank + 1) * part]
 
     copy, plus = np.copyto, lambda target, source: np.add(target, source, out=target)
-    mine, theirs, root = both.mine, both.theirs, rank == 0
-    own, other = slice(rank * half, rank * half + half), slice((1 - rank) * half, (2 - rank) * half)
     match call:
         case "broadcast":
-            add(copy, mine[:n] if root else out, x if root else theirs[:n])
+            add(copy, mine[:n] if root else out, x if root else rows[0, :n])
         case "send_recv":
             add(copy, mine[:n], x)
-            add(copy, out, theirs[:n])
-        case "reduce":
-            if root:
-                add(copy, out, x)
-                add(plus, out, theirs[:n])
-            else:
-                add(copy, mine[:n], x)
-        case "gather":
-            if root:
-                add(copy, out[:half], x)
-                add(copy, out[half:], theirs[:half])
-            else:
-                add(copy, mine[:half], x)
+            add(copy, out, rows[rank ^ 1, :n])
+        case "reduce" if root:
+            add(copy, out, x)
+            for peer in peers:
+                add(plus, out, rows[peer, :n])
+        case "gather" if root:
+            add(copy, of(0, out), x)
+            for peer in peers:
+                add(copy, of(peer, out), rows[peer, :part])
+        case "reduce" | "gather":
+            add(copy, mine[:n], x)
+        case "scatter" if root:
+            for peer in peers:
+                add(copy, of(peer, mine), of(peer, x))
+            add(copy, out, of(0, x))
         case "scatter":
-            if root:
-                add(copy, mine[:half], x[half:])
-                add(copy, out, x[:half])
-            else:
-                add(copy, out, theirs[:half])
+            add(copy, out, of(rank, rows[0]))
         case "all_gather":
-            add(copy, mine[:half], x)
-            add(copy, out[own], x)
-            add(copy, out[other], theirs[:half])
-        case "reduce_scatter":
-            add(copy, mine[:half], x[other])
-            add(copy, out, x[own])
-            add(plus, out, theirs[:half])
-        case "all_to_all":
-            add(copy, mine[:half], x[other])
-            add(copy, out[own], x[own])
-            add(copy, out[other], theirs[:half])
+            add(copy, mine[:part], x)
+            add(copy, of(rank, out), x)
+            for peer in peers:
+                add(copy, of(peer, out), rows[peer, :part])
+        case "reduce_scatter" | "all_to_all":
+            for peer in peers:
+                add(copy, of(peer, mine), of(peer, x))
+            adds = call == "reduce_scatter"
+            add(copy, out if adds else of(rank, out), of(rank, x))
+            for peer in peers:
+                source = of(rank, rows[peer])
+                add(*((plus, out, source) if adds else (copy, of(peer, out), source)))
         case "all_reduce":
-            add(copy, mine[other], x[other])
-            add(plus, x[own], theirs[own])
-            add(copy, mine[own], x[own])
-            add(copy, x[other], theirs[other])
+            for peer in peers:
+                add(copy, of(peer, mine), of(peer, x))
+            for peer in peers:
+                add(plus, of(rank, x), of(rank, rows[peer]))
+            add(copy, of(rank, mine), of(rank, x))
+            for peer in peers:
+                add(copy, of(peer, x), of(peer, rows[peer]))
 
     def run() -> None:
-        for kind, target, source in parts:
-            kind(target, source)
+        with np.errstate(over="ignore"):  # no rank waits, so one adds to sums of later calls
+            for function, target, source in steps:
+                function(target, source)
 
     return run
 
@@ -157,21 +162,20 @@ def main() -> None:
     comm = pycollective.init()
     group = Pycollective(comm)
     rows = handshakes(group, args.seconds)
-    sizes = args.sizes if comm.size == 2 else []
-    both = Both(comm, max(sizes)) if sizes else None
-    for call in args.calls:
-        for size in sizes:
-            values = Values(call, size, comm.rank, 2)
+    staging = Staging(comm, max(args.sizes))
+    for call in args.calls if comm.size > 1 else ():
+        for size in args.sizes:
+            values = Values(call, size, comm.rank, comm.size)
             x, out = (np.full(count, TINY, np.float32) for count in (values.given, values.got))
             times = {}
             for name, run in (
                 ("us", group.calls(x, out)[call]),
-                ("bare", bare(call, comm.rank, x, out, both)),
+                ("bare", bare(call, comm.rank, x, out, staging)),
             ):
                 found = measure(run, args.seconds, meet=comm.barrier,
                                 slowest=lambda own: slowest(group, own),
                                 renew=(lambda x=x: x.fill(TINY)) if call in group.sums else None,
-                                most=calls_until_renewed(2))  # fmt: skip
+                                most=calls_until_renewed(comm.size))  # fmt: skip
                 times[name] = found["us"]
             if (
                 call == "send_recv"
@@ -191,12 +195,10 @@ def main() -> None:
     print("call / bare handshake (µs of both): " + ", ".join(
         f"{r['call']} {r['text']}" for r in rows if r["size"] <= 8
     ))  # fmt: skip
-    if not sizes:
-        return
-    print("| call / bare copies (µs of both) | " + " | ".join(map(size_text, sizes)) + " |")
-    print("| --- |" + " --- |" * len(sizes))
+    print("| call / bare copies (µs of both) | " + " | ".join(map(size_text, args.sizes)) + " |")
+    print("| --- |" + " --- |" * len(args.sizes))
     for call in args.calls:
-        cells = [r["text"] for r in rows if r["call"] == call and r["size"] in sizes]
+        cells = [r["text"] for r in rows if r["call"] == call and r["size"] in args.sizes]
         print(f"| {call} | " + " | ".join(cells) + " |")
 
 
