@@ -164,8 +164,8 @@ def test_wait_interrupted_leaves_the_call_running(ctrl_c):
     a, b = local_group(2, timeout=30)
     under_way = a.all_reduce(np.ones(2), async_op=True)
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         under_way.wait(20)
     timer.join()
     b.all_reduce(np.ones(2))
@@ -189,8 +189,17 @@ def test_async_call_progresses_while_the_gil_is_held(ranks):
     comms = local_group(ranks, timeout=30)
     x = [np.ones(300_000) for _ in comms]
     works = [c.all_reduce(x[c.rank], out=x[c.rank], async_op=True) for c in comms]
-    ctypes.PyDLL(None).usleep(300_000)  # a PyDLL keeps the GIL
-    assert all(task.done for w in works for task in w._tasks)  # none: it was over at once
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)  # no thread asks this one for the GIL
+    try:
+        for _ in range(200):
+            ctypes.PyDLL(None).usleep(100_000)  # a PyDLL keeps the GIL
+            if all(task.done for w in works for task in w._tasks):  # none: it was over at once
+                break
+        else:
+            pytest.fail("the calls make no progress")
+    finally:
+        sys.setswitchinterval(interval)
     assert [w.wait()[0] for w in works] == [ranks] * ranks
 
 

@@ -206,8 +206,8 @@ def test_failed_group_ends_the_wait_of_a_message(pair):
 
 def test_recv_interrupted_aborts_the_group(pair, ctrl_c):
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         pair[1].recv(source=0, shape=1, dtype=float)
     timer.join()
     with pytest.raises(pc.AbortedError, match="rank 1 left a message"):

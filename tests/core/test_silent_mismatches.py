@@ -288,10 +288,13 @@ def test_error_in_a_with_block_aborts_the_other_ranks_at_once(on_ranks):
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_timeout_of_two_receiving_ranks_names_both(on_ranks, kind):
+    both = threading.Barrier(2)
+
     def work(comm):
+        both.wait(20)
         return str(error_of(lambda: comm.recv(source=1 - comm.rank, shape=3, dtype="int8", tag=5)))
 
-    for error in on_ranks(make_group(kind, 2, 0.5), work):
+    for error in on_ranks(make_group(kind, 2, 0.8), work):
         for rank in (0, 1):
             assert f"rank {rank} waits in recv (int8[3], tag 5) from rank {1 - rank}" in error
 
@@ -317,8 +320,13 @@ def test_timeout_does_not_name_a_message_that_has_arrived(on_ranks, kind):
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_timeout_names_the_rank_that_did_not_join(on_ranks, kind):
-    def work(comm):
-        return None if comm.rank == 2 else str(error_of(lambda: comm.all_reduce(np.ones(3))))
+    both = threading.Barrier(2)
 
-    for error in on_ranks(make_group(kind, 3, 0.5), work)[:2]:
+    def work(comm):
+        if comm.rank == 2:
+            return None
+        both.wait(20)
+        return str(error_of(lambda: comm.all_reduce(np.ones(3))))
+
+    for error in on_ranks(make_group(kind, 3, 0.8), work)[:2]:
         assert "waited until its deadline for rank 2, which has not entered this call. " in error

@@ -446,9 +446,9 @@ def test_simulate_progress_callback_can_end_the_simulation():
 @pytest.mark.parametrize("work", ["simulate", "verify"])
 def test_simulate_interrupted_ends(ctrl_c, work):
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             if work == "simulate":
                 simulate("ring", 10_000, 1 << 30)
             else:

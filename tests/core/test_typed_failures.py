@@ -59,9 +59,12 @@ def test_lost_rank_is_in_ranks_with_its_host_and_the_call_under_way(kind, call):
 
 @every_kind
 def test_late_rank_is_in_ranks_of_the_timeout(kind):
+    both = threading.Barrier(2)
+
     def work(comm):
         if comm.rank != 1:
-            comm.barrier(timeout=0.3)
+            both.wait(20)
+            comm.barrier(timeout=0.8)
 
     found = errors_of(make_group(kind, 3), work)
     assert set(found) == {0, 2}

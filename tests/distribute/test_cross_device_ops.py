@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -78,12 +78,17 @@ def test_options_are_merged():
 
 
 def test_a_timeout_of_the_options_holds(two):
+    over = threading.Event()
+
     def replica():
         if replica_id() == 1:
-            time.sleep(1.0)
-        else:
-            options = CommunicationOptions(timeout_seconds=0.2)
+            over.wait(20)
+            return
+        options = CommunicationOptions(timeout_seconds=0.2)
+        try:
             d.get_replica_context().all_reduce("SUM", constant(1.0), options)
+        finally:
+            over.set()
 
     with pytest.raises(pc.CollectiveTimeoutError, match="replica 1|rank 1"):
         two.run(replica)

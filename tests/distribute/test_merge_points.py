@@ -42,9 +42,11 @@ WAITS = {
 def test_a_replica_that_never_returns_is_named(what, never):
     three = mirrored(3)
     assert three.extended.timeout == 600.0
-    three.extended.timeout = 0.2
+    three.extended.timeout = 0.5
+    begun = threading.Barrier(3)
 
     def replica():
+        begun.wait(20)
         if replica_id() == 2:
             never.wait(60)
         else:
@@ -109,9 +111,12 @@ def test_a_replica_on_the_callers_thread_is_named_in_the_log(never, caplog):
 
     def replica():
         if replica_id() == 0:
-            never.wait(0.3)
-        else:
+            never.wait(20)
+            return
+        try:
             d.get_replica_context().merge_call(lambda s: None)
+        finally:
+            never.set()
 
     with caplog.at_level(logging.ERROR, "pycollective"):
         with pytest.raises(
@@ -125,10 +130,20 @@ def test_a_replica_on_the_callers_thread_is_named_in_the_log(never, caplog):
 def test_a_creation_that_nobody_comes_to(never):
     two = mirrored(2)
     two.extended.timeout = 0.1
+
+    def replica():
+        if replica_id() == 0:
+            never.wait(20)
+            return
+        try:
+            tf.Variable(1.0)
+        finally:
+            never.set()
+
     with pytest.raises(
         tf.CollectiveTimeoutError, match="replica 1 waits for replica 0 to create a variable"
     ):
-        two.run(lambda: tf.Variable(1.0) if replica_id() else never.wait(0.2))
+        two.run(replica)
 
 
 def test_what_the_late_replica_does_afterwards_is_refused(never):
@@ -151,9 +166,8 @@ def test_what_the_late_replica_does_afterwards_is_refused(never):
     two.extended.timeout = 60.0
     never.set()
     assert total(two) == [2.0, 2.0]
-    for _ in range(500):
-        if len(seen) == 2:
-            break
+    until = time.monotonic() + 30
+    while len(seen) < 2 and time.monotonic() < until:
         time.sleep(0.01)
     assert len(seen) == 2
     assert "replica 1 is still running" in seen[0]
@@ -161,9 +175,14 @@ def test_what_the_late_replica_does_afterwards_is_refused(never):
 
 def test_a_long_merge_function_is_nobodys_delay():
     two = mirrored(2)
-    two.extended.timeout = 0.05
-    got = two.run(lambda: d.get_replica_context().merge_call(lambda s: time.sleep(0.15) or 5))
-    assert got == 5
+    two.extended.timeout = 0.5
+    begun = threading.Barrier(2)
+
+    def replica():
+        begun.wait(20)
+        return d.get_replica_context().merge_call(lambda s: time.sleep(0.7) or 5)
+
+    assert two.run(replica) == 5
 
 
 def test_an_error_is_raised_though_another_replica_does_not_end(never):

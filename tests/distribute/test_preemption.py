@@ -95,7 +95,7 @@ def test_a_watcher_and_an_exit_of_ones_own(tmp_path):
 
 def test_in_a_grace_period_it_goes_on_and_saves_twice(tmp_path):
     told = threading.Event()
-    program = Program(tmp_path, Config(told.is_set, grace_period=0.2))
+    program = Program(tmp_path, Config(told.is_set, grace_period=0.6))
     saves = []
     program.handler._manager.save, save = (
         lambda: saves.append(int(program.v)) or save(),

@@ -472,12 +472,13 @@ def test_created_once_by_whichever_replica_comes_first(two):
     class Owner:
         variable = None
 
-    owner = Owner()
+    owner, has_come = Owner(), threading.Event()
 
     def replica():
         if replica_id() == 0:
-            time.sleep(0.05)  # replica 1 comes first
+            assert has_come.wait(20)
         with d.created_once(owner):
+            has_come.set()
             if owner.variable is None:
                 owner.variable = Variable(1.0 + replica_id())
         return owner.variable
@@ -536,9 +537,9 @@ def test_ctrl_c_reaches_every_replica(two, ctrl_c):
             stop.wait(30)
         d.get_replica_context().all_reduce("SUM", constant(1.0))
 
-    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
-    threading.Timer(0.3, stop.set).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(0.3, stop.set).start()
         two.run(replica)
     again = two.run(lambda: d.get_replica_context().all_reduce("SUM", constant(1.0)))
     assert float(again.values[0]) == 2.0

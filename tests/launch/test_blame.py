@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
@@ -119,9 +120,17 @@ def spend(monkeypatch, rank, left=0.0):
     monkeypatch.setattr(Joining, "_join", joins)
 
 
-def test_rendezvous_rank_that_never_joins_is_named_when_another_times_out(on_ranks):
+def test_rendezvous_rank_that_never_joins_is_named_when_another_times_out(on_ranks, monkeypatch):
+    step = Leader.step
+
+    def steps(self, changes):
+        step(self, changes)
+        if 1 in self._came:  # its time is over, however late it started
+            self._came[1] = dataclasses.replace(self._came[1], deadline=time.monotonic())
+
+    monkeypatch.setattr(Leader, "step", steps)
     addresses = at(free_ports(3))
-    ranks = [Rank(0, addresses, join_timeout=20.0), Rank(1, addresses, join_timeout=0.5)]
+    ranks = [Rank(0, addresses), Rank(1, addresses)]
     missing = f"for rank 2 of 3 to come to {addresses[0]}, as rank 1 waits no longer"
     for error in errors_of(on_ranks, ranks):
         assert missing in error
@@ -141,34 +150,36 @@ def test_rendezvous_rank_stopped_after_joining_is_named_when_another_times_out(
     on_ranks, monkeypatch
 ):
     spend(monkeypatch, rank=1)
+    spend(monkeypatch, rank=0, left=1.0)
     ports = free_ports(3)
-    ranks = [Rank(0, at(ports), join_timeout=1.0), Rank(1, at(ports), join_timeout=20.0)]
+    ranks = [Rank(r, at(ports), join_timeout=20.0) for r in range(2)]
     for error in errors_of(on_ranks, ranks, Stopped(2, ports)):
         assert "for rank 2 of 3 to connect" in error
 
 
-def test_rendezvous_rank_stopped_between_two_peers_is_named_by_the_waiting_peer(on_ranks):
+def test_rendezvous_rank_stopped_between_two_peers_is_named_by_the_waiting_peer(
+    on_ranks, monkeypatch
+):
     """Rank 0, whose peers have all connected, could only say that ranks 1 and 2 are not ready."""
+    spend(monkeypatch, rank=0, left=1.0)
     ports = free_ports(3)
-    ranks = [Rank(0, at(ports), join_timeout=1.0), Rank(1, at(ports), join_timeout=20.0)]
+    ranks = [Rank(r, at(ports), join_timeout=20.0) for r in range(2)]
     for error in errors_of(on_ranks, ranks, Stopped(2, ports, reaches=(0,))):
         assert "for rank 2 of 3 to connect" in error
 
 
 def test_rendezvous_rank_stopped_before_it_shares_memory_is_named_by_rank_0(on_ranks, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
+    spend(monkeypatch, rank=0, left=0.8)
     ports = free_ports(3)
-    ranks = [
-        Rank(r, at(ports), join_timeout=seconds, environment=HOST)
-        for r, seconds in enumerate((20.0, 0.8))
-    ]
+    ranks = [Rank(r, at(ports), join_timeout=20.0, environment=HOST) for r in range(2)]
     for error in errors_of(on_ranks, ranks, Stopped(2, ports, reaches=(0, 1), host="one")):
         assert "for rank 2 to connect" in error
 
 
 def test_rendezvous_rank_that_joins_too_late_for_the_rest_is_named(on_ranks, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
-    spend(monkeypatch, rank=0, left=0.2)
+    spend(monkeypatch, rank=0, left=1.0)
     ports = free_ports(3)
     first = Stopped(1, ports)
     last = Stopped(2, ports, after=first.has_joined, reaches=(0,))

@@ -155,7 +155,7 @@ def interrupt(group, call):
     return until_error(call)
 
 def stop(group, call):
-    group.timeout = 0.4
+    group.timeout = 1.5
     if victim:
         later(0.05, os.kill, os.getpid(), signal.SIGSTOP)
     if comm.rank == 0:
@@ -602,9 +602,12 @@ heard = []
 if comm.rank == 0:
     refuse("membarrier", heard)
 comm.barrier()
-if comm.rank != 0:  # so that rank 0 waits for memory, which rank 1 shares with it
-    time.sleep(0.3)
-comm.all_reduce(np.ones(100_000))
+for _ in range(50):  # rank 0 may come so late that it does not sleep
+    if comm.rank != 0:  # so that rank 0 waits for memory, which rank 1 shares with it
+        time.sleep(0.3)
+    comm.all_reduce(np.ones(100_000))
+    if comm.broadcast(np.array([len(heard) > 0]))[0]:
+        break
 print(len(heard) > 0)
 comm.barrier()
 """
@@ -678,6 +681,7 @@ long_enough(make)
 def test_group_without_descriptors_still_calls_and_refuses_split(tmp_path, transport):
     """Calls and arrays need no descriptors; split fails on every rank, and the group still works."""
     body = """
+comm.barrier()  # a process may start seconds after another
 comm.timeout = 4  # which is how long the others wait for it in split
 comm.all_reduce(np.ones(3), async_op=True).wait()
 comm.all_gather(np.ones(1))  # both ways
@@ -746,7 +750,8 @@ def test_split_without_descriptors_leaves_none_open(tmp_path, left):
     """Rank 0, which listens for the new group, has `left` free descriptors."""
     body = f"""
 before = held()
-comm.timeout = 2.0
+comm.barrier()
+comm.timeout = 4.0
 with without_descriptors({left}) if comm.rank == 0 else contextlib.nullcontext():
     try:
         comm.split(0)

@@ -164,7 +164,7 @@ def test_join_refused_until_the_deadline_names_the_address_and_the_reason():
     squats.start()
     try:
         with pytest.raises(RendezvousError, match=f"refused at 127.0.0.1:{port}: go away"):
-            rendezvous(1, 2, [f"127.0.0.1:{port}"], "a", environment=ENVIRONMENT, join_timeout=0.3)
+            rendezvous(1, 2, [f"127.0.0.1:{port}"], "a", environment=ENVIRONMENT, join_timeout=2.0)
     finally:
         stop.set()
         squats.join(20)

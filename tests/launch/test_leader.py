@@ -165,6 +165,18 @@ def test_leader_first_rank_times_out_names_the_missing_ranks(group, monkeypatch)
     assert failed["error"].endswith("127.0.0.1:1, as rank 1 waits no longer")
 
 
+def test_leader_missing_ranks_are_logged_at_intervals(group, monkeypatch, caplog):
+    now = time.monotonic()
+    monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(leader, "LOG_EVERY", 3.0)
+    three = group(3)
+    three.join(0)
+    for _ in range(11):
+        now += 1.0
+        three.says()
+    assert caplog.messages == ["rank 0 waits for ranks 1, 2 of 3 to come to 127.0.0.1:1"] * 3
+
+
 def test_leader_that_comes_late_names_rank_0_too(group, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.0)
     three = group(3)

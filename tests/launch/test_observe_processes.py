@@ -13,9 +13,18 @@ from processes import fast_on, run_on_hosts
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 LATE = """
+import logging
+from pathlib import Path
+class Warned(logging.StreamHandler):
+    def emit(self, record):
+        if " is in all_reduce #1 (" not in record.getMessage():  # a process may start late
+            super().emit(record)
+            Path(f"warned{{comm.rank}}").touch()
+logging.getLogger("pycollective").addHandler(Warned())
 comm.all_reduce(np.ones(3), "max")
 if comm.rank == 1:
-    time.sleep(1.0)
+    while not all(Path(f"warned{{r}}").exists() for r in range(comm.size) if r != 1):
+        time.sleep(0.01)
 {call}
 """
 
@@ -41,7 +50,7 @@ _PLAIN, _RING = "all_reduce(np.ones(9))", "all_reduce(np.ones(9), algorithm='rin
 def test_a_slow_rank_is_named_once(run_on, monkeypatch, call):
     monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "0.3")
     status, out, err = run_on(3, LATE.format(call=f"comm.{call}"))
-    assert (status, out) == (0, "")
+    assert (status, out) == (0, ""), err
     warnings = warnings_of(err)
     assert sorted(warnings) == [0, 2], err
     for text in warnings.values():
@@ -51,7 +60,7 @@ def test_a_slow_rank_is_named_once(run_on, monkeypatch, call):
             r"has finished all_reduce #1|sent its last message in all_reduce #1|has sent nothing yet",
             text,
         ), text
-        assert re.search(r"It gives up in (19|20) s\.$", text)
+        assert re.search(r"It gives up in 1?\d s\.$|20 s\.$", text)
 
 
 @pytest.mark.slow
@@ -74,11 +83,15 @@ def test_rank_stopped_within_the_call_is_named(run_on, monkeypatch):
 import threading
 pids = comm.all_gather(np.array([os.getpid()]))
 x = np.ones(2_000_000, "float32")
-stops = [(1.2, int(pids[1]), signal.SIGCONT), (0.1, os.getpid(), signal.SIGSTOP)]
-after, pid, number = stops[comm.rank]
-threading.Timer(after, os.kill, (pid, number)).start()
-until = time.monotonic() + 1.5
-while comm.broadcast(np.array([time.monotonic() < until]))[0]:
+def stop_for_a_while():
+    time.sleep(0.1)
+    os.kill(int(pids[1]), signal.SIGSTOP)
+    time.sleep(1.1)
+    os.kill(int(pids[1]), signal.SIGCONT)
+thread = threading.Thread(target=stop_for_a_while)
+if comm.rank == 0:
+    thread.start()
+while comm.broadcast(np.array([thread.is_alive()]))[0]:
     comm.all_reduce(x, out=x, op="max")
 """
     status, _, err = run_on(2, body)

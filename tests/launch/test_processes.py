@@ -124,7 +124,7 @@ try:
     while True:
         comm.all_reduce(np.ones(100_000))
 except pc.PeerLostError as error:
-    print(comm.rank, time.monotonic() - began < 5, error)
+    print(comm.rank, time.monotonic() - began < 15, error)
     sys.exit(0)
 """
     returned, out, err = run(tmp_path, 3, body)
@@ -143,8 +143,8 @@ def handle(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, handle)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     if comm.rank == 0:
         comm.barrier()   # waits in the core
     else:
@@ -202,10 +202,18 @@ def test_silent_returns_the_ranks_without_heartbeat():
     assert (a.silent(5), b.silent(5)) == ([], [])
     time.sleep(0.03)
     assert (a.silent(0.02), b.silent(0.02)) == ([1, 2], [0, 2])
-    b.send_heartbeat()
-    assert a.silent(0.02) == [2]
+
+    def silent_beside_b():
+        """Return the silent ranks; this process may itself pause after the heartbeat."""
+        for _ in range(1000):
+            b.send_heartbeat()
+            if 1 not in (found := a.silent(0.02)):
+                return found
+        raise AssertionError("rank 1 is silent")
+
+    assert silent_beside_b() == [2]
     c.leave(2)
-    assert a.silent(0.02) == []
+    assert silent_beside_b() == []
 
 
 def test_groups_leave_nothing_behind(on_ranks):

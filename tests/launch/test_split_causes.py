@@ -10,6 +10,7 @@ from processes import run
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 
 BODY = """
+comm.barrier()  # a process may start seconds after another
 with without_descriptors(2) if comm.rank == 1 else contextlib.nullcontext():
     try:
         comm.split(0 if comm.rank else 5, timeout=3)

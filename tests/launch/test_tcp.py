@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from in_ranks import connections
 from ports import free_port
+from test_rendezvous import refused, wait_until
 
 import pycollective as pc
 from pycollective import _core
@@ -144,6 +145,11 @@ def join(environments, seconds=15.0):
     return results
 
 
+def joining(environment, seconds=20.0):
+    """Return a function that calls init."""
+    return lambda: init(environment=environment, timeout=15, join_timeout=seconds)
+
+
 def works(comms, on_ranks):
     want = [float(sum(range(1, len(comms) + 1)))] * len(comms)
     return on_ranks(comms, lambda c: float(c.all_reduce([c.rank + 1.0])[0])) == want
@@ -169,9 +175,7 @@ def test_groups_leave_nothing_behind(on_ranks):
         if i % 2:
             close(comms)
         del comms
-    assert descriptors() == before
-    time.sleep(0.1)
-    assert threading.active_count() == threads
+    wait_until(lambda: descriptors() <= before and threading.active_count() <= threads)
 
 
 def test_streams_are_connections_without_delay():
@@ -231,20 +235,20 @@ def test_a_failed_group_can_be_made_again(on_ranks):
             comms[0].barrier()
 
 
-def test_a_wrong_secret_is_refused(caplog):
+def test_a_wrong_secret_is_refused(on_ranks, monkeypatch):
     port = free_port()
     good, bad = environment(0, 2, port), environment(1, 2, port, SECRET="f" * 32)
-    first, second = join([good, bad], 1.0)
+    first, second = refused(on_ranks, monkeypatch, joining(good), joining(bad, 1.0))
     assert "the secrets differ" in str(second)
-    assert "waited 1 s for rank 1 of 2" in str(first)
+    assert " s for rank 1 of 2" in str(first)
     assert "could not prove that they belong here" in str(first)
     without = environment(1, 2, port)
     del without["PYCOLLECTIVE_SECRET"]
-    first, second = join([good, without], 0.5)
+    _, second = refused(on_ranks, monkeypatch, joining(good), joining(without, 1.0))
     assert "the secrets differ" in str(second)
 
 
-def test_secret_in_a_file_works_like_the_variable(tmp_path):
+def test_secret_in_a_file_works_like_the_variable(on_ranks, monkeypatch, tmp_path):
     """A secret in a file works like the variable, which takes precedence; its newline is ignored."""
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
@@ -252,11 +256,12 @@ def test_secret_in_a_file_works_like_the_variable(tmp_path):
     port = free_port()
     by_file = environment(1, 2, port, SECRET_FILE=str(file))
     del by_file["PYCOLLECTIVE_SECRET"]
-    for comm in join([environment(0, 2, port, SECRET=SECRET), by_file], 10.0):
+    for comm in join([environment(0, 2, port, SECRET=SECRET), by_file]):
         assert isinstance(comm, pc.Communicator), comm
         comm.close()
     both = environment(0, 2, port, SECRET="f" * 32, SECRET_FILE=str(file))
-    assert "the secrets differ" in str(join([both, by_file], 0.7)[1])
+    _, second = refused(on_ranks, monkeypatch, joining(both), joining(by_file, 1.0))
+    assert "the secrets differ" in str(second)
 
 
 def test_addresses_without_a_secret_must_be_loopback():
@@ -312,16 +317,16 @@ def test_init_bad_tcp_description_raises_rendezvous_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_and_sizes_that_differ_raise_and_are_named():
+def test_ranks_and_sizes_that_differ_raise_and_are_named(on_ranks, monkeypatch):
     port = free_port()
     envs = [environment(0, 2, port), environment(1, 3, port)]
-    first, second = join(envs, 0.7)
+    first, second = refused(on_ranks, monkeypatch, *map(joining, envs))
     assert "the group has 2 ranks for rank 0, and 3 for you" in str(second)
     assert "rank 1 of 2" in str(first)
     port = free_port()
-    results = join([environment(r, 3, port) for r in (0, 1, 1)], 1.0)
+    results = join([environment(r, 3, port) for r in (0, 1, 1)], 4.0)
     assert sum("rank 1 is taken" in str(r) for r in results) == 1
-    assert sum("waited 1 s for rank 2 of 3" in str(r) for r in results) == 2
+    assert sum("waited 4 s for rank 2 of 3" in str(r) for r in results) == 2
 
 
 @pytest.mark.parametrize(
@@ -496,7 +501,7 @@ def test_handshake_replayed_is_refused():
         2,
         lambda channel, hello: entered.append(channel),
     )
-    soon = time.monotonic() + 10
+    soon = time.monotonic() + 60
     said = []
 
     class Tape(socket.socket):
