@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 from typing import Any, Literal, TypeAlias
 
@@ -127,6 +128,14 @@ def seconds(name: str, value: Any) -> float:
     if not found > 0:
         raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
     return found
+
+
+def path_of(name: str, value: Any) -> str:
+    """Return a path as text; raise an error for anything else."""
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a path, not {value!r}") from None
 
 
 def switch(name: str, value: Any) -> bool:

@@ -63,10 +63,16 @@ def locked(directory: str) -> Iterator[None]:
 
     Raises
     ------
+    NotADirectoryError
+        A file has the name of the folder, or of a folder above it.
     TimeoutError
         Another process has held the lock for ten minutes.
     """
-    os.makedirs(directory, exist_ok=True)
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        text = "a file is in the place of a folder; remove the file or choose another path"
+        raise NotADirectoryError(errno.ENOTDIR, text, error.filename) from None
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + _LOCK_SECONDS

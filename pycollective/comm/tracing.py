@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pycollective.arguments import path_of
 from pycollective.comm.call import About, Call, Engine
 from pycollective.comm.work import Task, Work
 from pycollective.errors import CollectiveError, RendezvousError
@@ -312,7 +313,7 @@ def timeline(file: str | os.PathLike[str]) -> Iterator[None]:
     >>> with pc.timeline("timeline.json"):
     ...     comm.all_reduce(x)
     """
-    made = Timeline(os.fspath(file))
+    made = Timeline(path_of("file", file))
     with _lock:
         members = list(_members)
         for member in members:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
+from pycollective.arguments import path_of
 from pycollective.array_backend import to_numpy
 from pycollective.atomic_files import replacing
 from pycollective.data.dataset import Dataset, kind
@@ -72,7 +73,7 @@ class FileCache(Transformed):
 
     def __init__(self, source: Dataset, filename: str | os.PathLike[str]) -> None:
         super().__init__(source)
-        self._filename = os.fspath(filename)
+        self._filename = path_of("filename", filename)
 
     def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
         # A worker's share is another dataset, which must not use the file of the whole dataset.

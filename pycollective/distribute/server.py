@@ -14,6 +14,7 @@ from collections.abc import Callable
 from json import dumps, loads
 from typing import Any, NoReturn
 
+from pycollective.arguments import path_of
 from pycollective.cluster import rules
 from pycollective.distribute.server_store import Store
 from pycollective.distribute.server_variables import Servers
@@ -105,7 +106,9 @@ class Server:
         self._title = f"/job:{job_name}/task:{task_index}"
         snapshots = None
         if snapshot_dir is not None and job_name == "ps":
-            snapshots = Snapshots(os.path.join(os.fspath(snapshot_dir), f"ps-{task_index}"))
+            snapshots = Snapshots(
+                os.path.join(path_of("snapshot_dir", snapshot_dir), f"ps-{task_index}")
+            )
         self._store = Store(snapshots, snapshot_seconds)
         self._chief: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._end: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
+from pycollective.arguments import path_of
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.distribute.strategy import Strategy
@@ -66,9 +67,9 @@ class RunConfig:
         object.__setattr__(self, "save_checkpoints_steps", steps)
         object.__setattr__(self, "save_checkpoints_secs", seconds)
         if self.model_dir is not None:
-            if not os.fspath(self.model_dir):
+            if not path_of("model_dir", self.model_dir):
                 raise ValueError("model_dir should be non-empty")
-            object.__setattr__(self, "model_dir", os.fspath(self.model_dir))
+            object.__setattr__(self, "model_dir", path_of("model_dir", self.model_dir))
         for name, least in {
             "save_checkpoints_steps": 0,
             "save_checkpoints_secs": 0,

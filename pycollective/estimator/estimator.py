@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pycollective.arguments import path_of
 from pycollective.data import Dataset
 from pycollective.distribute.context import has_strategy
 from pycollective.distribute.coordinator import ClusterCoordinator
@@ -402,7 +403,7 @@ def _check_model_fn(model_fn: Callable[..., Any], params: Any) -> None:
 def _with_directory(config: RunConfig, model_dir: str | os.PathLike[str] | None) -> RunConfig:
     """Return the settings with the directory of the checkpoints."""
     if model_dir is not None:
-        model_dir = os.fspath(model_dir)
+        model_dir = path_of("model_dir", model_dir)
         if config.model_dir is not None and config.model_dir != model_dir:
             raise ValueError(
                 "`model_dir` are set both in constructor and `RunConfig`, but with different values. "

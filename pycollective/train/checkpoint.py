@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import path_of
 from pycollective.array_backend import Array
 from pycollective.atomic_files import locked
 from pycollective.distribute.context import current_mode
@@ -90,7 +91,7 @@ class Checkpoint(Trackable):
             The path, for `restore`.
         """
         _require_outside_replicas("save")
-        prefix = os.fspath(file_prefix)
+        prefix = path_of("file_prefix", file_prefix)
         if not os.path.basename(prefix):
             raise ValueError(
                 f"save({prefix!r}) needs the beginning of a file name after the directory, such as "
@@ -118,7 +119,7 @@ class Checkpoint(Trackable):
 
     def write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
         """Write a checkpoint as `write` does; with ``note``, record it as the directory's latest."""
-        path = os.fspath(file_prefix)
+        path = path_of("file_prefix", file_prefix)
         self._begin_together("write", path)
         self._write(path, note)
         return path
@@ -201,7 +202,7 @@ class Checkpoint(Trackable):
 
     def _read(self, call: str, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         _require_outside_replicas(call)
-        path = None if save_path is None else os.fspath(save_path)
+        path = None if save_path is None else path_of("save_path", save_path)
         self._begin_together(call, path)
         if call == "restore" and path is not None:
             self.save_counter  # noqa: B018  (made here, so that its saved value is restored)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
+from pycollective.arguments import path_of, whole
 from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import is_bare_name, is_complete, remove_files
 from pycollective.train.state import get_checkpoint_state, latest_checkpoint, write_state
@@ -27,6 +29,8 @@ class CheckpointManager:
     ------
     ValueError
         ``max_to_keep`` is neither None nor at least 1, or ``checkpoint_name`` names a folder.
+    NotADirectoryError
+        ``directory`` is a file.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class CheckpointManager:
         max_to_keep: int | None,
         checkpoint_name: str = "ckpt",
     ) -> None:
-        if max_to_keep is not None and max_to_keep < 1:
+        if max_to_keep is not None and whole("max_to_keep", max_to_keep) < 1:
             raise ValueError(f"max_to_keep must be None or at least 1, got {max_to_keep}")
         if not is_bare_name(checkpoint_name):
             raise ValueError(
@@ -44,7 +48,11 @@ class CheckpointManager:
                 "belong to the directory"
             )
         self._checkpoint = checkpoint
-        self._directory = os.fspath(directory)
+        self._directory = path_of("directory", directory)
+        if os.path.isfile(self._directory):
+            raise NotADirectoryError(
+                errno.ENOTDIR, "directory is a file; give the path of a folder", self._directory
+            )
         self._max_to_keep = max_to_keep
         self._prefix = os.path.join(self._directory, checkpoint_name)
 

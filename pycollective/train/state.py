@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pycollective.arguments import path_of
 from pycollective.atomic_files import write_atomically
 from pycollective.errors import CheckpointError
 from pycollective.train.files import is_bare_name, is_complete, parse_json
@@ -39,7 +40,7 @@ def get_checkpoint_state(checkpoint_dir: str | os.PathLike[str]) -> CheckpointSt
     CheckpointError
         The file is damaged.
     """
-    directory = os.fspath(checkpoint_dir)
+    directory = path_of("checkpoint_dir", checkpoint_dir)
     state_path = os.path.join(directory, STATE_FILE)
     try:
         state = parse_json(state_path, Path(state_path).read_bytes())

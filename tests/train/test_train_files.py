@@ -43,6 +43,40 @@ def change_a_number(path):
     Path(path).write_text(text.replace('"weight": 2', '"weight": 1'))
 
 
+@pytest.mark.parametrize("strange", [3, 1.5, ["a"], object()])
+def test_path_that_is_none_raises_type_error(tmp_path, strange):
+    checkpoint = train.Checkpoint(weight=Variable(1.0))
+    for name, call in (
+        ("save_path", checkpoint.restore),
+        ("save_path", checkpoint.read),
+        ("file_prefix", checkpoint.save),
+        ("file_prefix", checkpoint.write),
+        ("checkpoint_dir", train.latest_checkpoint),
+        ("checkpoint_dir", train.get_checkpoint_state),
+        ("directory", lambda path: train.CheckpointManager(checkpoint, path, 3)),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must be a path, not "):
+            call(strange)
+
+
+def test_path_of_bytes_is_that_of_text(tmp_path):
+    checkpoint = train.Checkpoint(weight=Variable(1.0))
+    path = checkpoint.save(os.fsencode(tmp_path / "ckpt"))
+    assert path == str(tmp_path / "ckpt-1") == train.latest_checkpoint(os.fsencode(tmp_path))
+
+
+def test_folder_that_is_a_file_raises_not_a_directory_error(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    checkpoint = train.Checkpoint(weight=Variable(1.0))
+    with pytest.raises(NotADirectoryError, match="directory is a file"):
+        train.CheckpointManager(checkpoint, file, 3)
+    for prefix in (file / "ckpt", file / "folder" / "ckpt"):
+        with pytest.raises(NotADirectoryError, match="a file is in the place of a folder"):
+            checkpoint.save(prefix)
+    assert file.read_text() == "mine" and int(checkpoint.save_counter) == 0
+
+
 DAMAGES = {
     "data file truncated": ("safetensors", truncate, "bytes, its index says"),
     "data file changed": ("safetensors", flip_a_byte, "changed or damaged"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import path_of
 from pycollective.atomic_files import locked
 from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.callbacks.control import Monitor
@@ -68,7 +69,7 @@ class ModelCheckpoint(Monitor):
         initial_value_threshold: float | None = None,
     ) -> None:
         super().__init__(monitor, mode)
-        self.filepath = os.fspath(filepath)
+        self.filepath = path_of("filepath", filepath)
         weights = self.filepath.endswith(".weights.h5")
         other = self.filepath.endswith((".keras", ".h5")) and not weights
         if save_weights_only and other:
@@ -170,7 +171,7 @@ class BackupAndRestore(Callback):
             raise ValueError("Either `save_freq` or `save_before_preemption` must be set.")
         if save_freq:
             _check_frequency(save_freq)
-        self.backup_dir = os.fspath(backup_dir)
+        self.backup_dir = path_of("backup_dir", backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint

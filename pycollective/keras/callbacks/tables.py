@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import path_of
 from pycollective.keras.callbacks.base import Callback
 
 Logs = dict[str, Any]
@@ -30,7 +31,7 @@ class CSVLogger(Callback):
         self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False
     ) -> None:
         super().__init__()
-        self.filename = os.fspath(filename)
+        self.filename = path_of("filename", filename)
         self.sep = separator
         self.append = append
         self.keys: list[str] | None = None

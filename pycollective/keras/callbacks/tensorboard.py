@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pycollective.arguments import path_of
 from pycollective.array_backend import Array
 from pycollective.keras.callbacks.base import Callback
 
@@ -92,7 +93,7 @@ class TensorBoard(Callback):
                 f"pip install 'pycollective[tensorboard]' ({error})"
             ) from error
         self._make_file = EventFile
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = path_of("log_dir", log_dir)
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.write_images = write_images

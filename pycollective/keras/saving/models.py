@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pycollective.arguments import path_of
 from pycollective.atomic_files import write_atomically
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.default import get_strategy
@@ -63,7 +64,7 @@ def save_model(
         If h5py is not installed.
     """
     _require_outside_replicas("Model.save")
-    path = os.fspath(filepath)
+    path = path_of("filepath", filepath)
     if zipped is False or not path.endswith(".keras"):
         raise ValueError(
             "Invalid filepath extension for saving. Please add a `.keras` extension for the native "
@@ -114,7 +115,7 @@ def load_model(
     Layers with ``load_assets(folder)`` get a temporary folder of the files that ``save_assets``
     wrote.
     """
-    path = os.fspath(filepath)
+    path = path_of("filepath", filepath)
     if not path.endswith(".keras"):
         raise ValueError(
             f"File format not supported: filepath={path}. load_model() reads V3 `.keras` files; for "
@@ -166,7 +167,7 @@ def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> Non
         If h5py is not installed.
     """
     _require_outside_replicas("Model.save_weights")
-    path = os.fspath(filepath)
+    path = path_of("filepath", filepath)
     checkpoint = os.path.basename(path) != "" and not os.path.splitext(path)[1]
     if not checkpoint and not path.endswith(".weights.h5"):
         raise ValueError(
@@ -213,7 +214,7 @@ def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = F
             "load_weights(None): there is no file to load. latest_checkpoint() returns None if a "
             "folder has no checkpoint; give the path of a `.weights.h5` file itself"
         )
-    path = os.fspath(filepath)
+    path = path_of("filepath", filepath)
     whole = path.endswith((".weights.h5", ".keras"))
     if whole:
         _require_built(model, "loading", "into")

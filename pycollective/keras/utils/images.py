@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import path_of
 from pycollective.array_backend import Array
 from pycollective.data import Dataset
 from pycollective.errors import DataError
@@ -100,7 +101,7 @@ def image_dataset_from_directory(
     _check_split(validation_split, subset, shuffle, seed)
     if labels is None or label_mode is None:
         labels = label_mode = None
-    top = os.fspath(directory)
+    top = path_of("directory", directory)
     paths, numbers, names = _found(top, labels, class_names, follow_links)
     if not paths:
         raise DataError(

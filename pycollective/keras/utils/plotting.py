@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from pycollective.arguments import path_of
 from pycollective.atomic_files import write_atomically
 from pycollective.keras.layers import Layer
 from pycollective.keras.utils.layering import layout
@@ -64,7 +65,7 @@ def plot_model(
     ImportError
         If Graphviz is needed and not installed.
     """
-    path = os.fspath(to_file)
+    path = path_of("to_file", to_file)
     ending = os.path.splitext(path)[1].lstrip(".").lower() or "png"
     options = _Options(
         show_shapes,
