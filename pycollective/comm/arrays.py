@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,7 +85,41 @@ def as_output(out: Any) -> Array:
         raise TypeError("out contains Python objects: give an array of a numeric dtype")
     if type(view) is np.ndarray and not view.flags.writeable:
         raise ValueError("out is read-only: give an array that can be written")
+    if not view.flags.c_contiguous and _overlaps_itself(view):
+        raise ValueError(
+            f"out has elements that share memory (shape {list(view.shape)}, strides "
+            f"{list(view.strides)} bytes): give an array whose elements have memory of their own"
+        )
     return view
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Return True if two elements of an array share memory."""
+    axes = sorted(
+        (abs(step), n) for step, n in zip(array.strides, array.shape, strict=True) if n > 1
+    )
+    width, beyond = array.dtype.itemsize, array.dtype.itemsize
+    if array.size == 0 or width == 0:
+        return False
+    for step, n in axes:
+        if step < beyond:
+            break
+        beyond += step * (n - 1)
+    else:
+        return False  # each axis steps over all elements of the axes with smaller strides
+    if axes[0][0] == 0:
+        return True
+    starts = np.zeros(1, np.int64)
+    for step, n in axes:
+        starts = (starts[:, None] + step * np.arange(n)).reshape(-1)
+    return bool((np.diff(np.sort(starts)) < width).any())
+
+
+def several(name: str, arrays: Any) -> list[Any]:
+    """Return the arrays of an iterable; raise an error for anything else."""
+    if not np.iterable(arrays) or isinstance(arrays, (str, bytes, Mapping)):
+        raise TypeError(f"{name} must be several arrays, such as a list, not {arrays!r}")
+    return list(arrays)
 
 
 def check_out(out: Any, x: Array) -> Array:

@@ -22,6 +22,7 @@ from pycollective.comm.arrays import (
     input_and_output,
     output_for,
     part_shape,
+    several,
 )
 from pycollective.comm.call import Call, How
 from pycollective.comm.host import HostCore
@@ -361,11 +362,12 @@ class Reductions(Member):
         """
         reproducible, async_op = switch("reproducible", reproducible), switch("async_op", async_op)
         bytes_per_pack = whole("bytes_per_pack", bytes_per_pack, 0, sys.maxsize)
-        sources = [as_input(x) for x in arrays]
+        sources = [as_input(x) for x in several("arrays", arrays)]
         op = op_name(op, sources[0].dtype if sources else None)
         if any(type(x) is not np.ndarray for x in sources):
             check_one_place(sources)
         if out is not None:
+            out = several("out", out)
             if len(out) != len(sources):
                 raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")
             views = [check_out(o, x) for o, x in zip(out, sources, strict=True)]

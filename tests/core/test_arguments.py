@@ -21,7 +21,8 @@ STRANGE = [
 # Texts of Python, pybind11 and NumPy that do not name the argument.
 RAW = re.compile(
     "incompatible (function|constructor) arguments|Invoked with|object cannot be interpreted|"
-    "not supported between instances|has no attribute|too large to convert"
+    "not supported between instances|has no attribute|too large to convert|has no len|"
+    "is not iterable|expected str, bytes|not subscriptable|is not callable"
 )
 
 
@@ -76,6 +77,55 @@ def test_calls_invalid_arguments_raise_clear_errors(name):
             raw += [(argument, strange, error)] if RAW.search(error) else []
             assert comm._group.failure or comm.all_reduce(np.ones(1))[0] == 1
     assert not raw
+
+
+OVERLAPPING = {
+    "stride 0": lambda n: np.lib.stride_tricks.as_strided(np.zeros(1), (n,), (0,)),
+    "one axis of stride 0": lambda n: np.lib.stride_tricks.as_strided(
+        np.zeros(n), (n // 2, 2), (8, 0)
+    ),
+    "windows": lambda n: np.lib.stride_tricks.as_strided(np.zeros(n), (n // 2, 2), (8, 8)),
+    "half an item": lambda n: np.lib.stride_tricks.as_strided(np.zeros(n), (n,), (4,)),
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPPING)
+@pytest.mark.parametrize(
+    "call", ["all_reduce", "reduce", "broadcast", "all_gather", "scan", "all_reduce_many"]
+)
+def test_out_whose_elements_share_memory_raises_value_error(case, call):
+    (comm,) = pc.local_group(1)
+    out = OVERLAPPING[case](4)
+    x = np.ones(out.shape)
+    with pytest.raises(ValueError, match="out has elements that share memory"):
+        if call == "all_reduce_many":
+            comm.all_reduce_many([x], out=[out])
+        else:
+            getattr(comm, call)(x, out=out)
+    with pytest.raises(ValueError, match="out has elements that share memory"):
+        comm.recv(out, 0, timeout=0.01)
+
+
+def test_out_of_any_strides_without_overlap_is_written():
+    (comm,) = pc.local_group(1)
+    memory = np.zeros(60)
+    views = [
+        memory[::-1][:6], memory[:12].reshape(3, 4).T, memory[::7], memory[:0],
+        memory[:24].reshape(2, 3, 4)[:, ::2, ::-1], memory[:1].reshape(1, 1)[:, ::1],
+        np.lib.stride_tricks.as_strided(memory, (5, 3), (24, 40)),  # interleaved
+    ]  # fmt: skip
+    for view in views:
+        memory[:] = 0
+        assert comm.all_reduce(np.full(view.shape, 2.0), out=view) is view
+        assert (view == 2).all() and memory.sum() == 2 * view.size
+
+
+def test_all_reduce_many_takes_any_iterables():
+    (comm,) = pc.local_group(1)
+    outs = [np.zeros(2), np.zeros(3)]
+    found = comm.all_reduce_many((np.ones(n) for n in (2, 3)), out=(o for o in outs))
+    assert found[0] is outs[0] and found[1] is outs[1]
+    assert [o.tolist() for o in outs] == [[1, 1], [1, 1, 1]]
 
 
 def test_algorithms_invalid_arguments_raise_clear_errors():
