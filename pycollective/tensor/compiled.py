@@ -39,6 +39,16 @@ def put(target: Array, source: Any) -> None:
     target[...] = source
 
 
+def add_to(target: Array, source: Array, factor: float) -> None:
+    """Add ``factor`` times an array to another one of the same shape and dtype; the factor is 1 or -1."""
+    if _supported(target) and _supported(source):
+        kernels.add_multiple(source, factor, target, target)
+    elif factor == 1.0:
+        np.add(target, source, out=target)
+    else:
+        np.subtract(target, source, out=target)
+
+
 def placed(source: Array, shape: Sequence[int], where: Any, fill: Any = 0) -> Array:
     """Return an array of ``fill`` in which ``source`` has the basic index ``where``."""
     if source.__class__ is not np.ndarray:

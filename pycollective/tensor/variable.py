@@ -16,6 +16,7 @@ import numpy as np
 
 from ..array_backend import Array, asarray, beside, copy, to_numpy
 from ..errors import InvalidArgumentError
+from .compiled import add_to
 from .indexed_slices import IndexedSlices
 from .ops.arrays import cast, identity
 from .scattering import SCATTER
@@ -357,13 +358,13 @@ class Variable(Operators, metaclass=_VariableMeta):
     def assign_add(self, value: Any, read_value: bool = True) -> Variable:
         """Add ``value`` in place, and return the variable; checks as `assign`."""
         array = self.checked(value, "assign_add")
-        self.update_inplace(lambda own: np.add(own, array, out=own))
+        self.update_inplace(lambda own: add_to(own, array, 1.0))
         return self
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
         """Subtract ``value`` in place, and return the variable; checks as `assign`."""
         array = self.checked(value, "assign_sub")
-        self.update_inplace(lambda own: np.subtract(own, array, out=own))
+        self.update_inplace(lambda own: add_to(own, array, -1.0))
         return self
 
     # Rows -------------------------------------------------------------------------------------

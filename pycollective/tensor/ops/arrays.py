@@ -17,7 +17,8 @@ from ...array_backend import (
     on_host,
 )
 from ...dtypes import as_dtype, float32
-from ..compiled import contiguous, placed
+from ...workspace import workspace
+from ..compiled import contiguous, placed, put
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import differentiable, sum_to_shape
@@ -113,7 +114,9 @@ def zeros(shape: Any, dtype: Any = float32) -> Tensor:
 
 def ones(shape: Any, dtype: Any = float32) -> Tensor:
     """Return a tensor of ones."""
-    return Tensor(np.ones(_sizes_of(shape, "ones"), as_dtype(dtype)))
+    made = workspace.empty(_sizes_of(shape, "ones"), as_dtype(dtype))
+    put(made, 1)
+    return Tensor(made)
 
 
 def fill(dims: Any, value: Any) -> Tensor:
