@@ -153,7 +153,7 @@ class _Closure:
             assert self.message is not None
             message, arrays = self.message
             assert self.strategy.extended.servers is not None
-            restarts = self.strategy.extended.servers.restarts
+            restarts = tuple(self.strategy.extended.servers.restarts)
             message = {**message, "servers": restarts, "steps": self._steps}
             message, arrays = worker.link.call(message, arrays, spins=spins)
             if "original" in message:

@@ -9,6 +9,7 @@ variable, lookups pull single rows, and updates send them.
 from __future__ import annotations
 
 import contextlib
+import select
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -350,6 +351,16 @@ class Servers:
         #: For each function, the variables that it has pulled one by one, to be pulled at once.
         self._read: dict[Any, weakref.WeakValueDictionary[int, ServerVariable]] = {}
         self._function: Any = None
+        self._watch()
+
+    def _watch(self) -> None:
+        """Let one call of the system tell that no connection has ended."""
+        self._poll: select.poll | None = select.poll()
+        for link in self.links:
+            if link.descriptor < 0:
+                self._poll = None
+                return
+            self._poll.register(link.descriptor, select.POLLIN)
 
     def key_of(self, name: str) -> str:
         """Return the key of the next variable of a name, the same in every task."""
@@ -413,6 +424,7 @@ class Servers:
         """Use a server that was started again, and find this task's variables in its snapshot."""
         self.links[server].close()
         self.links[server] = link
+        self._watch()
         variables = list(self._variables[server].values())
         self._variables[server].clear()
         for variable in variables:
@@ -422,6 +434,8 @@ class Servers:
 
     def lost(self) -> list[int]:
         """Return the servers whose connections have ended."""
+        if self._poll is not None and not self._poll.poll(0):
+            return []
         return [number for number, link in enumerate(self.links) if link.ended()]
 
     # A worker's functions --------------------------------------------------------------------
@@ -432,10 +446,14 @@ class Servers:
         known = self._read.get(function)
         if known is None:
             known = self._read[function] = weakref.WeakValueDictionary(
-                {id(v): v for of in self._variables for v in list(of.values()) if not v._by_rows}
+                {
+                    id(v): v
+                    for of in self._variables
+                    for v in list(of.values())
+                    if not v._by_rows and v._block is None
+                }
             )
-        wanted = [v for v in list(known.values()) if v._block is None]
-        if wanted:
+        if known and (wanted := [v for v in list(known.values()) if v._block is None]):
             self.pull(wanted)
 
     def end(self) -> None:

@@ -14,6 +14,7 @@ import math
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ JOIN_SECONDS = 180.0
 """Seconds that a task waits for another one to listen, about as long as TensorFlow."""
 _SPIN_SECONDS = 3e-4
 """Seconds for which a thread looks for a message before it sleeps: waking it takes about as long."""
+_TIMEVAL = struct.Struct("ll")
 _JOINED_BYTES = 1 << 16
 """The bytes of arrays that are copied, so that a message needs one call of the system."""
 _MOST_BYTES = 1 << 34
@@ -74,15 +76,28 @@ class Link:
         self.lock = threading.Lock()
         #: Bytes that were received beyond those of the last message.
         self._data = b""
-        self._came_soon = True
+        #: True if the last message arrived while the thread spun.
+        self._spins = True
         sock = channel.socket
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        sock.settimeout(SECONDS)
+        #: False in TLS, which needs Python's own timeouts: a call of the system for each message more.
+        self._plain = type(sock) is socket.socket
+        self._set_timeout()
+        if sock.family == socket.AF_UNIX:
+            return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):  # a host that has vanished is detected in 25 seconds
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+    def _set_timeout(self) -> None:
+        """Let a call of the socket fail after `SECONDS`."""
+        sock = self._channel.socket
+        sock.settimeout(None if self._plain else SECONDS)
+        if self._plain:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(SECONDS), 0))
 
     def call(
         self, message: dict[str, Any], arrays: Sequence[Any] = (), spins: bool = False
@@ -98,7 +113,10 @@ class Link:
         specs = [spec_of(array) for array in contiguous]
         sock = self._channel.socket
         try:
-            data = self._channel.encoded({**message, "arrays": specs})
+            data = self._channel.encoded({**message, "arrays": specs}, repeated=True)
+            if not specs:
+                sock.sendall(data)
+                return
             if sum([array.nbytes for array in contiguous]) <= _JOINED_BYTES:
                 sock.sendall(b"".join([data, *[array.tobytes() for array in contiguous]]))
                 return
@@ -127,18 +145,28 @@ class Link:
     def _wait(self, spins: bool) -> None:
         """Wait for the first bytes of a message, which may take any time."""
         begun = time.monotonic()
-        if spins and self._came_soon:
-            poll, until = self._poll.poll, begun + _SPIN_SECONDS
-            while not poll(0) and time.monotonic() < until:
+        if spins and self._spins:
+            until = begun + _SPIN_SECONDS
+            while not (self._came() or time.monotonic() > until):
                 os.sched_yield()
         while not self._data:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, BlockingIOError):
                 self._fill()
-        self._came_soon = time.monotonic() - begun < _SPIN_SECONDS
+        self._spins = time.monotonic() - begun < _SPIN_SECONDS
 
-    def _fill(self) -> None:
+    def _came(self) -> bool:
+        """Return True if data has arrived; without TLS, also receive it."""
+        if not self._plain:
+            return bool(self._poll.poll(0))
+        try:
+            self._fill(socket.MSG_DONTWAIT)
+        except BlockingIOError:  # contextlib.suppress would take longer
+            return False
+        return True
+
+    def _fill(self, flags: int = 0) -> None:
         """Wait for data, and add it to the bytes that were received."""
-        found = self._channel.socket.recv(_JOINED_BYTES)
+        found = self._channel.socket.recv(_JOINED_BYTES, flags)
         if not found:
             raise ConnectionResetError("the other side has closed the connection")
         self._data += found
@@ -165,6 +193,11 @@ class Link:
     def _lost(self, error: Exception) -> LinkLostError:
         return LinkLostError(f"the connection to {self.task} has ended: {error}")
 
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor of the socket, or -1 if it is closed."""
+        return self._channel.socket.fileno()
+
     def ended(self) -> bool:
         """Return True if the other side has closed the connection; do not wait for a call."""
         if not self._poll.poll(0) or not self.lock.acquire(blocking=False):
@@ -173,7 +206,7 @@ class Link:
             return self._channel.ended()
         finally:
             with contextlib.suppress(OSError):
-                self._channel.socket.settimeout(SECONDS)
+                self._set_timeout()
             self.lock.release()
 
     def close(self) -> None:
@@ -386,11 +419,36 @@ def error_of(message: dict[str, Any], where: str) -> Exception:
 # Connections ----------------------------------------------------------------------------------------
 
 
+#: The name of a task's Unix socket, in front of its address. Other hosts have other names.
+_UNIX_NAME = "\0pycollective parameter servers "
+
+
+def _has_unix_socket(about: Description) -> bool:
+    """Return True if a task has a Unix socket too: on Linux, without TLS, and if TCP is not forced."""
+    return bool(about.host_id) and about.tls is None
+
+
 def listen(address: str, enter: Enter) -> tuple[Sockets, HandshakeServer]:
-    """Listen at an address, or at the socket from the launcher, for the other tasks' connections."""
+    """Listen at an address, or at the socket from the launcher, for the other tasks' connections.
+
+    Tasks of this host can connect to a Unix socket too, which needs less time for a message.
+    """
     about = Description.of_environment(None, 0, 1, [address])
     sockets = Sockets(about)
-    sock = inherited(about) or sockets.listen_at_own_address()
+    if _has_unix_socket(about):
+        local = socket.socket(socket.AF_UNIX)
+        try:
+            local.bind(_UNIX_NAME + address)
+            local.listen(1024)
+        except OSError:
+            local.close()
+        else:
+            sockets.serve(local, enter, connections=1024)
+    try:
+        sock = inherited(about) or sockets.listen_at_own_address()
+    except BaseException:
+        sockets.close()
+        raise
     return sockets, sockets.serve(sock, enter, connections=1024)
 
 
@@ -412,6 +470,13 @@ def link_to(task: str, address: str, own: str, seconds: float | None = None) -> 
             family, found = sockets.resolve()
             until = min(deadline, time.monotonic() + STRANGER_SECONDS)
             hello = {"purpose": PURPOSE, "task": own}
+            if _has_unix_socket(sockets.about):
+                local = socket.socket(socket.AF_UNIX)
+                try:
+                    local.connect(_UNIX_NAME + address)
+                    return Link(sockets.introduced(local, hello, until), task)
+                except (OSError, HandshakeError):  # on another host, or no task of this cluster
+                    local.close()
             return Link(sockets.reach(family, found, hello, until), task)
         except (OSError, HandshakeError) as error:
             now = time.monotonic()

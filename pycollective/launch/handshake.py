@@ -3,8 +3,9 @@
 The handshake has four messages. Each side sends a nonce, and proves that it knows the key by an
 HMAC-SHA256 of both first messages, which hold the nonces. The connecting side proves first. Each later
 message carries an HMAC with a key of this connection, which covers the message, its direction and its
-number. Nobody can therefore change a message, repeat it, or send it back. Messages are JSON of bounded
-length; nothing is unpickled.
+number. Nobody can therefore change a message, repeat it, or send it back. A Unix socket to a process of
+the same user needs no HMAC, because the system gives it to these two processes alone. Messages are JSON
+of bounded length; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import functools
 import hashlib
 import hmac
 import json
+import marshal
+import os
 import secrets
 import select
 import socket
@@ -43,6 +46,7 @@ _REPEATED_LIMIT = 1024
 """Most bytes of a message that is kept because it may come again."""
 _MAC = hashlib.sha256().digest_size
 _HEAD = struct.Struct("!QcQQQ")
+_CREDENTIALS = struct.Struct("3i")
 
 
 class HandshakeError(Exception):
@@ -97,10 +101,12 @@ class Channel:
         self._key = b""
         self._us, self._them = b"", b""
         self._sent = self._received = 0
+        self._has_codes = False
 
     def seal(self, key: bytes, connected: bool) -> None:
-        """Add an HMAC to every message from now on."""
+        """Add an HMAC to every message from now on, unless the system protects the socket."""
         self._key = key
+        self._has_codes = not _is_of_own_user(self.socket)
         self._us, self._them = (b"c", b"l") if connected else (b"l", b"c")
 
     def send(self, message: dict[str, Any], deadline: float) -> None:
@@ -109,10 +115,10 @@ class Channel:
         self.socket.settimeout(max(0.001, deadline - time.monotonic()))
         self.socket.sendall(data)
 
-    def encoded(self, message: dict[str, Any]) -> bytes:
-        """Return the bytes of the next message to send."""
-        data = _json_of(message).encode()
-        if self._key:
+    def encoded(self, message: dict[str, Any], repeated: bool = False) -> bytes:
+        """Return the bytes of the next message to send; with ``repeated``, keep its JSON text."""
+        data = _text_before(message) if repeated else _json_of(message).encode()
+        if self._has_codes:
             data += self._code(self._us, self._sent, data)
             self._sent += 1
         return struct.pack("!I", len(data)) + data
@@ -136,7 +142,7 @@ class Channel:
         With ``repeated``, equal short messages are parsed once; the caller must not change their lists.
         The HMAC of each message is checked in any case.
         """
-        if self._key:
+        if self._has_codes:
             data, code = data[:-_MAC], data[-_MAC:]
             want = self._code(self._them, self._received, data)
             if not hmac.compare_digest(code, want):
@@ -212,6 +218,31 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 # Calls of one function have equal messages, whose parsing takes longer than their HMAC.
 _parsed_before = functools.lru_cache(maxsize=64)(_parsed)
+
+
+_texts: dict[bytes, bytes] = {}
+
+
+def _text_before(message: dict[str, Any]) -> bytes:
+    """Return a message as JSON; equal short messages are encoded once."""
+    # Equal values of different types, such as 1 and True, have different bytes.
+    key = marshal.dumps(message, 2)
+    text = _texts.get(key)
+    if text is None:
+        text = _json_of(message).encode()
+        if len(key) <= _REPEATED_LIMIT:
+            if len(_texts) >= 64:
+                _texts.clear()
+            _texts[key] = text
+    return text
+
+
+def _is_of_own_user(sock: socket.socket) -> bool:
+    """Return True for a Unix socket whose other side is a process of this user."""
+    if not hasattr(socket, "SO_PEERCRED") or sock.family != socket.AF_UNIX:
+        return False
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(data)[1] == os.getuid())
 
 
 def _refuse_constant(name: str) -> Any:
