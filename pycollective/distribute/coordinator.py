@@ -35,7 +35,14 @@ from pycollective.distribute.per_worker import (
     refuse_in_worker,
 )
 from pycollective.distribute.server import Chief, Server
-from pycollective.distribute.task_links import LinkLostError, decode, encode, error_of, said_of
+from pycollective.distribute.task_links import (
+    Link,
+    LinkLostError,
+    decode,
+    encode,
+    error_of,
+    said_of,
+)
 from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import (
     CancelledError,
@@ -140,22 +147,46 @@ class _Closure:
                 "`tf.distribute.experimental.coordinator.RemoteValue` used as an input to scheduled "
                 "function is not yet supported. Fetch it first."
             )
-        self._differs = any(isinstance(leaf, PerWorkerValues) for leaf in leaves)
+        in_cluster = strategy.extended.tasks is not None
+        #: True if the arguments have values that are replaced here. A worker process finds iterators.
+        self._differs = any(
+            isinstance(leaf, PerWorkerValues)
+            and not (in_cluster and isinstance(leaf, PerWorkerIterator))
+            for leaf in leaves
+        )
         #: The call for a worker in another process.
         self.message: tuple[dict[str, Any], list[Any]] | None = None
-        if strategy.extended.tasks is not None:
-            self.message = call_of(function, self.arguments)
+        if in_cluster:
+            # With the values of any worker this raises the errors of all.
+            own = self._arguments_on(Worker(0)) if self._differs else self.arguments
+            self.message = call_of(function, own)
+
+    def _arguments_on(self, worker: Worker) -> Any:
+        """Return the arguments for a worker."""
+        if not self._differs:
+            return self.arguments
+        keeps = PerWorkerIterator if self.strategy.extended.tasks is not None else ()
+
+        def own(value: Any) -> Any:
+            replaced = isinstance(value, PerWorkerValues) and not isinstance(value, keeps)
+            return value.on(worker) if replaced else value
+
+        return nest.map_structure(own, self.arguments)
 
     def run(self, worker: Worker, spins: bool) -> Any:
         """Call the function on a worker, and return its result; ``spins`` as in `Link.receive`."""
-        args, kwargs = self.arguments
         if worker.link is not None:
             assert self.message is not None
             message, arrays = self.message
+            if self._differs:
+                message, arrays = call_of(self.function, self._arguments_on(worker))
             assert self.strategy.extended.servers is not None
             restarts = tuple(self.strategy.extended.servers.restarts)
             message = {**message, "servers": restarts, "steps": self._steps}
             message, arrays = worker.link.call(message, arrays, spins=spins)
+            while "next" in message:
+                reply, found = self._element(message["next"], worker)
+                message, arrays = worker.link.call(reply, found, spins=spins)
             if "original" in message:
                 raise ClosureInputError(error_of(message, worker.link.task))
             if "error" in message:
@@ -163,13 +194,48 @@ class _Closure:
                 raise _ServerLost(error) if message.get("server") is True else error
             return decode(message.get("tokens"), arrays, _no_name)
         with self.strategy.scope():
-            if self._differs:
-                args, kwargs = nest.map_structure(
-                    lambda v: v.on(worker) if isinstance(v, PerWorkerValues) else v, (args, kwargs)
-                )
+            args, kwargs = self._arguments_on(worker)
             for _ in range(self._steps - 1):
                 self.function(*args, **kwargs)
             return nest.map_structure(as_result, self.function(*args, **kwargs))
+
+    def _element(self, name: Any, worker: Worker) -> tuple[dict[str, Any], list[Any]]:
+        """Return the message with the next element of a dataset that the chief reads for a worker."""
+        leaves = nest.flatten(self.arguments)
+        iterators = [leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)]
+        try:
+            with self.strategy.scope():
+                (iterator,) = {leaf for leaf in iterators if [*leaf.name] == name}
+                tokens, arrays = encode(next(iterator.on(worker)), lambda value: None)
+            return {"tokens": tokens}, arrays
+        except StopIteration:
+            return {"end": True}, []
+        except ClosureInputError as error:
+            return {**said_of(error.original_exception), "original": True}, []
+        except Exception as error:
+            return said_of(error), []
+
+
+class _ElementsOfChief:
+    """A worker's iterator over a dataset that the chief reads, because only the chief has made it."""
+
+    def __init__(self, chief: Link, name: tuple[int, int]) -> None:
+        self._chief = chief
+        self._name = name
+
+    def __iter__(self) -> _ElementsOfChief:
+        return self
+
+    def __next__(self) -> Any:
+        message, arrays = self._chief.call({"next": self._name}, spins=True)
+        if "end" in message:
+            raise StopIteration
+        if "error" in message:
+            error = error_of(message, self._chief.task)
+            raise ClosureInputError(error) if "original" in message else error
+        return decode(message.get("tokens"), arrays, _no_name)
+
+    get_next = __next__
 
 
 def is_plain_thread() -> bool:
@@ -457,6 +523,7 @@ class _Queue:
                     continue
                 worker.lost = True
                 return
+            worker.made.clear()
             with self._changed:
                 self._found += 1
                 worker.away = False
@@ -616,10 +683,8 @@ class ClusterCoordinator:
             if kind != "iterator" or not isinstance(number, int):
                 raise ValueError(f"a value of kind {kind!r}")
             if not 0 <= dataset < len(self._datasets):
-                raise ValueError(
-                    f"per-worker dataset {dataset}, which this program has not created: create all "
-                    "datasets before the first ClusterCoordinator.schedule()"
-                )
+                assert server.chief is not None
+                return _ElementsOfChief(server.chief, (dataset, number))
             if (dataset, number) not in iterators:
                 for old in [key for key in iterators if key[0] == dataset][:-_ITERATORS]:
                     del iterators[old]
@@ -628,13 +693,10 @@ class ClusterCoordinator:
 
         def run(message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
             function = called(message)
-            try:
-                args, kwargs = decode(message.get("tokens"), arrays, named)
-            except ClosureInputError as error:
-                return {**said_of(error.original_exception), "original": True}, []
-            servers.follow(message["servers"])
             steps = message["steps"]
             try:
+                args, kwargs = decode(message.get("tokens"), arrays, named)
+                servers.follow(message["servers"])
                 for step in range(steps):
                     if step:
                         servers.end()
@@ -645,6 +707,8 @@ class ClusterCoordinator:
             except StopIteration as end:
                 text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
                 raise OutOfRangeError(str(end) or text) from None
+            except ClosureInputError as error:
+                return {**said_of(error.original_exception), "original": True}, []
             finally:
                 servers.end()  # after an error, too: a mapped variable keeps the changes
             return {"tokens": tokens}, found
@@ -678,6 +742,9 @@ class ClusterCoordinator:
 
     def create_per_worker_dataset(self, dataset: Any) -> PerWorkerDataset:
         """Return a dataset for each worker, which iterates over all of its elements.
+
+        In a cluster, each worker reads its own dataset if this method is called before the first
+        `schedule`. The chief reads later datasets, and sends each worker the elements that it asks for.
 
         Parameters
         ----------

@@ -111,6 +111,8 @@ class Server:
             )
         self._store = Store(snapshots, snapshot_seconds)
         self._chief: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        #: A worker's connection to the chief, once there is one.
+        self.chief: Link | None = None
         self._end: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._sockets: Any = None
@@ -170,7 +172,7 @@ class Server:
     def work(self, run: Answer) -> NoReturn:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
         try:
-            link = self._chief.get(timeout=JOIN_SECONDS)
+            link = self.chief = self._chief.get(timeout=JOIN_SECONDS)
         except queue.Empty:
             raise SystemExit(
                 f"{self._title}: the chief did not connect within {JOIN_SECONDS:g} s"

@@ -198,11 +198,8 @@ def late():
 
 unknown = raised(coordinator.schedule(late).fetch)
 raised(coordinator.join)
-late_dataset = iter(coordinator.create_per_worker_dataset(tf.data.Dataset.range(3)))
-no_dataset = raised(coordinator.schedule(step, args=(late_dataset,)).fetch)
-raised(coordinator.join)
 report(
-    error=error, result=result, unknown=unknown, no_dataset=no_dataset,
+    error=error, result=result, unknown=unknown,
     argument=raised(lambda: coordinator.schedule(echo, args=(object(),))),
     method=raised(lambda: coordinator.schedule(Thing().method)),
     fit=raised(fit),
@@ -214,11 +211,80 @@ report(
     assert found["error"].startswith("ValueError: broken")
     assert found["result"].startswith("TypeError: a scheduled function returned a object")
     assert "before that, and keep them" in found["unknown"]
-    assert "create all datasets before" in found["no_dataset"]
     assert found["argument"].startswith("TypeError: a object cannot be sent")
     assert "the object of the method" in found["method"]
     assert "make all models before the first call" in found["fit"]
     assert found["index"] == 0
+
+
+def test_datasets_after_the_first_schedule_are_read_by_the_chief(tmp_path, transport):
+    found, _ = results(
+        tmp_path,
+        """
+@tf.function
+def next_of(iterator):
+    pair = next(iterator)
+    return {"worker": tf.distribute.coordinator.experimental_get_current_worker_index(), **pair}
+
+@tf.function
+def add(iterator):
+    return sum(int(next(iterator)) for _ in range(3))
+
+def pairs(context):
+    calls.append(context.num_input_pipelines)
+    return tf.data.Dataset.from_tensor_slices({"x": np.arange(4), "y": np.ones((4, 2), "f4")})
+
+def fails():
+    raise ValueError("no file")
+
+calls = []
+first = iter(coordinator.create_per_worker_dataset(tf.data.Dataset.range(10)))
+early = coordinator.schedule(add, args=(first,)).fetch()
+later = coordinator.create_per_worker_dataset(
+    lambda: strategy.distribute_datasets_from_function(pairs)
+)
+iterator = iter(later)
+elements = [coordinator.schedule(next_of, args=(iterator,)).fetch() for _ in range(4)]
+end = raised(coordinator.schedule(next_of, args=(iterator,)).fetch)
+raised(coordinator.join)
+wrong = iter(coordinator.create_per_worker_dataset(fails))
+error = raised(coordinator.schedule(next_of, args=(wrong,)).fetch)
+raised(coordinator.join)
+again = [coordinator.schedule(next_of, args=(iter(later),)).fetch()["x"] for _ in range(2)]
+report(
+    early=early, xs=[int(e["x"]) for e in elements], y=elements[0]["y"].tolist(), end=end,
+    error=error, calls=calls, again=[int(x) for x in again],
+    sums=coordinator.schedule(
+        add, args=(iter(coordinator.create_per_worker_dataset(tf.data.Dataset.range(9))),),
+        steps_per_call=2,
+    ).fetch(),
+)
+""",
+        workers=1,
+    )
+    assert found["early"] == 3 and found["xs"] == [0, 1, 2, 3] and found["y"] == [1, 1]
+    assert found["end"].startswith("OutOfRangeError: End of sequence")
+    assert found["error"].startswith("ClosureInputError: Input has an error")
+    assert "ValueError('no file" in found["error"]
+    assert found["calls"] == [1, 1, 1] and found["again"] == [0, 0]
+    assert found["sums"] == 3 + 4 + 5
+
+
+def test_per_worker_values_are_replaced_by_the_values_of_worker_processes(tmp_path):
+    found, _ = results(
+        tmp_path,
+        """
+@tf.function
+def both(v):
+    time.sleep(0.02)
+    return tf.distribute.coordinator.experimental_get_current_worker_index(), v["a"][0]
+
+values = tf.distribute.experimental.coordinator.PerWorkerValues([10, np.array([11])])
+got = [coordinator.schedule(both, args=({"a": [values]},)) for _ in range(12)]
+report(got=[[int(i), int(np.squeeze(v))] for i, v in coordinator.fetch(got)])
+""",
+    )
+    assert sorted(map(tuple, set(map(tuple, found["got"])))) == [(0, 10), (1, 11)]
 
 
 FIT = """
@@ -254,6 +320,8 @@ logs = model.fit(
     creator, epochs=5, callbacks=[Begun()], validation_data=(X, Y), **options
 ).history
 model.fit(creator, **options)
+other = tf.keras.utils.experimental.DatasetCreator(lambda context: pairs(context).take(9).repeat())
+model.fit(other, **options)  # the chief reads it
 steps = int(model.optimizer.iterations)
 report(
     steps=steps, loss=logs["loss"], validation=logs["val_mae"], begun=open("begun").read(),
@@ -262,7 +330,7 @@ report(
 )
 """,
     )
-    assert found["steps"] == 120 and found["begun"] == "once "
+    assert found["steps"] == 140 and found["begun"] == "once "
     assert found["loss"][-1] < 0.2 * found["loss"][0]
     assert len(found["validation"]) == 5
     assert abs(found["evaluated"] - found["error"]) < 1e-4
