@@ -23,7 +23,7 @@ from pycollective.estimator.hooks import (
     SessionRunValues,
     StopAtStepHook,
 )
-from pycollective.estimator.specs import EstimatorSpec, EvalSpec, ModeKeys, TrainSpec
+from pycollective.estimator.specs import EstimatorSpec, EvalSpec, Exporter, ModeKeys, TrainSpec
 from pycollective.estimator.training import train_and_evaluate
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Estimator",
     "EstimatorSpec",
     "EvalSpec",
+    "Exporter",
     "LinearClassifier",
     "LinearRegressor",
     "LoggingTensorHook",

@@ -10,7 +10,6 @@ import numpy as np
 
 from pycollective import nn
 from pycollective.array_backend import on_host
-from pycollective.errors import NotAvailableError
 from pycollective.estimator.config import RunConfig
 from pycollective.estimator.estimator import Estimator
 from pycollective.estimator.specs import EstimatorSpec, ModeKeys
@@ -37,9 +36,15 @@ class _Head:
     """The loss, predictions and metrics of a model, from its logits."""
 
     def __init__(
-        self, outputs: int, weight_column: str | NumericColumn | None, loss_reduction: Any
+        self,
+        outputs: int,
+        weight_column: str | NumericColumn | None,
+        loss_reduction: Any,
+        vocabulary: Sequence[str] | None = None,
     ) -> None:
         self.outputs = outputs
+        #: The labels of the classes as texts, or None if labels are class numbers.
+        self._vocabulary = None if vocabulary is None else [str(text) for text in vocabulary]
         key = weight_column.key if isinstance(weight_column, NumericColumn) else weight_column
         self._weight_key = key
         self._reduction = Reduction.of(getattr(loss_reduction, "value", loss_reduction))
@@ -66,7 +71,7 @@ class _Head:
                 "that your data contain your label feature. Check that your input_fn properly parses "
                 "and returns labels."
             )
-        labels = self._checked(as_tensor(labels), logits)
+        labels = self._checked(self._numbers(labels), logits)
         each = self.losses(labels, logits)
         weights = None
         if self._weight_key is not None:
@@ -91,6 +96,32 @@ class _Head:
         share = current_share()
         rows = values.shape[0] if share is None else share.total
         return mean * float(rows * self.outputs_of_loss)
+
+    def _numbers(self, labels: Any) -> Tensor:
+        """Return the labels as class numbers, if they are texts of the vocabulary."""
+        if self._vocabulary is None:
+            return as_tensor(labels)
+        texts = np.asarray(labels)
+        if texts.dtype.kind not in "OSU":
+            raise ValueError(
+                f"Labels with label_vocabulary should be an array of texts, got dtype {texts.dtype}"
+            )
+        known = {text: number for number, text in enumerate(self._vocabulary)}
+        found = np.empty(texts.shape, np.int64)
+        for place, text in np.ndenumerate(texts):
+            plain = text.decode() if isinstance(text, bytes) else str(text)
+            if plain not in known:
+                raise ValueError(f"the label {plain!r} is not in label_vocabulary")
+            found[place] = known[plain]
+        return as_tensor(found)
+
+    def _classes(self, classes: Tensor) -> dict[str, Any]:
+        """Return class numbers, and the classes' names as bytes."""
+        numbers = classes.numpy()
+        names = numbers.astype("S")
+        if self._vocabulary is not None:
+            names = np.array([text.encode() for text in self._vocabulary])[numbers]
+        return {"class_ids": classes, "classes": names}
 
     #: The number of losses of an example.
     outputs_of_loss = 1
@@ -156,7 +187,7 @@ class _Binary(_Head):
             "logits": logits,
             "logistic": logistic,
             "probabilities": ops.concat([1.0 - logistic, logistic], axis=1),
-            **_classes(classes),
+            **self._classes(classes),
         }
 
     def losses(self, labels: Tensor, logits: Tensor) -> Tensor:
@@ -195,7 +226,7 @@ class _Classes(_Head):
 
     def predictions(self, logits: Tensor) -> dict[str, Any]:
         classes = ops.reshape(ops.cast(ops.argmax(logits, axis=1), "int64"), (logits.shape[0], 1))
-        return {"logits": logits, "probabilities": nn.softmax(logits), **_classes(classes)}
+        return {"logits": logits, "probabilities": nn.softmax(logits), **self._classes(classes)}
 
     def losses(self, labels: Tensor, logits: Tensor) -> Tensor:
         flat = ops.reshape(labels, (labels.shape[0],))
@@ -237,20 +268,19 @@ def _check_range(labels: Tensor, classes: int) -> None:
             raise ValueError(f"Labels must be >= 0, got {array.min()}")
 
 
-def _classes(classes: Tensor) -> dict[str, Any]:
-    return {"class_ids": classes, "classes": classes.numpy().astype("S")}
-
-
 def _classes_head(n_classes: int, weight_column: Any, vocabulary: Any, reduction: Any) -> _Head:
     if isinstance(n_classes, bool) or not isinstance(n_classes, (int, np.integer)) or n_classes < 2:
         raise ValueError(f"n_classes must be > 1 for classification: given: {n_classes!r}")
-    if vocabulary is not None:
-        raise NotAvailableError(
-            "label_vocabulary: labels are class numbers, from 0 on; map the texts"
+    if vocabulary is not None and (
+        not isinstance(vocabulary, (list, tuple)) or len(vocabulary) != n_classes
+    ):
+        raise ValueError(
+            "label_vocabulary should be a list or a tuple with a text for each of the "
+            f"{n_classes} classes. Given: {vocabulary!r}"
         )
     if n_classes == 2:
-        return _Binary(1, weight_column, reduction)
-    return _Classes(int(n_classes), weight_column, reduction)
+        return _Binary(1, weight_column, reduction, vocabulary)
+    return _Classes(int(n_classes), weight_column, reduction, vocabulary)
 
 
 def _checked_columns(feature_columns: Any) -> list[NumericColumn]:
@@ -425,8 +455,9 @@ class LinearClassifier(_Canned):
         As for `LinearRegressor`.
     n_classes
         The number of classes. Labels are class numbers, from 0 on.
-    label_vocabulary
-        Must be None.
+    label_vocabulary : list of str, optional
+        The labels of the classes in the input, which are texts then. Predictions have them as
+        ``classes``. By default labels are class numbers, from 0 on.
     sparse_combiner
         Ignored: there are no sparse columns.
 

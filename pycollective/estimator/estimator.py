@@ -456,7 +456,7 @@ class _Training(Callback):
         self._known = ModeKeys.TRAIN in model.first
         self._hooks = HookRun(self._given)
         if self._known:
-            self._hooks.add(model.first[ModeKeys.TRAIN].training_hooks)
+            self._add_hooks_of_spec()
         for listener in self._listeners:
             listener.begin()
 
@@ -470,7 +470,7 @@ class _Training(Callback):
             self.model.stop_training = True
         if not self._known and ModeKeys.TRAIN in self.model.first:
             self._known = True
-            self._hooks.add(self.model.first[ModeKeys.TRAIN].training_hooks)
+            self._add_hooks_of_spec()
         every = self._config.log_step_count_steps
         if every is not None and self._step - self._logged_step >= every:
             now = time.monotonic()
@@ -479,6 +479,12 @@ class _Training(Callback):
             self._logged_step, self._logged_at = self._step, now
         if self._save_is_due():
             self._save()
+
+    def _add_hooks_of_spec(self) -> None:
+        spec: EstimatorSpec = self.model.first[ModeKeys.TRAIN]
+        self._hooks.add(spec.training_hooks)
+        if self._config.is_chief:
+            self._hooks.add(spec.training_chief_hooks)
 
     def _save_is_due(self) -> bool:
         """Return True on every worker if it is time for a checkpoint."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pycollective.errors import NotAvailableError
 from pycollective.estimator.hooks import SessionRunHook
 from pycollective.keras.metrics import Metric
 from pycollective.tensor import Tensor, as_tensor
@@ -26,6 +25,7 @@ class _EstimatorSpec(NamedTuple):
     train_op: Any
     eval_metric_ops: Mapping[str, Metric]
     training_hooks: tuple[SessionRunHook, ...]
+    training_chief_hooks: tuple[SessionRunHook, ...]
     evaluation_hooks: tuple[SessionRunHook, ...]
     prediction_hooks: tuple[SessionRunHook, ...]
 
@@ -48,6 +48,9 @@ class EstimatorSpec(_EstimatorSpec):
         Metrics by name, which the model function has updated with the batch.
     training_hooks, evaluation_hooks, prediction_hooks : sequence of SessionRunHook
         Further hooks. They begin after the first step, and are those of the first call.
+    training_chief_hooks : sequence of SessionRunHook
+        Training hooks that run only in the process for which `RunConfig.is_chief` is True. They must
+        not end the training of several workers, because the other workers would continue.
 
     Raises
     ------
@@ -82,11 +85,6 @@ class EstimatorSpec(_EstimatorSpec):
             loss = as_tensor(loss)
             if loss.array.size != 1:
                 raise ValueError(f"Loss must be scalar, given: {loss}")
-        if training_chief_hooks is not None:
-            raise NotAvailableError(
-                "training_chief_hooks: hooks run in every process; use training_hooks, and ask "
-                "RunConfig.is_chief in the hook"
-            )
         metrics = {} if eval_metric_ops is None else eval_metric_ops
         if not isinstance(metrics, Mapping):
             raise TypeError(f"eval_metric_ops must be a dict, given: {metrics!r}")
@@ -97,7 +95,8 @@ class EstimatorSpec(_EstimatorSpec):
                     f"{metric!r} for key: {name}; there are no (metric_value, update_op) tuples"
                 )
         hooks = [
-            checked_hooks(given) for given in (training_hooks, evaluation_hooks, prediction_hooks)
+            checked_hooks(given)
+            for given in (training_hooks, training_chief_hooks, evaluation_hooks, prediction_hooks)
         ]
         return super().__new__(cls, mode, predictions, loss, train_op, dict(metrics), *hooks)
 
@@ -144,11 +143,50 @@ class TrainSpec(_TrainSpec):
         )
 
 
+class Exporter:
+    """Base class of objects that export an estimator after its evaluations.
+
+    A subclass overrides both members. There are no SavedModels: an exporter writes files of its own,
+    such as a copy of the checkpoint.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the exporter, which is the last part of its path."""
+        raise NotImplementedError(f"{type(self).__name__} must define name")
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> Any:
+        """Export an evaluated checkpoint; `train_and_evaluate` returns the results of the last call.
+
+        Parameters
+        ----------
+        estimator
+            The `Estimator`.
+        export_path : str
+            The directory for this exporter's files: ``export`` and its name in ``model_dir``.
+        checkpoint_path : str
+            The checkpoint that was evaluated.
+        eval_result : dict
+            The results of the evaluation.
+        is_the_final_export : bool
+            True after the end of training.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override export()")
+
+
 class _EvalSpec(NamedTuple):
     input_fn: Callable[..., Any]
     steps: int | None
     name: str | None
     hooks: tuple[SessionRunHook, ...]
+    exporters: tuple[Exporter, ...]
     start_delay_secs: float
     throttle_secs: float
 
@@ -160,6 +198,8 @@ class EvalSpec(_EvalSpec):
     ----------
     input_fn, steps, name, hooks
         The parameters of `Estimator.evaluate`; the default of ``steps`` is 100.
+    exporters : Exporter, or sequence of Exporter
+        Objects that are called after each evaluation, in one process.
     start_delay_secs : float
         The time that an evaluator task waits before its first evaluation.
     throttle_secs : float
@@ -174,17 +214,24 @@ class EvalSpec(_EvalSpec):
         steps: int | None = 100,
         name: str | None = None,
         hooks: Sequence[SessionRunHook] | None = None,
-        exporters: Any = None,
+        exporters: Exporter | Sequence[Exporter] | None = None,
         start_delay_secs: float = 120,
         throttle_secs: float = 600,
     ) -> EvalSpec:
         """Return the settings; see the class."""
         _check_input_fn(input_fn)
         check_positive("steps", steps)
-        if exporters:
-            raise NotAvailableError(
-                "exporters write SavedModels, which pycollective does not have; restore the "
-                "checkpoints of model_dir"
+        found = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters or ())
+        for exporter in found:
+            if not isinstance(exporter, Exporter):
+                raise TypeError(
+                    "`exporters` must be an Exporter, an iterable of Exporter, or `None`, found "
+                    f"{exporter!r}"
+                )
+        names = [exporter.name for exporter in found]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"`exporters` must have unique names. Such a name cannot be used twice: {names}"
             )
         for label, seconds in {
             "start_delay_secs": start_delay_secs,
@@ -193,7 +240,7 @@ class EvalSpec(_EvalSpec):
             if seconds < 0:
                 raise ValueError(f"Must specify {label} >= 0, given: {seconds}")
         return super().__new__(
-            cls, input_fn, steps, name, checked_hooks(hooks), start_delay_secs, throttle_secs
+            cls, input_fn, steps, name, checked_hooks(hooks), found, start_delay_secs, throttle_secs
         )
 
 

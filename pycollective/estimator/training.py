@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,6 +28,8 @@ class _Evaluator(CheckpointSaverListener):
         self._evaluated_at = -np.inf
         self._evaluated_step: int | None = None
         self.results: dict[str, Any] | None = None
+        #: The results of the last exports.
+        self.exported: list[Any] = []
 
     def begin(self) -> None:
         self._evaluated_at = time.monotonic()
@@ -40,10 +43,17 @@ class _Evaluator(CheckpointSaverListener):
                 due = bool(workers.from_first(np.asarray(int(due))))
         if due:
             self._evaluate(global_step_value)
+            self._export(False)
 
     def end(self, session: None, global_step_value: int) -> None:
         if self._evaluated_step != global_step_value:
             self._evaluate(global_step_value)
+        self._export(True)
+
+    def _export(self, final: bool) -> None:
+        if self._estimator.config.is_chief:
+            path = self._estimator.latest_checkpoint()
+            self.exported = _exported(self._estimator, self._spec, path, self.results, final)
 
     def _evaluate(self, step: int) -> None:
         spec, config = self._spec, self._estimator.config
@@ -75,7 +85,8 @@ def train_and_evaluate(
     Returns
     -------
     tuple
-        The results of the last evaluation, and an empty list, which TensorFlow uses for exports.
+        The results of the last evaluation, and those of the exporters of ``eval_spec``, in the process
+        that calls them: the evaluator task, or the chief.
 
     Raises
     ------
@@ -94,7 +105,7 @@ def train_and_evaluate(
                 f"`{name}` must have type `tf.estimator.{kind.__name__}`, given {type(value)}"
             )
     if estimator.config.task_type == "evaluator":
-        return _evaluate_checkpoints(estimator, train_spec, eval_spec), []
+        return _evaluate_checkpoints(estimator, train_spec, eval_spec)
     evaluator = _Evaluator(estimator, eval_spec)
     estimator.train(
         train_spec.input_fn,
@@ -102,13 +113,30 @@ def train_and_evaluate(
         max_steps=train_spec.max_steps,
         saving_listeners=[*train_spec.saving_listeners, evaluator],
     )
-    return evaluator.results, []
+    return evaluator.results, evaluator.exported
+
+
+def _exported(
+    estimator: Estimator, spec: EvalSpec, path: str | None, results: Any, final: bool
+) -> list[Any]:
+    """Call the exporters after an evaluation, and return their results."""
+    return [
+        exporter.export(
+            estimator,
+            os.path.join(estimator.model_dir, "export", exporter.name),
+            path,
+            results,
+            final,
+        )
+        for exporter in spec.exporters
+        if path is not None
+    ]
 
 
 def _evaluate_checkpoints(
     estimator: Estimator, train_spec: TrainSpec, spec: EvalSpec
-) -> dict[str, Any] | None:
-    """Evaluate new checkpoints until the one of ``max_steps``; return the last results."""
+) -> tuple[dict[str, Any] | None, list[Any]]:
+    """Evaluate new checkpoints until the one of ``max_steps``; return the last results and exports."""
     if train_spec.max_steps is None:
         raise ValueError(
             "an evaluator needs TrainSpec(max_steps=...), at which its evaluations end"
@@ -119,8 +147,10 @@ def _evaluate_checkpoints(
         begun, path = time.monotonic(), estimator.latest_checkpoint()
         if path is not None and path != evaluated:
             found = estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
-            if found["global_step"] >= train_spec.max_steps:
-                return found
+            final = bool(found["global_step"] >= train_spec.max_steps)
+            exported = _exported(estimator, spec, path, found, final)
+            if final:
+                return found, exported
             evaluated = path
             time.sleep(max(spec.throttle_secs - (time.monotonic() - begun), 0))
         else:

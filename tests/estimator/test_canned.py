@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import pycollective as tf
-from pycollective.errors import NotAvailableError
 
 RNG = np.random.default_rng(3)
 A = RNG.normal(size=(96, 2)).astype(np.float32)
@@ -139,6 +138,37 @@ def test_classifier_of_several_classes_learns_them(tmp_path, kind):
     assert (probabilities.argmax(1) == guess).all()
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_labels_of_a_vocabulary_train_as_class_numbers_do(tmp_path, classes):
+    numbers = A.argmax(axis=1) + (B > 1) * (classes - 2)
+    names = ["no", "yes", "perhaps"][:classes]
+    options = {"optimizer": rate(0.05), "n_classes": classes}
+    found = {}
+    for kind, labels in {"numbers": numbers, "texts": np.array(names)[numbers]}.items():
+        estimator = tf.estimator.LinearClassifier(
+            COLUMNS,
+            model_dir=str(tmp_path / kind),
+            label_vocabulary=names if kind == "texts" else None,
+            **options,
+        )
+        found[kind] = trained(estimator, labels)
+    assert found["texts"][0] == found["numbers"][0]
+    rows = found["texts"][1]
+    assert [row["classes"][0].decode() for row in rows] == [
+        names[row["class_ids"][0]] for row in rows
+    ]
+
+
+def test_labels_outside_of_the_vocabulary_raise(tmp_path):
+    estimator = tf.estimator.LinearClassifier(
+        COLUMNS, model_dir=str(tmp_path), label_vocabulary=["no", "yes"]
+    )
+    with pytest.raises(ValueError, match="the label 'maybe' is not in label_vocabulary"):
+        trained(estimator, np.full(96, "maybe"))
+    with pytest.raises(ValueError, match="should be an array of texts, got dtype int64"):
+        trained(estimator, np.zeros(96, np.int64))
+
+
 def test_weight_column_weighs_examples_and_sum_adds_them(tmp_path):
     weights = RNG.uniform(size=96).astype(np.float32)
     options = {"optimizer": "SGD", "weight_column": "w"}
@@ -201,9 +231,9 @@ numeric = tf.feature_column.numeric_column
         ),
         (lambda: tf.estimator.LinearClassifier(COLUMNS, n_classes=1), ValueError, "given: 1"),
         (
-            lambda: tf.estimator.LinearClassifier(COLUMNS, label_vocabulary=["a", "b"]),
-            NotAvailableError,
-            "label_vocabulary",
+            lambda: tf.estimator.LinearClassifier(COLUMNS, label_vocabulary=["a", "b", "c"]),
+            ValueError,
+            "a text for each of the 2 classes",
         ),
         (
             lambda: tf.estimator.LinearRegressor(COLUMNS, optimizer=1),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pycollective as tf
-from pycollective.errors import NotAvailableError
 
 X = np.random.default_rng(0).uniform(-1, 1, (64, 1)).astype(np.float32)
 Y = 3 * X + 1
@@ -461,8 +460,8 @@ def spec(**parts):
         ),
         (
             lambda: tf.estimator.EvalSpec(input_fn, exporters=[1]),
-            NotAvailableError,
-            "SavedModels",
+            TypeError,
+            "`exporters` must be an Exporter",
         ),
         (
             lambda: tf.estimator.train_and_evaluate(1, 2, 3),

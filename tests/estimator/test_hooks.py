@@ -1,6 +1,8 @@
 """Hooks, listeners, and `train_and_evaluate`."""
 
+import json
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -106,6 +108,23 @@ def test_hooks_of_a_spec_begin_after_the_first_step(tmp_path):
     assert hooks["training"].values == [2, 3, 4]
 
 
+@pytest.mark.parametrize("worker", [0, 1])
+def test_chief_hooks_of_a_spec_run_on_the_chief_alone(tmp_path, monkeypatch, worker):
+    task = {"type": "worker", "index": worker}
+    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": task}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    chief, every = Recorder("global_step"), Recorder("global_step")
+
+    def model_fn(features, labels, mode):
+        value = tf.Variable(1.0) * tf.ones([8])
+        hooks = {"training_hooks": [every], "training_chief_hooks": [chief]}
+        return tf.estimator.EstimatorSpec(mode, value, tf.reduce_mean(value), lambda: None, **hooks)
+
+    tf.estimator.Estimator(model_fn, str(tmp_path)).train(endless, steps=3)
+    assert every.values == [2, 3]
+    assert chief.values == ([] if worker else [2, 3])
+
+
 @pytest.mark.parametrize(("options", "steps"), [({"num_steps": 3}, 3), ({"last_step": 2}, 2)])
 def test_stop_at_step_hook_ends_training(tmp_path, options, steps):
     estimator = regressor(tmp_path)
@@ -168,6 +187,32 @@ def test_train_and_evaluate_evaluates_the_last_checkpoint(tmp_path):
     assert seen.values == [6] * 4
 
 
+class Exporter(tf.estimator.Exporter):
+    name = "weights"
+
+    def __init__(self):
+        self.calls = []
+
+    def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
+        os.makedirs(export_path, exist_ok=True)
+        self.calls.append((eval_result["global_step"], is_the_final_export))
+        assert checkpoint_path.endswith(f"-{eval_result['global_step']}")
+        return export_path
+
+
+def test_train_and_evaluate_calls_exporters_after_evaluations(tmp_path):
+    exporter = Exporter()
+    _, exports = tf.estimator.train_and_evaluate(
+        regressor(tmp_path, save_checkpoints_steps=2),
+        tf.estimator.TrainSpec(endless, max_steps=4),
+        tf.estimator.EvalSpec(once, exporters=exporter, throttle_secs=0),
+    )
+    assert exporter.calls == [(2, False), (4, False), (4, True)]
+    assert exports == [str(tmp_path / "export" / "weights")] and os.path.isdir(exports[0])
+    with pytest.raises(ValueError, match="must have unique names"):
+        tf.estimator.EvalSpec(once, exporters=[Exporter(), Exporter()])
+
+
 def test_train_and_evaluate_without_throttle_evaluates_each_checkpoint(tmp_path):
     seen = Recorder("global_step")
     estimator = regressor(tmp_path, save_checkpoints_steps=2)
@@ -187,11 +232,11 @@ def test_train_and_evaluate_of_an_evaluator_evaluates_checkpoints(tmp_path, monk
     monkeypatch.setenv(
         "TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
     )
-    estimator = regressor(tmp_path)
-    evaluation = tf.estimator.EvalSpec(once, start_delay_secs=0)
-    result, _ = tf.estimator.train_and_evaluate(
+    estimator, exporter = regressor(tmp_path), Exporter()
+    evaluation = tf.estimator.EvalSpec(once, start_delay_secs=0, exporters=[exporter])
+    result, exports = tf.estimator.train_and_evaluate(
         estimator, tf.estimator.TrainSpec(endless, max_steps=3), evaluation
     )
-    assert result["global_step"] == 3
+    assert result["global_step"] == 3 and len(exports) == 1 and exporter.calls == [(3, True)]
     with pytest.raises(ValueError, match="an evaluator needs TrainSpec"):
         tf.estimator.train_and_evaluate(estimator, tf.estimator.TrainSpec(endless), evaluation)
