@@ -205,20 +205,39 @@ def join(member: Member) -> None:
         member._core.warn_after(wanted.warn_after, _warn)
     alone = member._group.transport == "threads" or member.size == 1
     with _lock:
-        file = wanted.timeline
         for one in _timelines:
             one.add_rank(member._lane, alone)
-        if file and file not in _from_environment:
-            made = Timeline(file)
-            made.add_rank(member._lane, alone)
-            try:
-                made.write()  # report an error now, not after hours
-            except OSError as error:
-                raise RendezvousError(f"{TIMELINE}={file!r} cannot be written: {error}") from None
-            _from_environment[file] = made
-            _timelines.append(made)
+        _begin_of_environment(member._lane, alone)
         _members.add(member)
         _adjust(member)
+
+
+def _begin_of_environment(lane: int, alone: bool) -> None:
+    """Begin the timeline of the environment, if it names one that has not begun."""
+    file = settings().timeline
+    if file and file not in _from_environment:
+        made = Timeline(file)
+        made.add_rank(lane, alone)
+        try:
+            made.write()  # report an error now, not after hours
+        except OSError as error:
+            raise RendezvousError(f"{TIMELINE}={file!r} cannot be written: {error}") from None
+        _from_environment[file] = made
+        _timelines.append(made)
+
+
+def sample(read: Callable[[], dict[str, dict[str, int]]]) -> None:
+    """Add counters, which ``read`` returns by group and name, to the timelines of this process.
+
+    A program without a communicator has the timeline of the environment, too.
+    """
+    with _lock:
+        _begin_of_environment(0, True)
+        timelines = list(_timelines)
+    if timelines:
+        for name, values in read().items():
+            for one in timelines:
+                one.sample(name, values)
 
 
 def group_made(member: Member, ranks: str, source: str, table: str) -> None:

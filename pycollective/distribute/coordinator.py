@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from pycollective import nest
+from pycollective.comm import tracing
 from pycollective.data import Dataset
 from pycollective.distribute.blas_threads import shared_among
 from pycollective.distribute.context import current_mode
@@ -83,6 +84,9 @@ _RECOVERY, _NO_WORKER = 3600.0, 60.0
 #: Seconds. After the program's own thread has run a function, `put` wakes no worker's thread. One
 #: thread polls for functions instead: for the first time, at intervals of the second.
 _POLLING, _INTERVAL = 0.05, 0.001
+
+#: Seconds between two samples of the servers' load for timelines.
+_SAMPLES = 0.1
 
 #: The iterators of a per-worker dataset that a worker keeps.
 _ITERATORS = 8
@@ -578,6 +582,8 @@ class ClusterCoordinator:
     #: The number of per-worker datasets, and the datasets themselves in the process of a worker.
     _created: int
     _datasets: list[PerWorkerDataset]
+    #: The time of the last sample of the servers' load for timelines.
+    _sampled: float
 
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
         """Return the strategy's coordinator; make it if there is none."""
@@ -595,6 +601,7 @@ class ClusterCoordinator:
             self.strategy = strategy
             tasks = strategy.extended.tasks
             self._created, self._datasets = 0, []
+            self._sampled = -math.inf
             self._queue = None
             if not isinstance(tasks, Server):
                 self._queue = _Queue(strategy.extended.num_parameter_workers, tasks)
@@ -645,7 +652,14 @@ class ClusterCoordinator:
         assert self._queue is not None
         closure = _Closure(self.strategy, fn, tuple(args or ()), dict(kwargs or {}), steps_per_call)
         self._queue.put(closure)
+        if time.monotonic() >= self._sampled + _SAMPLES:
+            self._sample()
         return closure.value
+
+    def _sample(self) -> None:
+        """Add the servers' load to the timelines of this process."""
+        self._sampled = time.monotonic()
+        tracing.sample(self.strategy.extended.load)
 
     def rehearse(self, make: Callable[[], Any]) -> None:
         """Call a function in a cluster, so that it creates its variables; no variable keeps a change.
@@ -731,6 +745,7 @@ class ClusterCoordinator:
         """
         if self._queue is not None:  # a worker has no queue; its chief has scheduled nothing yet
             self._queue.join(timeout)
+            self._sample()
 
     def done(self) -> bool:
         """Return True if all scheduled functions have ended; errors as `join`."""

@@ -97,6 +97,19 @@ class _ParameterServerExtended(StrategyExtended):
                 "ClusterCoordinator.create_per_worker_dataset."
             )
 
+    def load(self) -> dict[str, dict[str, int]]:
+        """Return the load of each server: its variables, and in a cluster its updates and bytes."""
+        found = {
+            name: {"variables": variables, "bytes": size}
+            for name, (variables, size) in zip(self.parameter_devices, self.loads, strict=True)
+        }
+        if self.servers is not None:
+            for values, (*_, updates, sent, received) in zip(
+                found.values(), self.servers.loads(), strict=True
+            ):
+                values |= {"updates": updates, "bytes sent": sent, "bytes received": received}
+        return found
+
     # Variables -------------------------------------------------------------------------------
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
@@ -397,13 +410,12 @@ class ParameterServerStrategy(Strategy):
         """
         extended = self.extended
         lines = [f"workers: {extended.num_parameter_workers} {self._kind()}"]
-        for name, (variables, size) in zip(extended.parameter_devices, extended.loads, strict=True):
-            lines.append(f"{name}: {variables} variables, {size:,} bytes")
-        if extended.servers is not None:
-            for number, (*_, updates, sent, received) in enumerate(extended.servers.loads(), 1):
-                lines[number] += (
-                    f"; {updates:,} updates, {sent:,} bytes sent, {received:,} received"
-                )
+        for name, load in extended.load().items():
+            line = f"{name}: {load['variables']} variables, {load['bytes']:,} bytes"
+            if "updates" in load:
+                line += f"; {load['updates']:,} updates, {load['bytes sent']:,} bytes sent"
+                line += f", {load['bytes received']:,} received"
+            lines.append(line)
         return "\n".join(lines)
 
 

@@ -88,6 +88,7 @@ class Timeline:
         self._writing = threading.Lock()
         self._calls: deque[Record] = deque(maxlen=MOST_CALLS)
         self._count = 0
+        self._samples: deque[tuple[float, str, dict[str, int]]] = deque(maxlen=MOST_CALLS)
         self._rank, self._alone = 0, True
         # From time.monotonic() to seconds since 1970.
         self._offset = time.time() - time.monotonic()
@@ -114,6 +115,11 @@ class Timeline:
             self._calls.append(call)
             self._count += 1
 
+    def sample(self, name: str, values: dict[str, int]) -> None:
+        """Add the present values of a group of counters."""
+        with self._lock:
+            self._samples.append((time.monotonic(), name, values))
+
     def write(self) -> None:
         """Write the file, atomically.
 
@@ -129,7 +135,7 @@ class Timeline:
 
     def _write(self) -> None:
         with self._lock:
-            calls, count = list(self._calls), self._count
+            calls, count, samples = list(self._calls), self._count, list(self._samples)
         events: list[dict[str, Any]] = []
         rows: dict[tuple[int, int], str] = {}
         for call, number in zip(calls, itertools.count()):
@@ -137,14 +143,16 @@ class Timeline:
             rows[call.lane, _ASYNC if call.later else call.thread] = (
                 "async_op" if call.later else call.thread_name
             )
+        for sampled, name, values in samples:
+            at = round((sampled + self._offset) * 1e6, 3)
+            events.append({"name": name, "ph": "C", "pid": self._rank, "ts": at, "args": values})
         where = f"{platform.node()}, process {os.getpid()}"
-        about = [
-            _named("process_name", lane, 0, f"rank {lane} ({where})") for lane in _firsts(rows)
-        ]
+        lanes = sorted({lane for lane, _ in rows} | ({self._rank} if samples else set()))
+        about = [_named("process_name", lane, 0, f"rank {lane} ({where})") for lane in lanes]
         about += [
             {"name": "process_sort_index", "ph": "M", "pid": lane, "tid": 0,
              "args": {"sort_index": lane}}
-            for lane in _firsts(rows)
+            for lane in lanes
         ]  # fmt: skip
         about += [_named("thread_name", *row, name) for row, name in rows.items()]
         dropped = {"earlier calls that are missing": count - len(calls)}
@@ -167,10 +175,6 @@ class Timeline:
                 {**event, **mark, "ph": "e", "ts": round(begin + last, 3)},
             ]
         return [{**event, "ph": "X", "dur": last, "args": call.arguments()}]
-
-
-def _firsts(rows: Iterable[tuple[int, int]]) -> list[int]:
-    return sorted({lane for lane, _ in rows})
 
 
 def _named(what: str, lane: int, row: int, name: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def put(target: Array, source: Any) -> None:
 
 
 def add_to(target: Array, source: Array, factor: float) -> None:
-    """Add ``factor`` times an array to another one of the same shape and dtype; the factor is 1 or -1."""
+    """Add an array to another one of the same shape and dtype, or with the factor -1 subtract it."""
     if _supported(target) and _supported(source):
         kernels.add_multiple(source, factor, target, target)
     elif factor == 1.0:

@@ -738,6 +738,22 @@ def test_balanced_places_variables_on_the_server_with_the_fewest_bytes():
     assert servers_of(table.variables) == [1, 0]
 
 
+def test_timeline_has_the_load_of_each_server(tmp_path):
+    strategy = servers(num_workers=1, num_ps=2)
+    with strategy.scope():
+        tf.Variable(np.zeros(10, np.float32))
+    coordinator = ClusterCoordinator(strategy)
+    with tf.timeline(tmp_path / "timeline.json"):
+        coordinator.schedule(tf.function(lambda: None))
+        coordinator.join()
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    last = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
+    assert last == {
+        "/job:ps/replica:0/task:0/device:CPU:0": {"variables": 1, "bytes": 40},
+        "/job:ps/replica:0/task:1/device:CPU:0": {"variables": 0, "bytes": 0},
+    }
+
+
 def test_per_worker_variable_has_a_value_for_each_worker():
     strategy = servers(num_workers=2)
     coordinator = ClusterCoordinator(strategy)

@@ -146,6 +146,25 @@ report(
     assert "workers: 2 other processes" in found["text"]
 
 
+def test_timeline_of_the_environment_has_the_updates_of_servers(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "timeline.json"))
+    results(
+        tmp_path,
+        MODEL
+        + """
+iterator = iter(per_worker)
+for _ in range(10):
+    coordinator.schedule(step, args=(iterator,))
+coordinator.join()
+report()
+""",
+    )
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    last = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
+    assert len(last) == 2 and sum(load["variables"] for load in last.values()) >= 4
+    assert sum(load["updates"] for load in last.values()) >= 30
+
+
 def test_functions_results_and_errors_travel(tmp_path, transport):
     found, _ = results(
         tmp_path,
