@@ -41,8 +41,8 @@ from pycollective.distribute.task_links import (
     LinkLostError,
     decode,
     encode,
+    error_message,
     error_of,
-    said_of,
 )
 from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import (
@@ -83,7 +83,7 @@ _RECOVERY, _NO_WORKER = 3600.0, 60.0
 
 #: Seconds. After the program's own thread has run a function, `put` wakes no worker's thread. One
 #: thread polls for functions instead: for the first time, at intervals of the second.
-_POLLING, _INTERVAL = 0.05, 0.001
+_POLL_SECONDS, _POLL_INTERVAL = 0.05, 0.001
 
 #: Seconds between two samples of the servers' load for timelines.
 _SAMPLES = 0.1
@@ -215,9 +215,9 @@ class _Closure:
         except StopIteration:
             return {"end": True}, []
         except ClosureInputError as error:
-            return {**said_of(error.original_exception), "original": True}, []
+            return {**error_message(error.original_exception), "original": True}, []
         except Exception as error:
-            return said_of(error), []
+            return error_message(error), []
 
 
 class _ElementsOfChief:
@@ -265,7 +265,7 @@ class _Queue:
 
     def __init__(self, workers: int, chief: Chief | None = None) -> None:
         self._chief = chief
-        self._found = workers  # the workers that are connected
+        self._connected = workers  # the workers that are connected
         self._process = os.getpid()
         # The garbage collector may call close() in a thread that holds the lock.
         lock = threading.RLock()
@@ -277,7 +277,7 @@ class _Queue:
         self._divided: shared_among | None = None
         self._fatal: BaseException | None = None
         #: The last time at which the program's own thread has begun to run a function.
-        self._waited = -math.inf
+        self._own_thread_ran_at = -math.inf
         #: The worker whose thread polls for functions.
         self._poller: Worker | None = None
         self._workers = [
@@ -333,7 +333,7 @@ class _Queue:
         with self._changed:
             lost, fresh = self._workers[number], Worker(number)
             self._workers[number] = fresh
-            lost.lost = True
+            lost.retired = True
             if lost.closure is not None:
                 self._closures.appendleft(lost.closure)
                 self._ended()
@@ -396,7 +396,7 @@ class _Queue:
         """Run functions in the thread of a worker, until it is lost or the queue is closed."""
         this_thread.worker = worker.number
         while self._wait(worker):
-            if worker.away:
+            if worker.disconnected:
                 self._find_again(worker)
             else:
                 self._run(worker)
@@ -404,18 +404,18 @@ class _Queue:
     def _wait(self, worker: Worker) -> bool:
         """Wait for a function, and give it to a worker; return False if the worker shall end."""
         with self._work:
-            while not (self._closed or worker.lost or worker.away):
+            while not (self._closed or worker.retired or worker.disconnected):
                 polls = self._poller in (None, worker)
                 if self._closures and worker.closure is None:
                     if self._poller is worker:
-                        self._poller, self._waited = None, -math.inf
+                        self._poller, self._own_thread_ran_at = None, -math.inf
                     self._take(worker)
                     return True
-                polls = polls and time.monotonic() - self._waited < _POLLING
+                polls = polls and time.monotonic() - self._own_thread_ran_at < _POLL_SECONDS
                 if polls or self._poller is worker:
                     self._poller = worker if polls else None
-                self._work.wait(_INTERVAL if polls else None)
-            return not (self._closed or worker.lost)
+                self._work.wait(_POLL_INTERVAL if polls else None)
+            return not (self._closed or worker.retired)
 
     def _take(self, worker: Worker) -> None:
         """Give the first function to a worker; call with the lock held."""
@@ -439,12 +439,14 @@ class _Queue:
         with self._work:
             if not self._closures or self._closures[0] is not closure or self._closed:
                 return
-            idle = [w for w in self._workers if w.closure is None and not (w.lost or w.away)]
+            idle = [
+                w for w in self._workers if w.closure is None and not (w.retired or w.disconnected)
+            ]
             if not idle:
                 return
             worker = idle[0]
             self._take(worker)
-            self._waited = time.monotonic()
+            self._own_thread_ran_at = time.monotonic()
         this_thread.worker = worker.number
         try:
             self._run(worker, spins=True)
@@ -499,8 +501,8 @@ class _Queue:
         """Schedule the function of a lost worker again, before all others."""
         _log.warning("%s; its function runs again on another worker", lost)
         with self._changed:
-            self._found -= 1
-            worker.away, worker.closure = True, None
+            self._connected -= 1
+            worker.disconnected, worker.closure = True, None
             self._closures.appendleft(closure)
             self._ended()
             self._work.notify_all()
@@ -519,18 +521,18 @@ class _Queue:
                 if time.monotonic() - begun < _RECOVERY:
                     time.sleep(0.2)
                     with self._changed:
-                        if not self._found and time.monotonic() - begun > _NO_WORKER:
+                        if not self._connected and time.monotonic() - begun > _NO_WORKER:
                             self._fatal = self._error = UnavailableError(
                                 f"no worker has been connected for {_NO_WORKER:g} seconds: {error}"
                             )
                             self._changed.notify_all()
                     continue
-                worker.lost = True
+                worker.retired = True
                 return
             worker.made.clear()
             with self._changed:
-                self._found += 1
-                worker.away = False
+                self._connected += 1
+                worker.disconnected = False
             _log.warning("/job:worker/task:%d is back", worker.number)
             return
 
@@ -539,7 +541,7 @@ class _Queue:
     ) -> None:
         """Set the result of a function, unless its worker was lost meanwhile."""
         with self._changed:
-            if worker.lost:
+            if worker.retired:
                 return
             worker.closure = None
             closure.value.complete(result, error)
@@ -722,7 +724,7 @@ class ClusterCoordinator:
                 text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
                 raise OutOfRangeError(str(end) or text) from None
             except ClosureInputError as error:
-                return {**said_of(error.original_exception), "original": True}, []
+                return {**error_message(error.original_exception), "original": True}, []
             finally:
                 servers.end()  # after an error, too: a mapped variable keeps the changes
             return {"tokens": tokens}, found

@@ -206,7 +206,11 @@ class MirroredExtended(StrategyExtended):
         if alone and self.workers.count == 1:
             return None
         if not alone:
-            early = self._can_sum_early() if self.sums_early is None else self.sums_early
+            early = (
+                self._can_sum_during_backward()
+                if self.sums_during_backward is None
+                else self.sums_during_backward
+            )
             if (
                 not early
                 or self._mixed
@@ -216,7 +220,7 @@ class MirroredExtended(StrategyExtended):
                 return None
         return self._reducer_of(context).begin(likes, reduce_op, options, context.merge)
 
-    def _can_sum_early(self) -> bool:
+    def _can_sum_during_backward(self) -> bool:
         on_cpus = sum([device.kind == "CPU" for device in self.devices])
         return on_cpus < self.num_local_replicas or on_cpus < _core.usable_cores()
 

@@ -33,15 +33,21 @@ __all__ = [
 class Worker:
     """A worker: its number, the scheduled function that it runs, and the iterators that it has made.
 
-    ``link`` is the connection to a worker in another process, else None. ``away`` is True if this
-    connection has ended, and is to be made again.
+    Attributes
+    ----------
+    link : Link or None
+        The connection to a worker in another process.
+    disconnected : bool
+        True: the connection has ended, and the worker's thread makes a new one.
+    retired : bool
+        True: the worker gets no more functions, and its thread ends.
     """
 
     def __init__(self, number: int, link: Link | None = None) -> None:
         self.number = number
         self.link = link
         self.closure: Any = None
-        self.lost = self.away = False
+        self.retired = self.disconnected = False
         self.made: weakref.WeakKeyDictionary[PerWorkerIterator, Any] = weakref.WeakKeyDictionary()
 
 

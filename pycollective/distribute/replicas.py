@@ -73,7 +73,7 @@ class Replicas:
     gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
     #: True if replicas of this process sum gradients while their tapes compute others. None: they do
     #: so unless all cores run replicas (benchmarks/gradient_overlap.py).
-    sums_early: bool | None = None
+    sums_during_backward: bool | None = None
     #: True if `InputReplicationMode.PER_REPLICA` is possible.
     input_per_replica = False
     #: True if replicas without data get batches without rows, while other replicas have data.

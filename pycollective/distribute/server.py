@@ -24,10 +24,10 @@ from pycollective.distribute.task_links import (
     PURPOSE,
     Link,
     LinkLostError,
+    error_message,
     error_of,
     link_to,
     listen,
-    said_of,
 )
 from pycollective.errors import UnavailableError
 from pycollective.launch.handshake import Channel, HandshakeError
@@ -167,7 +167,7 @@ class Server:
         def connect(number: int, seconds: float | None) -> Link:
             return link_to(f"/job:ps/task:{number}", addresses[number], self._title, seconds)
 
-        return Servers(connect, len(addresses), at_once=False)
+        return Servers(connect, len(addresses), uncached=False)
 
     def work(self, run: Answer) -> NoReturn:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
@@ -216,11 +216,11 @@ def _answered(
     try:
         return answer(message, arrays)
     except UnavailableError as error:
-        return {**said_of(error), "server": True}, []
+        return {**error_message(error), "server": True}, []
     except (KeyError, IndexError) as error:
         return {"error": "RuntimeError", "text": f"a wrong request: {error!r}"}, []
     except Exception as error:
-        return said_of(error), []
+        return error_message(error), []
 
 
 class Chief:
@@ -232,7 +232,7 @@ class Chief:
         self.recover = recover
         self._run = secrets.token_hex(8)
         self._recovering = threading.Lock()
-        self.servers = Servers(self._server, cluster.num_tasks("ps"), at_once=True)
+        self.servers = Servers(self._server, cluster.num_tasks("ps"), uncached=True)
         if recover:
             self.servers.recover = lambda: self.find_servers_again(JOIN_SECONDS)
         self._workers = {n: self._link("worker", n) for n in cluster.task_indices("worker")}

@@ -142,7 +142,7 @@ class ServerVariable(Variable):
             return self._own
         if self._block is not None and not servers.private:
             return self._seen(self._block)
-        if self._period != servers.period or (servers.at_once and not servers.private):
+        if self._period != servers.period or (servers.uncached and not servers.private):
             servers.pull([self])
         return self._own
 
@@ -157,7 +157,7 @@ class ServerVariable(Variable):
         self._own = value
         if servers is not None and value is not None:
             servers.touched[id(self)] = self
-            if servers.at_once and not servers.private:
+            if servers.uncached and not servers.private:
                 servers.push_all()
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
@@ -208,7 +208,7 @@ class ServerVariable(Variable):
             with self._block.locked(False) as value:
                 found: Array = np.take(value, index, axis=0)
             return found
-        if servers.at_once and not servers.private:
+        if servers.uncached and not servers.private:
             found = servers.rows([(self, index)])[0]
             return found
         if self._period == servers.period:
@@ -252,8 +252,8 @@ class ServerVariable(Variable):
         elif any(not v._by_rows or v._period == servers.period for v in own):
             super().update_rows(others, index, update)
         else:
-            at_once = servers.at_once and not servers.private
-            if at_once:
+            uncached = servers.uncached and not servers.private
+            if uncached:
                 for variable in own:
                     variable._part = None
             parts = [v._with_rows(index) for v in own]
@@ -263,7 +263,7 @@ class ServerVariable(Variable):
             for variable, part, place, changed in zip(own, parts, places, rows, strict=True):
                 part.new[place] = changed
                 servers.touched[id(variable)] = variable
-            if at_once:
+            if uncached:
                 servers.push_all()
 
     def _scatter(self, method: str, slices: Any) -> Variable:
@@ -318,7 +318,7 @@ class Servers:
 
     Attributes
     ----------
-    at_once : bool
+    uncached : bool
         True on the chief: every read asks the server, and every write is sent. A worker pulls the
         variables that a scheduled function reads, and pushes the changes after the function.
     private : bool
@@ -332,15 +332,15 @@ class Servers:
     """
 
     def __init__(
-        self, connect: Callable[[int, float | None], Link], count: int, at_once: bool
+        self, connect: Callable[[int, float | None], Link], count: int, uncached: bool
     ) -> None:
         self._connect = connect
         self.links = [connect(server, None) for server in range(count)]
         self.restarts = [0] * count
         #: Waits for lost servers that are started again, so that a read need not fail; else None.
         self.recover: Callable[[], None] | None = None
-        self.at_once = at_once
-        self.private = not at_once
+        self.uncached = uncached
+        self.private = not uncached
         self.period = 0
         self.touched: dict[int, ServerVariable] = {}
         self._variables: list[weakref.WeakValueDictionary[int, ServerVariable]] = [

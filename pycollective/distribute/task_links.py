@@ -35,10 +35,10 @@ __all__ = [
     "LinkLostError",
     "decode",
     "encode",
+    "error_message",
     "error_of",
     "link_to",
     "listen",
-    "said_of",
     "shape_and_dtype",
     "spec_of",
 ]
@@ -399,7 +399,7 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         raise HandshakeError(f"tokens that mean nothing: {error}") from None
 
 
-def said_of(error: BaseException) -> dict[str, Any]:
+def error_message(error: BaseException) -> dict[str, Any]:
     """Return an error as a message: the name of its class, and its text."""
     return {"error": type(error).__name__, "text": str(error)[:10_000]}
 

@@ -274,7 +274,7 @@ strategy = strategy_of()
 with strategy.scope():
     v = tf.Variable(np.ones((64, 64), np.float32))
     optimizer = tf.keras.optimizers.SGD(0.1)
-strategy.extended.sums_early = True
+strategy.extended.sums_during_backward = True
 
 def step():
     with tf.GradientTape() as tape:

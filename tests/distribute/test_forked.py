@@ -17,7 +17,7 @@ strategy = tf.distribute.{kind}(["cpu:0", "cpu:1"])
 with strategy.scope():
     v = tf.Variable(np.ones((300, 300), np.float32))
     optimizer = tf.keras.optimizers.SGD(0.5)
-strategy.extended.sums_early = True  # there is a thread that sums, too
+strategy.extended.sums_during_backward = True  # there is a thread that sums, too
 
 def step():
     with tf.GradientTape() as tape:

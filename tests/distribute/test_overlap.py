@@ -22,7 +22,7 @@ from pycollective.tensor import GradientTape, Tensor, Variable, constant, custom
 
 @pytest.fixture(autouse=True)
 def _whatever_cores_there_are(monkeypatch):
-    monkeypatch.setattr(d.StrategyExtended, "sums_early", True)
+    monkeypatch.setattr(d.StrategyExtended, "sums_during_backward", True)
 
 
 def replica_id():
@@ -198,7 +198,7 @@ def test_reduction_and_tape_are_under_way_at_the_same_time(begun):
 
 @pytest.mark.parametrize(("cores", "early"), [(2, False), (3, True)])
 def test_replicas_without_a_core_to_spare_sum_at_the_end(monkeypatch, begun, cores, early):
-    monkeypatch.setattr(d.StrategyExtended, "sums_early", None)
+    monkeypatch.setattr(d.StrategyExtended, "sums_during_backward", None)
     monkeypatch.setattr("pycollective._core.usable_cores", lambda: cores)
     strategy = mirrored(2)
     strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
@@ -214,7 +214,7 @@ from pycollective import keras
 from pycollective.distribute import reducer
 from pycollective.distribute.experimental import CommunicationOptions
 from test_overlap import train, two_layers
-tf.distribute.StrategyExtended.sums_early = True
+tf.distribute.StrategyExtended.sums_during_backward = True
 strategy = strategy_of()
 weights = {}
 for bytes_per_pack in (1, 300):
