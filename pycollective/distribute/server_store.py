@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import threading
 from typing import Any
 
 import numpy as np
 
+import pycollective
 from pycollective.distribute.shared_values import Block, SharedFile
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import JOIN_SECONDS, shape_and_dtype
@@ -17,6 +20,9 @@ from pycollective.launch.handshake import HandshakeError
 __all__ = ["Store"]
 
 _log = logging.getLogger("pycollective")
+
+#: The optimizers whose steps a server makes. Their steps need no variables but the slots.
+OPTIMIZERS = ("SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "RMSprop")
 
 
 class Store:
@@ -37,9 +43,11 @@ class Store:
             "create": self._create,
             "pull": self._pull,
             "push": self._push,
+            "update": self._update,
             "rows": self._rows,
             "load": self._load,
         }
+        self._optimizers: dict[str, Any] = {}
         #: The bytes that were sent to other tasks, and received, over connections.
         self._sent = self._received = 0
 
@@ -139,9 +147,7 @@ class Store:
             block = self._blocks[number]
             rows = None
             if how == "rows":
-                rows = _checked_rows(next(rest), block)
-                if np.any(np.diff(rows) <= 0):
-                    raise HandshakeError("indices that do not ascend")
+                rows = _ascending(_checked_rows(next(rest), block))
             change = next(rest)
             shape = block.value.shape
             if change.shape != (shape if rows is None else (len(rows), *shape[1:])):
@@ -158,6 +164,69 @@ class Store:
                 else:
                     value[rows] += change
         return {"versions": versions}, []
+
+    def _update(
+        self, message: dict[str, Any], arrays: list[Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Make a step of an optimizer with the gradients of some variables, or of some of their rows.
+
+        The message has the optimizer, the learning rate, the number of the step, and the factor of
+        weight decay. For each gradient it has the numbers of the variable and of its slots, True if the
+        gradient is that of some rows, and True for weight decay.
+        """
+        optimizer = self._optimizer(*message["rule"])
+        names, rest = optimizer.slot_names(), iter(arrays)
+        groups = []
+        for numbers, by_rows, decays in message["items"]:
+            blocks = [self._blocks[number] for number in numbers]
+            rows = None
+            if by_rows:
+                rows = _ascending(_checked_rows(next(rest), blocks[0]))
+            gradient, value = next(rest), blocks[0].value
+            shape = value.shape if rows is None else (len(rows), *value.shape[1:])
+            if gradient.shape != shape or gradient.dtype != value.dtype:
+                raise HandshakeError("a gradient of another shape or dtype")
+            alike = [b.value.shape == value.shape and b.value.dtype == value.dtype for b in blocks]
+            if len(blocks) != 1 + len(names) or not all(alike):
+                raise HandshakeError("slots that do not fit the variable")
+            groups.append((blocks, rows, gradient, decays is True))
+        every = {block.number: block for blocks, *_ in groups for block in blocks}
+        with contextlib.ExitStack() as held:
+            for number in sorted(every):
+                held.enter_context(every[number].locked(True))
+            parts = [
+                [block.value if rows is None else block.value[rows] for block in blocks]
+                for blocks, rows, *_ in groups
+            ]
+            for part, (*_, decays) in zip(parts, groups, strict=True):
+                if decays:
+                    part[0] *= float(message["decay"])
+            kept = {name: [part[k] for part in parts] for k, name in enumerate(names, 1)}
+            optimizer.update_all(
+                [part[0] for part in parts],
+                [gradient for _, _, gradient, _ in groups],
+                kept,
+                float(message["rate"]),
+                int(message["step"]),
+            )
+            for (blocks, rows, *_), part in zip(groups, parts, strict=True):
+                for block, changed in zip(blocks, part, strict=True):
+                    block.changed(rows)
+                    if rows is not None:
+                        block.value[rows] = changed
+        return {}, []
+
+    def _optimizer(self, name: str, settings: dict[str, Any]) -> Any:
+        """Return the optimizer of a class with some settings; its own learning rate is not used."""
+        if name not in OPTIMIZERS:
+            raise HandshakeError(f"no optimizer {name[:40]!r}")
+        key = json.dumps([name, settings], sort_keys=True)
+        if key not in self._optimizers:
+            if len(self._optimizers) >= 64:
+                self._optimizers.clear()
+            cls = getattr(pycollective.keras.optimizers, name)
+            self._optimizers[key] = cls(name="server", **settings)
+        return self._optimizers[key]
 
     def _rows(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         """Return some rows of variables."""
@@ -176,6 +245,12 @@ class Store:
         updates = sum(block.version - 1 for block in blocks)
         size = sum(block.value.nbytes for block in blocks)
         return {"load": [len(blocks), size, updates, self._sent, self._received]}, []
+
+
+def _ascending(index: Any) -> Any:
+    if np.any(np.diff(index) <= 0):
+        raise HandshakeError("indices that do not ascend")
+    return index
 
 
 def _checked_rows(index: Any, block: Block) -> Any:

@@ -81,6 +81,13 @@ class ServerVariable(Variable):
         return self._block is not None and self._servers is not None and not self._servers.private
 
     @property
+    def update_on_servers(self) -> Any:  # type: ignore[override]
+        """The method `Servers.update`, or None if this process has the memory of the variable."""
+        servers = self._servers
+        remote = servers is not None and self._block is None and not servers.private
+        return servers.update if remote and servers is not None else None
+
+    @property
     def _place(self) -> tuple[int, int]:  # type: ignore[override]
         return self._server, self._number
 
@@ -558,6 +565,59 @@ class Servers:
                 else:
                     variable.forget()
                     variable._period = -1
+
+    def update(
+        self,
+        rule: tuple[str, dict[str, Any]],
+        groups: Sequence[Sequence[Variable]],
+        gradients: Sequence[Array],
+        numbers: dict[str, float],
+        decays: Sequence[bool],
+        index: Array | None = None,
+    ) -> bool:
+        """Let servers update variables by their gradients; return False if they cannot.
+
+        Parameters
+        ----------
+        rule : tuple
+            The name of an optimizer's class, and its settings.
+        groups : sequence of sequence of Variable
+            Each variable, followed by its slots.
+        gradients : sequence of array
+            The gradient of each variable, or of its rows.
+        numbers : dict
+            The learning rate ``rate``, the number ``step``, and the factor ``decay`` of weight decay.
+        decays : sequence of bool
+            True for the variables to which weight decay applies.
+        index : array, optional
+            The rows that have a gradient, in ascending order; there is one variable then.
+        """
+        every: list[ServerVariable] = []
+        for group in groups:
+            for variable in group:
+                if not isinstance(variable, ServerVariable) or variable._servers is not self:
+                    return False
+                changed = id(variable) in self.touched
+                if changed or variable._block is not None or variable._server != group[0]._place[0]:
+                    return False
+                every.append(variable)
+        requests: dict[int, _Request] = {}
+        rows = [] if index is None else [index]
+        for group, gradient, decayed in zip(groups, gradients, decays, strict=True):
+            server = group[0]._place[0]
+            message: dict[str, Any] = {"request": "update", "rule": rule, **numbers, "items": []}
+            _, message, arrays = requests.setdefault(server, (server, message, []))
+            message["items"].append([[v._place[1] for v in group], bool(rows), decayed])
+            arrays += [*rows, gradient]
+        self._call([requests[server] for server in sorted(requests)])
+        for variable in every:
+            variable.forget()
+            variable._period = -1
+        known = self._read.get(self._function)
+        if known is not None:
+            for slot in [slot for group in groups for slot in group[1:]]:
+                known.pop(id(slot), None)  # the function need not pull it any more
+        return True
 
     def _by_server(
         self, variables: Iterable[ServerVariable]

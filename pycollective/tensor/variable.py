@@ -159,6 +159,8 @@ class Variable(Operators, metaclass=_VariableMeta):
     _lock_free = False
     #: True if `gather` reads rows alone, and its gradient is an `IndexedSlices`.
     _by_rows = False
+    #: Updates variables and their slots on parameter servers, as `Servers.update`; None: not possible.
+    update_on_servers: Callable[..., bool] | None = None
     #: The result of `like` for a variable whose updates must not meet a reference to the value.
     _like: Tensor | None = None
 

@@ -434,6 +434,58 @@ report(
     assert found["cached"] == [0, 2, 2]
 
 
+DENSE = """
+X = np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32)
+with strategy.scope():
+    weights = [tf.Variable(np.full((128, 128), 0.01 * k, np.float32)) for k in (1, 2)]
+    optimizer = OPTIMIZER
+
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        hidden = tf.tanh(tf.matmul(X, weights[0]))
+        loss = tf.reduce_mean(tf.square(tf.matmul(hidden, weights[1]) - 1.0))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+"""
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        *("SGD(0.1, momentum=0.9)", "Adadelta(1.0)", "Adagrad(0.1)", "Adam(0.01)", "Adamax(0.01)"),
+        *("AdamW(0.01, weight_decay=0.1)", "Ftrl(0.1)", "RMSprop(0.01)", "Nadam(0.01)"),
+    ],
+)
+def test_servers_update_variables_over_tcp_by_the_rule_of_the_optimizer(
+    tmp_path, monkeypatch, optimizer
+):
+    monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
+    script = DENSE.replace("OPTIMIZER", f"tf.keras.optimizers.{optimizer}")
+    found, _ = results(
+        tmp_path,
+        script
+        + """
+first = float(coordinator.schedule(step).fetch())
+begun = strategy.extended.load()
+losses = [first, *(float(coordinator.schedule(step).fetch()) for _ in range(9))]
+loads = [a["bytes received"] - b["bytes received"] for a, b in zip(
+    strategy.extended.load().values(), begun.values())]
+report(losses=losses, received=loads, slots=len(optimizer.slot_names()))
+""",
+        workers=1,
+    )
+    names = {"np": np, "tf": tf, "strategy": tf.distribute.get_strategy()}
+    exec(script, names)
+    expected = [float(names["step"]()) for _ in range(10)]
+    np.testing.assert_allclose(found["losses"], expected, rtol=1e-4)
+    # A gradient for each variable and step; without the server's kernel, its slots too.
+    gradients = 9 * 128 * 128 * 4
+    extra = found["slots"] if "Nadam" in optimizer else 0
+    for received in found["received"]:
+        assert gradients * (1 + extra) <= received <= gradients * (1 + extra) + 10_000
+
+
 ROWS = """
 with strategy.scope():
     table = tf.Variable(np.zeros((20_000, 64), np.float32), name="table")
@@ -665,8 +717,40 @@ def test_a_wrong_header_of_arrays_ends_the_link_and_not_the_thread(specs):
         assert theirs.recv(1) == b""
 
 
+def test_messages_through_a_unix_socket_of_one_user_have_no_hmac(monkeypatch):
+    for owner, codes in ((os.getuid(), 0), (os.getuid() + 1, 32)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getuid", lambda owner=owner: owner)
+            one, other = socket.socketpair()
+            with one, other:
+                sender, receiver = Channel(one), Channel(other)
+                sender.seal(b"k" * 32, connected=True)
+                receiver.seal(b"k" * 32, connected=False)
+                data = sender.encoded({})
+                assert len(data) == 4 + len("{}") + codes
+                assert receiver.decoded(data[4:]) == {}
+
+
+def test_equal_messages_of_other_types_are_encoded_apart():
+    with socket.socket() as sock:
+        channel = Channel(sock)
+        values = [1, True, 1.0, None, "1", [1], [True], {"a": 1}, {"a": True}]
+        for _ in range(2):
+            texts = [channel.encoded({"value": value}, repeated=True)[4:] for value in values]
+            assert texts == [
+                json.dumps({"value": v}, separators=(",", ":")).encode() for v in values
+            ]
+        shared = [1]
+        message = {"value": shared}
+        channel.encoded(message, repeated=True)
+        shared.append(2)
+        assert channel.encoded(message, repeated=True)[4:] == b'{"value":[1,2]}'
+
+
 def test_equal_messages_are_parsed_once_and_each_hmac_is_checked():
-    one, other = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
     with one, other:
         sender, receiver = Channel(one), Channel(other)
         sender.seal(b"k" * 32, connected=True)
@@ -747,6 +831,46 @@ def test_store_refuses_wrong_rows(indices):
         store.answer(
             {"request": "push", "items": [[number, "rows"]]}, [np.array(indices), np.ones((2, 2))]
         )
+
+
+def step_of(store, numbers, gradient, rule=("Adagrad", {"epsilon": 1e-7}), **options):
+    message = {"request": "update", "rule": [*rule], "rate": 0.5, "step": 1, "decay": 1.0}
+    message |= {"items": [[numbers, False, False]], **options}
+    arrays = gradient if isinstance(gradient, list) else [gradient]
+    return store.answer(message, arrays)
+
+
+def test_store_makes_the_step_of_an_optimizer_with_slots_and_rows():
+    store = Store()
+    numbers = [create(store, f"{name}#0", np.ones((4096, 2)))["number"] for name in ("v", "slot")]
+    step_of(store, numbers, np.full((4096, 2), 3.0))
+    weights = 1 - 0.5 * 3 / np.sqrt(10)
+    assert pulled(store, numbers[0])[1][0] == pytest.approx(np.full((4096, 2), weights))
+    assert pulled(store, numbers[1])[1][0] == pytest.approx(np.full((4096, 2), 10.0))
+    items = [[numbers, True, False]]
+    step_of(store, numbers, [np.array([3, 70]), np.zeros((2, 2))], items=items)
+    found, arrays = pulled(store, numbers[1], 2)
+    assert found == [3, "rows"] and arrays[0].tolist() == [3, 70]
+    assert arrays[1] == pytest.approx(np.full((2, 2), 10.0))
+
+
+@pytest.mark.parametrize(
+    ("slots", "gradient", "rule", "text"),
+    [
+        (["slot"], np.ones(3), ("Adagrad", {}), "a gradient of another shape"),
+        (["slot"], np.ones(4, np.float32), ("Adagrad", {}), "another shape or dtype"),
+        ([], np.ones(4), ("Adagrad", {}), "slots that do not fit"),
+        (["slot", "short"], np.ones(4), ("Adam", {}), "slots that do not fit"),
+        (["slot"], np.ones(4), ("LossScaleOptimizer", {}), "no optimizer"),
+        (["slot"], np.ones(4), ("__class__", {}), "no optimizer"),
+    ],
+)
+def test_store_refuses_a_wrong_step_of_an_optimizer(slots, gradient, rule, text):
+    store = Store()
+    shapes = {"v": 4, "slot": 4, "short": 3}
+    numbers = [create(store, name, np.ones(shapes[name]))["number"] for name in ("v", *slots)]
+    with pytest.raises(HandshakeError, match=text):
+        step_of(store, numbers, gradient, rule)
 
 
 def test_store_refuses_an_update_of_another_shape():

@@ -14,6 +14,7 @@ from pycollective.array_backend import Array, scatter_add
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.server_store import OPTIMIZERS
 from pycollective.dtypes import is_differentiable
 from pycollective.keras.optimizers.clipping import clipped
 from pycollective.keras.optimizers.copies import (
@@ -247,12 +248,16 @@ class Optimizer(OptimizerState):
             scatter_add(total, place.reshape(-1), rows)
             clip = clipped([total], self.clipvalue, self.clipnorm, None)
 
+            slots = self._slots[id(variable)][1]
+            group = [variable, *[slots[name] for name in names]]
+            if self._updated_on_servers([group], clip, learning_rate, step, index):
+                continue
+
             def update(arrays: list[Array], gradients: list[Array] = clip) -> None:
                 kept = {name: [array] for name, array in zip(names, arrays[1:], strict=True)}
                 self._update_steps(arrays[:1], gradients, kept, learning_rate, step)
 
-            slots = self._slots[id(variable)][1]
-            variable.update_rows([slots[name] for name in names], index, update)
+            variable.update_rows(group[1:], index, update)
 
     def _update_once(
         self,
@@ -484,7 +489,40 @@ class Optimizer(OptimizerState):
             self._update_steps(parameters, gradients, kept, learning_rate, step)
 
         for copies in self._copies_with_slots(variables):
-            update_together(copies, update)
+            width = 1 + len(names)
+            groups = [copies[k : k + width] for k in range(0, len(copies), width)]
+            if not self._updated_on_servers(groups, gradients, learning_rate, step):
+                update_together(copies, update)
+
+    def _updated_on_servers(
+        self,
+        groups: list[Sequence[Variable]],
+        gradients: Sequence[Array],
+        learning_rate: float,
+        step: int,
+        index: Array | None = None,
+    ) -> bool:
+        """Let parameter servers make a step if they have the variables; return True if they have."""
+        update, kind = groups[0][0].update_on_servers, type(self)
+        own = kind.__module__.startswith("pycollective.keras.optimizers.")
+        if update is None or not own or kind.__name__ not in OPTIMIZERS:
+            return False
+        decay = 1.0 if self.weight_decay is None else 1.0 - self.weight_decay * learning_rate
+        decays = [self.weight_decay is not None and self._decays(group[0]) for group in groups]
+        numbers = {"rate": learning_rate, "step": step, "decay": decay}
+        rule = kind.__name__, {name: getattr(self, name) for name in self._settings}
+        return update(rule, groups, [np.asarray(g) for g in gradients], numbers, decays, index)
+
+    def update_all(
+        self,
+        parameters: Sequence[Array],
+        gradients: Sequence[Array],
+        slots: Mapping[str, Sequence[Array]],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update variables in place; ``slots`` has an array for each. See `update_step`."""
+        self._update_steps(parameters, gradients, slots, learning_rate, step)
 
     def _rate_of_step(self) -> float:
         rate = self._rate
