@@ -177,6 +177,7 @@ class _ParameterServerExtended(StrategyExtended):
         if (
             not isinstance(counts, (list, tuple))
             or not counts
+            or not isinstance(counts[0], (int, np.integer))
             or counts[0] < 1
             or any(count != 1 for count in counts[1:])
         ):

@@ -177,7 +177,7 @@ def test_sums_of_metrics_have_no_shards():
     assert all(type(v) is tf.Variable for v in metric.variables)
 
 
-@pytest.mark.parametrize("counts", [[2, 2], [0, 1], [], "2", [1, 3]])
+@pytest.mark.parametrize("counts", [[2, 2], [0, 1], [], "2", [1, 3], [2.5, 1], [None]])
 def test_partitioner_with_a_wrong_result_raises(counts):
     strategy = tf.distribute.ParameterServerStrategy(
         variable_partitioner=lambda shape, dtype: counts
