@@ -11,8 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
-from torch._C._profiler import _RecordFunctionFast
-from torch.autograd import _profiler_enabled
+from torch.autograd import _profiler_enabled, _record_function_with_args_enter
 
 from pycollective import comm
 from pycollective.comm.arrays import Array
@@ -227,12 +226,14 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     def _profiled(self, label: str, method: Any, args: Any, kwargs: Any) -> Any:
         """Make a call that PyTorch's profiler shows, from its begin to the end of its work."""
-        about = f"{self.name()}:{label}"
-        record = _RecordFunctionFast(about, _tensors(args))
-        record.__enter__()
+        record = _record_function_with_args_enter(f"{self.name()}:{label}", *_tensors(args))
+        # The profiler's state belongs to this thread. A callback that PyTorch attaches to a future takes
+        # the state along: a record that another thread ends itself would have no end.
+        ended: Any = torch.futures.Future()
+        torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(record, ended)
 
         def end() -> None:
-            record.__exit__(None, None, None)
+            ended.set_result(None)
 
         try:
             work = method(self, *args, **kwargs)
