@@ -182,6 +182,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     def _group_on(self, device: torch.device) -> Any:
         """Return the group for another device, if ``init_process_group`` got a backend for it."""
+        if not dist.is_initialized():  # the program made this group itself
+            return None
         if device.type not in self._on_devices:
             pairs = (pair.split(":") for pair in dist.get_backend_config(self).split(","))
             name = dict(pair for pair in pairs if len(pair) == 2).get(device.type)
@@ -361,7 +363,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         return self._all_gather(outputs[0], inputs[0], opts)
 
     def _all_gather(self, into: Any, tensor: Any, opts: Any) -> Work:
-        self._check_parts("the list of outputs", into)
+        self._check_parts("outputs", into, tensor)
         is_ragged = len({part.numel() for part in into}) > 1
         target, after = self._joined(into)
         return self._run(
@@ -379,6 +381,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     @_call("all_gather_into_tensor")
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = _SUM) -> Work:
+        _check_dtypes(output, tensor)
         after: _Pairs = []
         source, target = _host(tensor).reshape(-1), _flat(output, after)
         return self._run(opts, [output], self._comm.all_gather, source, out=target, after=after)
@@ -396,7 +399,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         (tensor,), after, target = inputs, None, None
         if self._comm.rank == opts.rootRank:
-            self._check_parts("the list of outputs", outputs[0])
+            self._check_parts("outputs", outputs[0], tensor)
             target, after = self._joined(outputs[0])
         return self._run(
             opts, outputs, self._comm.gather, _host(tensor).reshape(-1), opts.rootRank,
@@ -408,7 +411,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         after: _Pairs = []
         source = None
         if self._comm.rank == opts.rootRank:
-            self._check_parts("the list of inputs", inputs[0])
+            self._check_parts("inputs", inputs[0], outputs[0])
             source = self._concatenated(inputs[0])
         return self._run(
             opts, outputs, self._comm.scatter, source, opts.rootRank,
@@ -418,7 +421,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     @_call("reduce_scatter")
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
         (output,), (parts,) = outputs, inputs
-        self._check_parts("the list of inputs", parts)
+        self._check_parts("inputs", parts, output)
         if len({part.numel() for part in parts}) > 1:
             return self._reduce_scatter_uneven(output, parts, opts)
         sources = [_reduced(part, opts.reduceOp) for part in parts]
@@ -440,6 +443,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     @_call("reduce_scatter_tensor")
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = _SUM) -> Work:
+        _check_dtypes(output, tensor)
         source, _, op = _reduced(tensor, opts.reduceOp)
         after: _Pairs = []
         return self._run(
@@ -460,6 +464,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     def all_to_all_single(
         self, output: Any, tensor: Any, output_rows: Any, input_rows: Any, opts: Any = _SUM
     ) -> Work:
+        _check_dtypes(output, tensor)
         after: _Pairs = []
         source, target = _host(tensor).reshape(-1), _flat(output, after)
         counts: dict[str, Any] = {}
@@ -474,8 +479,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     @_call("all_to_all")
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
-        self._check_parts("the list of inputs", inputs)
-        self._check_parts("the list of outputs", outputs)
+        self._check_parts("inputs", inputs)
+        self._check_parts("outputs", outputs, *inputs)
         target, after = self._joined(outputs)
         return self._run(
             opts, outputs, self._comm.all_to_all, self._concatenated(inputs),
@@ -531,14 +536,13 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     # Lists of tensors ---------------------------------------------------------------------------
 
-    def _check_parts(self, what: str, parts: Sequence[Any]) -> None:
-        if len(parts) != self._comm.size:
+    def _check_parts(self, what: str, parts: Sequence[Any], *others: Any) -> None:
+        size = self._comm.size
+        if len(parts) != size:
             raise ValueError(
-                f"{what} has {len(parts)} tensors, not one for each of {self._comm.size}"
+                f"the list of {what} has {len(parts)} tensors, not one for each of {size} ranks"
             )
-        kinds = {part.dtype for part in parts}
-        if len(kinds) > 1:
-            raise TypeError(f"{what} has tensors of several dtypes, {kinds}: cast them to one")
+        _check_dtypes(*parts, *others)
 
     def _joined(self, parts: Sequence[Any]) -> tuple[Array, _Pairs]:
         """Return an array for all parts, and its parts with the tensors to which they are copied."""
@@ -575,6 +579,12 @@ def _tensors(args: Any) -> list[Any]:
 
 def _listed(tensors: Any) -> Any:
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _check_dtypes(*tensors: Any) -> None:
+    if len(kinds := {tensor.dtype for tensor in tensors}) > 1:
+        names = ", ".join(sorted(map(str, kinds)))
+        raise TypeError(f"the call has tensors of several dtypes, {names}: cast them to one")
 
 
 def _flat(tensor: Any, after: _Pairs) -> Array:

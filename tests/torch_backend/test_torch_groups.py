@@ -273,17 +273,65 @@ def test_missing_rank_raises_after_the_timeout():
     assert isinstance(error, dist.DistBackendError) and "rank 1" in str(error)
 
 
-def test_invalid_tensors_raise_errors_with_a_remedy():
+def test_tensors_of_other_kinds_raise_errors_with_a_remedy():
     def work(group):
         with pytest.raises(TypeError, match="cast to torch.bfloat16"):
             group.allreduce([torch.ones(2).to(torch.float8_e5m2)])
-        with pytest.raises(TypeError, match="several dtypes"):
-            group.allgather([[torch.ones(2), torch.ones(2).half()]], [torch.ones(2)])
-        with pytest.raises(ValueError, match="has 1 tensors"):
-            group.allgather([[torch.ones(2)]], [torch.ones(2)])
         with pytest.raises(TypeError, match="to_dense"):
             group.broadcast([torch.ones(2).to_sparse()], options("BroadcastOptions", True))
+
+    checked(work, 2)
+
+
+def test_parts_of_several_dtypes_or_sizes_raise_errors_with_a_remedy():
+    def work(group):
+        ones, halves = torch.ones(2), torch.ones(2).half()
+        calls = [
+            lambda: group.allgather([[ones, halves]], [ones]),
+            lambda: group.allgather([[ones, ones]], [halves]),
+            lambda: group.all_gather_single(torch.ones(4), halves),
+            lambda: group.gather(
+                [[ones, halves]], [ones], options("GatherOptions", True, rootRank=group.rank())
+            ),
+            lambda: group.scatter(
+                [halves], [[ones, ones]], options("ScatterOptions", True, rootRank=group.rank())
+            ),
+            lambda: group.reduce_scatter([halves], [[ones, ones]]),
+            lambda: group.reduce_scatter_single(torch.ones(1).half(), ones),
+            lambda: group.alltoall([ones, ones], [ones, halves]),
+            lambda: group.alltoall([ones, ones], [halves, halves]),
+            lambda: group.all_to_all_single(halves, ones, [], []),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match="dtypes.*cast them to one"):
+                call()
+        with pytest.raises(ValueError, match="has 1 tensors"):
+            group.allgather([[ones]], [ones])
         with pytest.raises(ValueError, match="split sizes"):
             group.all_to_all_single(torch.ones(2), torch.ones(2), [1, 2], [1, 1])
+
+    checked(work, 2)
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda"])
+def test_tensor_of_another_device_raises_an_error_that_names_a_backend_for_it(device):
+    """A fake tensor has the device "cuda" without a GPU."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        other = torch.empty(2, device=device)
+
+    def work(group):
+        how = options("BroadcastOptions", True)
+        calls = [
+            lambda: group.allreduce([other]),
+            lambda: group.broadcast([other], how),
+            lambda: group.allgather([[torch.ones(2)] * 2], [other]),
+            lambda: group.send([other], 1 - group.rank()),
+            lambda: group.recv([other], 1 - group.rank()),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match=f"not on {device}.*cpu:pycollective,cuda:nccl"):
+                call()
 
     checked(work, 2)
