@@ -151,7 +151,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         self._watcher = Watcher()
         self._coalesced: list[Work] | None = None
         self._on_devices: dict[str, Any] = {}
-        self._buckets: set[int] = set()  # the addresses of shared_buckets()
+        self._shared: set[int] = set()  # the addresses of share()
 
     # The group ----------------------------------------------------------------------------------
 
@@ -302,6 +302,19 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         if torch.device(device).type != "cpu":
             raise _OtherDeviceError(torch.device(device))
         return torch.from_numpy(self._comm.empty(size * dtype.itemsize, np.uint8)).view(dtype)
+
+    def share(self, tensor: Any) -> None:
+        """Move the memory of a tensor and of all its views to memory that all ranks of this host map.
+
+        Arrays of NumPy that were made from the tensor before keep the old memory, which is freed.
+        """
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._shared:
+            return
+        shared = self.allocate_tensor(storage.nbytes(), dtype=torch.uint8, device=tensor.device)
+        self._shared.add(shared.data_ptr())
+        shared.untyped_storage().copy_(storage)
+        storage._swap_data_ptr_(shared.untyped_storage())
 
     # Collectives --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,14 +46,20 @@ def torchrun(tmp_path, names, ranks, *options, **environment):
 @pytest.mark.parametrize(
     "names",
     [
-        "api refused_by_old_versions",
+        "api refused_by_old_versions profiler",
         "ddp ddp_hooks ddp_shared_buckets",
-        "fsdp2 fsdp2_shared_memory dtensor tensor_parallel functional_collectives",
+        "fsdp2 fsdp2_shared_memory tensor_parallel",
+        "dtensor pipeline functional_collectives",
+        "groups_end",
         "two_backends",
     ],
 )
 def test_program_has_the_expected_results(tmp_path, names):
     torchrun(tmp_path, names, 2)
+
+
+def test_spawned_program_meets_at_a_file_and_at_a_port(tmp_path):
+    python(tmp_path, PROGRAM, "spawned")
 
 
 @pytest.mark.parametrize("package", ["accelerate", "lightning"])
@@ -61,8 +68,28 @@ def test_program_of_another_package_trains(tmp_path, package):
     torchrun(tmp_path, f"with_{package}", 2)
 
 
+def test_accelerate_launch_starts_the_ranks_by_mpirun_with_this_backend(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    if shutil.which("mpirun") is None:
+        pytest.skip("accelerate starts ranks on CPUs by mpirun, which is not installed")
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    how = ["-m", "accelerate.commands.launch", "--cpu", "--mpirun_hostfile", tmp_path / "hosts"]
+    how += ["--num_processes", 2, "--num_machines", 1, "--mixed_precision", "no"]
+    how += ["--dynamo_backend", "no", "--num_cpu_threads_per_process", 1]
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    text = python(tmp_path, *how, PROGRAM, "with_accelerate", **as_root)
+    assert "rank 0 trained by Accelerate" in text and "rank 1 trained by Accelerate" in text, text
+
+
+@pytest.mark.parametrize("names", ["with_lightning", "with_lightning_forks"])
+def test_lightning_starts_the_ranks_with_this_backend(tmp_path, names):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    text = python(tmp_path, PROGRAM, names)
+    assert "rank 0 trained by DDPStrategy" in text and "rank 1 trained by DDPStrategy" in text, text
+
+
 def test_program_with_four_ranks_and_debug_detail(tmp_path):
-    torchrun(tmp_path, "api", 4, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    torchrun(tmp_path, "api dtensor pipeline", 4, TORCH_DISTRIBUTED_DEBUG="DETAIL")
 
 
 def test_program_over_tcp(tmp_path):

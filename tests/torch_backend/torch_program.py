@@ -1,7 +1,10 @@
 """A program of several ranks, which test_torch_programs.py starts by torchrun."""
 
+import functools
+import itertools
 import os
 import signal
+import socket
 import sys
 import tempfile
 from datetime import timedelta
@@ -13,6 +16,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 import pycollective.torch
+from pycollective import _core
 
 
 def model():
@@ -59,22 +63,26 @@ def ddp():
 def ddp_shared_buckets():
     """The hook moves the buckets; gradients that the program replaced are reduced, too."""
 
-    def wrap(network, group):
+    def wrap(network, group, in_buckets):
         made = nn.parallel.DistributedDataParallel(
-            network, process_group=group, gradient_as_bucket_view=True
+            network, process_group=group, gradient_as_bucket_view=in_buckets
         )
-        if dist.get_backend(group) == "pycollective":
+        is_ours = dist.get_backend(group) == "pycollective"
+        if is_ours:
             made.register_comm_hook(group, pycollective.torch.shared_buckets)
         first = next(network.parameters())
-        for x, y in batches(6, dist.get_rank()):
+        for step, (x, y) in enumerate(batches(6, dist.get_rank())):
             network.zero_grad(set_to_none=bool(y[0, 0] > 0))
             nn.functional.mse_loss(made(x), y).backward()
+            if is_ours and step == 3:  # PyTorch has made its final buckets
+                assert _core.is_shared(first.grad.numpy()) == in_buckets
             first.grad = first.grad.clone()
-        if dist.get_backend(group) == "pycollective":
-            assert group._get_backend(torch.device("cpu"))._buckets
+        if is_ours:
+            assert group._get_backend(torch.device("cpu"))._shared
         return made
 
-    same_training(wrap)
+    for in_buckets in (False, True):
+        same_training(functools.partial(wrap, in_buckets=in_buckets))
 
 
 def fsdp2_shared_memory():
@@ -145,17 +153,128 @@ def fsdp2():
     same_training(wrap)
 
 
-def dtensor():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+def mesh_of(backend, *shape):
+    """Return a mesh of all ranks whose groups have this backend."""
+    from torch.distributed.device_mesh import DeviceMesh
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    x = torch.arange(24.0).reshape(6, 4)
-    rows = distribute_tensor(x, mesh, [Shard(0)])
-    assert torch.equal(rows.full_tensor(), x)
-    assert torch.equal((rows.redistribute(placements=[Shard(1)]) + 1).full_tensor(), x + 1)
-    product = rows.t() @ rows
-    assert torch.equal(product.redistribute(placements=[Replicate()]).to_local(), x.t() @ x)
+    ranks, groups = torch.arange(dist.get_world_size()).reshape(shape), []
+    for dim, length in enumerate(shape):
+        rows = ranks.movedim(dim, -1).reshape(-1, length).tolist()
+        made = [dist.new_group(row, backend=backend) for row in rows]
+        groups += [g for row, g in zip(rows, made, strict=True) if dist.get_rank() in row]
+    if len(shape) == 1:
+        return DeviceMesh.from_group(groups[0], "cpu")
+    names = tuple(f"dim{dim}" for dim in range(len(shape)))
+    return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=names)
+
+
+def contribution(whole, op, place, length):
+    """Return a tensor for the rank at this place of a line; those of all ranks make ``whole``."""
+    match op:
+        case "sum":
+            return whole - 3 * (length - 1) if place == 0 else torch.full_like(whole, 3)
+        case "product":
+            return whole / 2 ** (length - 1) if place == 0 else torch.full_like(whole, 2)
+        case "avg":
+            return whole + 2 * place - (length - 1)
+        case "max":
+            return whole - place
+    return whole + place
+
+
+def dtensor():
+    """Redistribute by all pairs of placements; compare with slices of the tensor, and with gloo."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    size = dist.get_world_size()
+    targets = [Shard(0), Shard(1), Replicate()]
+    partial = [Partial(op) for op in ("sum", "avg", "max", "min", "product")]
+
+    def moved(mesh, whole, before, after):
+        """Return the result on this rank, and the gradient of this rank's part."""
+        is_partial = [placement.is_partial() for placement in before]
+        there = [Replicate() if p.is_partial() else p for p in before]
+        part = distribute_tensor(whole, mesh, there, src_data_rank=None).to_local()
+        for dim, placement in enumerate(before):
+            if is_partial[dim]:
+                place = mesh.get_local_rank(dim), mesh.size(dim)
+                part = contribution(part, placement.reduce_op, *place)
+        part = part.clone().requires_grad_()
+        given = DTensor.from_local(
+            part, mesh, before, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+        result = given.redistribute(placements=after)
+        assert result.placements == tuple(after)
+        if any(is_partial) and before != [Partial("sum")] * len(before):
+            return result.to_local().detach(), None  # PyTorch defines no gradient for all of these
+        local = result.to_local()
+        (local * local).sum().backward()
+        return local.detach(), part.grad
+
+    for shape in [(size,), (2, size // 2)][: 1 + (size == 4)]:
+        meshes = [mesh_of(backend, *shape) for backend in ("pycollective", "gloo")]
+        sources = [*itertools.product(targets, repeat=len(shape))]
+        sources += [(p, *rest) for p in partial for rest in ((), (p,), (targets[1],))
+                    if 1 + len(rest) == len(shape)]  # fmt: skip
+        for rows, before, after in itertools.product(
+            (2 * size, 2 * size + 1), sources, itertools.product(targets, repeat=len(shape))
+        ):
+            whole = torch.arange(6.0 * rows).reshape(rows, 6) + 1
+            results = [moved(mesh, whole, list(before), list(after)) for mesh in meshes]
+            expected = distribute_tensor(whole, meshes[0], list(after), src_data_rank=None)
+            about = f"{shape} {rows} rows, {before} to {after}"
+            for result, _ in results:
+                torch.testing.assert_close(result, expected.to_local(), msg=about)
+            torch.testing.assert_close(results[0][1], results[1][1], msg=about)
+        a, b = torch.arange(1.0, 25).reshape(4, 6), torch.arange(30.0).reshape(6, 5)
+        for left, right in itertools.product([*targets, partial[0]], repeat=2):
+            pair = []
+            for whole, placement in ((a, left), (b, right)):
+                there = [Replicate()] * (len(shape) - 1) + [placement]
+                if placement.is_partial():
+                    place = meshes[0].get_local_rank(len(shape) - 1), shape[-1]
+                    part = contribution(whole, "sum", *place)
+                    pair.append(DTensor.from_local(part, meshes[0], there, run_check=False))
+                else:
+                    pair.append(distribute_tensor(whole, meshes[0], there))
+            torch.testing.assert_close((pair[0] @ pair[1]).full_tensor(), a @ b)
+
+
+def pipeline():
+    """Train a step by each schedule of PyTorch's pipelines; compare with the whole model."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    size, rank, pieces = dist.get_world_size(), dist.get_rank(), 4 * dist.get_world_size()
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2 * size)]
+    x, y = torch.randn(2 * pieces, 8), torch.randn(2 * pieces, 8)
+    expected = nn.functional.mse_loss(nn.Sequential(*layers)(x), y)
+    expected.backward()
+    grads = [[p.grad.clone() for p in layer.parameters()] for layer in layers]
+    for name in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble"):
+        for layer in layers:
+            layer.zero_grad()
+        if name in ("GPipe", "1F1B"):
+            mine, count = {rank: nn.Sequential(*layers[2 * rank : 2 * rank + 2])}, size
+        else:
+            mine, count = {stage: layers[stage] for stage in (rank, rank + size)}, 2 * size
+        device, group = torch.device("cpu"), dist.group.WORLD
+        stages = [PipelineStage(net, stage, count, device, group=group)
+                  for stage, net in mine.items()]  # fmt: skip
+        schedule = get_schedule_class(name)(
+            stages[0] if count == size else stages, pieces, loss_fn=nn.functional.mse_loss
+        )
+        losses = []
+        given = (x,) if rank == 0 else ()
+        last = {"target": y, "losses": losses} if rank == size - 1 else {}
+        schedule.step(*given, **last)
+        if losses:
+            torch.testing.assert_close(torch.stack(losses).mean(), expected)
+        for number, layer in enumerate(layers):
+            if number in ([2 * rank, 2 * rank + 1] if count == size else mine):
+                for p, grad in zip(layer.parameters(), grads[number], strict=True):
+                    torch.testing.assert_close(p.grad, grad, msg=f"{name}, layer {number}")
 
 
 def tensor_parallel():
@@ -178,18 +297,37 @@ def tensor_parallel():
 
 
 def functional_collectives():
+    """Compiled functional collectives; by inductor too, if there is a compiler of C++."""
+    from torch._inductor import cpp_builder, exc
+
     size, rank, group = dist.get_world_size(), dist.get_rank(), dist.group.WORLD
 
     def work(x):
         total = functional.all_reduce(x, "sum", group)
         parts = functional.reduce_scatter_tensor(total.repeat(size), "sum", 0, group)
-        return functional.all_gather_tensor(parts, 0, group) + 1
+        whole = functional.all_gather_tensor(parts, 0, group) + 1
+        swapped = functional.all_to_all_single(whole * (rank + 1), None, None, group)
+        sent = functional.broadcast(swapped, 1, group)
+        most, _ = functional.all_reduce_coalesced([sent, x], "max", group)
+        return whole, most * 2
 
     x = torch.arange(4.0) + rank
-    expected = work(x)
-    total = 4 * size * (size - 1) / 2
-    assert expected.sum() == size * (size * (6 * size + total)) + 4 * size, expected
-    assert torch.equal(torch.compile(work, backend="aot_eager", fullgraph=True)(x), expected)
+    total = sum(torch.arange(4.0) + r for r in range(size))
+    whole = (size * total).repeat(size) + 1
+    from_each = [whole.chunk(size)[1] * (r + 1) for r in range(size)]
+    expected = whole, 2 * torch.cat(from_each)
+    backends = ["eager", "aot_eager", "inductor"]
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        print("inductor was not tested: it needs a compiler of C++")
+        backends.pop()
+    torch.testing.assert_close(work(x), expected)
+    for backend in backends:
+        torch._dynamo.reset()
+        torch.testing.assert_close(
+            torch.compile(work, backend=backend, fullgraph=True)(x), expected
+        )
 
 
 def api():
@@ -243,20 +381,49 @@ def with_accelerate():
     """Accelerate uses the process group that exists; it would make one of gloo itself."""
     import accelerate
 
+    try:
+        accelerate.Accelerator(
+            cpu=True, kwargs_handlers=[accelerate.InitProcessGroupKwargs(backend="pycollective")]
+        )
+    except ValueError as error:
+        assert "please use gloo" in str(error), error  # the page on PyTorch says so
+        print("refused:", error)
+    else:
+        raise AssertionError("Accelerate takes the backend: change docs/how-to/pytorch.md")
+    accelerate.state.PartialState._reset_state()
+    if not dist.is_initialized():  # started by `accelerate launch`
+        about = accelerate.utils.get_cpu_distributed_information()
+        dist.init_process_group("pycollective", rank=about.rank, world_size=about.world_size)
     accelerator = accelerate.Accelerator(cpu=True)
-    network = model()
+    assert dist.get_backend() == "pycollective"
+    assert accelerator.num_processes == dist.get_world_size()
+    network, rank = model(), accelerator.process_index
     optimizer = torch.optim.SGD(network.parameters(), 0.05)
-    network, optimizer = accelerator.prepare(network, optimizer)
-    for x, y in batches(5, dist.get_rank()):
+    data = torch.utils.data.TensorDataset(
+        *(torch.cat(xs) for xs in zip(*batches(6, 0), strict=True))
+    )
+    network, optimizer, loader = accelerator.prepare(
+        network, optimizer, torch.utils.data.DataLoader(data, 4)
+    )
+    for x, y in loader:
         optimizer.zero_grad()
         accelerator.backward(nn.functional.mse_loss(network(x), y))
         optimizer.step()
-    assert accelerator.num_processes == dist.get_world_size()
+    accelerator.wait_for_everyone()
     rows = accelerator.gather(next(network.parameters()).detach()[None])
     assert torch.equal(rows[0], rows[1])
+    assert accelerator.reduce(torch.tensor([rank + 1.0]), "mean").item() == 1.5
+    assert accelerate.utils.gather_object([rank]) == [0, 1]
+    assert accelerate.utils.broadcast_object_list([rank]) == [0]
+    padded = accelerator.pad_across_processes(torch.ones(rank + 1))
+    assert padded.shape == (2,)
+    with accelerator.split_between_processes([5, 6]) as part:
+        assert part == [5 + rank]
+    print(f"rank {rank} trained by Accelerate")
 
 
-def with_lightning():
+def with_lightning(how="popen"):
+    """Train and validate by Lightning's Trainer, which starts the other ranks unless torchrun does."""
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -269,29 +436,86 @@ def with_lightning():
             x, y = batch
             return nn.functional.mse_loss(self.network(x), y)
 
+        def validation_step(self, batch, index):
+            assert torch.is_inference_mode_enabled()  # gloo's tests run without
+            self.log("rank", float(self.global_rank), sync_dist=True)
+
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.05)
 
         def on_train_end(self):
-            assert dist.get_backend() == "pycollective"
+            assert dist.get_backend() == "pycollective" and dist.get_world_size() == 2
             mine = nn.utils.parameters_to_vector(self.network.parameters()).detach()
             rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
             dist.all_gather(rows, mine)
             assert torch.equal(*rows)
-            print("trained by", type(self.trainer.strategy).__name__)
+            assert self.trainer.callback_metrics["rank"] == 0.5
+            print(f"rank {self.global_rank} trained by {type(self.trainer.strategy).__name__}")
 
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randn(16, 4))
-    quiet = dict.fromkeys(
-        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
-    )
+    quiet = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
     lightning.Trainer(
         accelerator="cpu",
-        devices=int(os.environ["WORLD_SIZE"]),
-        strategy=DDPStrategy(process_group_backend="pycollective"),
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="pycollective", start_method=how),
         max_epochs=1,
+        default_root_dir=Path(os.environ["FILE"]).parent,
         **quiet,
-    ).fit(Module(), torch.utils.data.DataLoader(data, 4))
+    ).fit(Module(), *(torch.utils.data.DataLoader(data, 4) for _ in range(2)))
+
+
+def with_lightning_forks():
+    with_lightning("fork")
+
+
+def profiler():
+    """Each call is an event from the begin of the call to the end of its work, in another thread."""
+    size, rank, x = dist.get_world_size(), dist.get_rank(), torch.ones(2)
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).wait()
+        sent = dist.isend(x, (rank + 1) % size)
+        dist.recv(torch.empty(2))
+        sent.wait()
+    found = [e for e in profile.kineto_results.events() if e.name().startswith("pycollective:")]
+    names = [e.name().removeprefix("pycollective:") for e in found]
+    assert names == ["all_reduce", "all_reduce", "send", "recvAnySource"], names
+    for event in found:
+        assert event.end_thread_id() not in (0, event.start_thread_id()), event.name()
+        assert event.shapes() == [[2]], event.shapes()
+
+
+def open_things():
+    """Return the names of this process's threads and the number of its open files."""
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return sorted(names), len(os.listdir("/proc/self/fd"))
+
+
+def groups_end():
+    """A destroyed group leaves no thread and no open file; a forked child cannot use its groups."""
+    before = None
+    for _ in range(3):
+        group = dist.new_group(backend="pycollective")
+        x = torch.ones(4)
+        dist.all_reduce(x, group=group, async_op=True).get_future().wait()
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.all_reduce(x, group=group)
+            except Exception as error:
+                print("child:", error, flush=True)
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [dist.get_world_size() ** 2] * 4
+        dist.destroy_process_group(group)
+        dist.barrier()
+        now = open_things()
+        assert before in (None, now), (before, now)
+        before = now
 
 
 def lost_rank():
@@ -308,9 +532,24 @@ def lost_rank():
     print(f"rank {dist.get_rank()} after attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
 
 
+def rank_main(rank, size, address):
+    dist.init_process_group("pycollective", init_method=address, rank=rank, world_size=size)
+    api()
+    dist.destroy_process_group()
+
+
+def spawned():
+    """The launcher is `torch.multiprocessing.spawn`; the ranks meet at a file, then at a port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for address in (f"file://{os.environ['FILE']}", f"tcp://127.0.0.1:{port}"):
+        torch.multiprocessing.spawn(rank_main, (3, address), 3)
+
+
 if __name__ == "__main__":
     tempfile.tempdir = os.environ.get("TMPDIR")
-    dist.init_process_group("pycollective")
+    if "RANK" in os.environ:  # from torchrun; without it, another package starts the ranks
+        dist.init_process_group("pycollective")
     for name in sys.argv[1:]:
         globals()[name]()
     if dist.is_initialized():
