@@ -1,18 +1,25 @@
 """Compare the backend "pycollective" of torch.distributed with gloo, in one run.
 
     python benchmarks/compare_torch.py [--ranks 2 4] [--seconds 0.3] [--json FILE]
+    python benchmarks/compare_torch.py --gbit 10 [--seconds 0.3] [--json FILE]
     python benchmarks/compare_torch.py --table FILE
+
+With `--gbit`, two ranks run in two network namespaces, joined by a link of this rate (0: without a
+limit), as in `links.py`. Both backends use TCP then.
 
 `--json` adds the run to those of the file, and `--table` prints the medians of its runs.
 
 Both backends run in the same processes, in turns. A number is the median over the calls, of the slowest
-rank. "adapter" is the time of a call in a group of one rank, less that of the communicator's own call.
-DDP's synchronization is a step with it less a step in `no_sync()`. Needs PyTorch.
+rank. "shared" is this backend with tensors in memory that all ranks map. "adapter" is the time of a call
+in a group of one rank, less that of the communicator's own call. DDP's synchronization is a step with it
+less a step in `no_sync()`. Needs PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -22,6 +29,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import links
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -40,11 +48,18 @@ def processor():
     return "unknown"
 
 
-def calls(ranks, nbytes, group):
+def calls(ranks, nbytes, group, in_shared_memory):
     """Return the calls on tensors of about this many bytes in all."""
     count = max(nbytes // 4 // ranks, 1)
-    whole, part = torch.ones(count * ranks), torch.ones(count)
-    other = torch.empty_like(whole)
+
+    def ones(count):
+        if not in_shared_memory:
+            return torch.ones(count)
+        cpu = torch.device("cpu")
+        made = group._get_backend(cpu).allocate_tensor(count, dtype=torch.float32, device=cpu)
+        return made.fill_(1)
+
+    whole, part, other = ones(count * ranks), ones(count), ones(count * ranks)
     return {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "all_gather": lambda: dist.all_gather_single(other, part, group=group),
@@ -97,16 +112,27 @@ def ddp(parameters, group, seconds, in_buckets):
     return median(step, seconds, group) - median(alone, seconds, group)
 
 
-def rank_main(rank, ranks, path, seconds, results):
+def enter(namespace):
+    """Give this thread, and those that it starts, the network of a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"setns() to {namespace} failed")
+
+
+def rank_main(rank, ranks, path, seconds, results, namespaces):
     torch.set_num_threads(1)
+    if namespaces:
+        enter(namespaces[rank])
     store = f"file://{path}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     found = {}
     for size in SIZES:
-        for name in BACKENDS:
-            for what, call in calls(ranks, size, groups[name]).items():
-                found[f"{what} {size} {name}"] = 1e6 * median(call, seconds, groups[name])
+        for name in ("pycollective", "shared", "gloo"):
+            group = groups["pycollective" if name == "shared" else name]
+            for what, call in calls(ranks, size, group, name == "shared").items():
+                found[f"{what} {size} {name}"] = 1e6 * median(call, seconds, group)
     for parameters in (26_000, 8_000_000):
         for what, in_buckets in (("DDP", False), ("DDP, gradients in buckets", True)):
             for name in BACKENDS:
@@ -148,16 +174,18 @@ def table(runs):
         key: statistics.median(run["microseconds"][key] for run in runs)
         for key in runs[0]["microseconds"]
     }
-    times = {key: took for key, took in middle.items() if key.endswith(" pycollective")}
     rows: dict[tuple[str, str], list[str]] = {}
-    for key, took in times.items():
-        ranks, _, rest = key.removesuffix(" pycollective").partition(" ranks ")
-        what = rest.rpartition(" ")[0]
-        share = took / middle[f"{key.removesuffix('pycollective')}gloo"]
+    for key, took in middle.items():
+        rest, _, name = key.rpartition(" ")
+        if name not in ("pycollective", "shared"):
+            continue
+        ranks, _, call = rest.partition(" ranks ")
+        what = call.rpartition(" ")[0] + ", shared memory" * (name == "shared")
+        share = took / middle[f"{rest} gloo"]
         rows.setdefault((ranks, what), []).append(f"{took:,.0f} ({share:.2f})")
     sizes = " | ".join("8 B,1 KiB,64 KiB,1 MiB,16 MiB".split(","))
     lines = [f"| ranks | call | {sizes} |", f"|---|---|{'---|' * len(SIZES)}"]
-    lines += [f"| {ranks} | `{what}` | {' | '.join(found)} |"
+    lines += [f"| {ranks} | {what} | {' | '.join(found)} |"
               for (ranks, what), found in rows.items() if len(found) == len(SIZES)]  # fmt: skip
     lines += ["", "| ranks | synchronization of | 26,000 parameters | 8,000,000 parameters |",
               "|---|---|---|---|"]  # fmt: skip
@@ -169,6 +197,9 @@ def table(runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument(
+        "--gbit", type=float, help="two namespaces with a link of this rate; 0: no limit"
+    )
     parser.add_argument("--seconds", type=float, default=0.3, help="for each number")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path, help="print the table of a file of --json, and stop")
@@ -184,18 +215,26 @@ def main():
         "microseconds": adapter(),
     }
     print(report)
-    for ranks in arguments.ranks:
-        with tempfile.TemporaryDirectory() as folder:
+    over_tcp = arguments.gbit is not None
+    if over_tcp:
+        report["link_gbit_s"] = arguments.gbit
+        variables = dict.fromkeys(["GLOO_SOCKET_IFNAME", "PYCOLLECTIVE_SOCKET_IFNAME"], "eth0")
+        variables["PYCOLLECTIVE_TRANSPORT"] = "tcp"
+        os.environ |= variables
+    for ranks in [2] if over_tcp else arguments.ranks:
+        with contextlib.ExitStack() as cleanup:
+            folder = cleanup.enter_context(tempfile.TemporaryDirectory())
+            names = cleanup.enter_context(links.link(arguments.gbit, 1)) if over_tcp else ()
             results = f"{folder}/results"
             torch.multiprocessing.spawn(
-                rank_main, (ranks, f"{folder}/store", arguments.seconds, results), ranks
+                rank_main, (ranks, f"{folder}/store", arguments.seconds, results, names), ranks
             )
             found = json.loads(Path(results).read_text())
-        for key in found:
-            if key.endswith(" pycollective"):
-                what = key.removesuffix(" pycollective")
-                ours, theirs = found[key], found[f"{what} gloo"]
-                print(f"{ranks} ranks {what:24} {ours:10.1f} µs, {ours / theirs:.2f} of gloo's")
+        for key, ours in found.items():
+            what, _, name = key.rpartition(" ")
+            if name != "gloo":
+                share = ours / found[f"{what} gloo"]
+                print(f"{ranks} ranks {key:36} {ours:10.1f} µs, {share:.2f} of gloo's")
         report["microseconds"] |= {f"{ranks} ranks {key}": took for key, took in found.items()}
     if arguments.json:
         runs = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
