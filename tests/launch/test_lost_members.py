@@ -26,7 +26,7 @@ from pycollective.launch.members import Candidate, Roster, choose
 from pycollective.launch.store import Client
 
 KEY = handshake.key_of(SECRET.encode())
-SOME = {"least": 2, "patience": 0.5, "join_timeout": 20.0}
+SOME = {"least": 2, "patience": 20.0, "join_timeout": 20.0}
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +215,7 @@ def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
     addresses = at(free_ports(2))
 
     def work(rank):
-        some = {"least": 1, "patience": 0.3, "environment": ENVIRONMENT}
+        some = {"least": 1, "patience": 20.0, "environment": ENVIRONMENT}
         comm = rendezvous(rank, 2, addresses, "a test", join_timeout=20.0, **some)
         part = comm.split(0)
         size = part.size
