@@ -130,6 +130,14 @@ def seconds(name: str, value: Any) -> float:
     return found
 
 
+def number_of(name: str, value: Any) -> float:
+    """Return a number; raise an error for anything else."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {value!r}") from None
+
+
 def path_of(name: str, value: Any) -> str:
     """Return a path as text; raise an error for anything else."""
     try:

@@ -91,7 +91,10 @@ class Work(Generic[R]):
             for task in self._tasks:
                 task.wait(_FOREVER)
             return self.result()
-        timeout = float(timeout)
+        try:
+            timeout = float(timeout)
+        except (TypeError, ValueError):
+            raise TypeError(f"timeout must be a number of seconds, not {timeout!r}") from None
         if not timeout >= 0:
             raise ValueError(f"timeout must be a number of seconds, at least 0, not {timeout!r}")
         until = time.monotonic() + timeout

@@ -195,6 +195,8 @@ class Dataset:
         TypeError
             The function changes the dtype of the state.
         """
+        if not callable(reduce_func):
+            raise TypeError(f"reduce needs a function, not {type(reduce_func).__name__}")
         state = nest.map_structure(as_tensor, initial_state)
         for element in self:
             new = nest.map_structure(as_tensor, reduce_func(state, element))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import path_of
 from pycollective.data.dataset import Dataset, kind
 from pycollective.data.sources import TensorSlices
 from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec
@@ -21,7 +22,9 @@ from pycollective.tensor import Tensor
 def matching_files(patterns: Any) -> TensorSlices:
     """Return a dataset of the sorted names of all files that match the patterns."""
     one = isinstance(patterns, (str, bytes, os.PathLike))
-    wanted = [os.fspath(p) for p in ([patterns] if one else patterns)]
+    if not one and not np.iterable(patterns):
+        raise TypeError(f"patterns must be a pattern of paths or several, not {patterns!r}")
+    wanted = [path_of("patterns", p) for p in ([patterns] if one else patterns)]
     names = sorted({os.fsencode(name) for pattern in wanted for name in glob.glob(pattern)})
     if not names:
         shown = ", ".join(os.fsdecode(p) for p in wanted)

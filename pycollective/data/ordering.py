@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import whole
 from pycollective.data.dataset import Dataset, kind
 from pycollective.data.options import SHARD_HINT
 from pycollective.data.rows import Rows, shuffled, shuffled_blocks
@@ -44,7 +45,7 @@ class Shuffle(Ordered):
             size = sys.maxsize
         self._buffer_size = at_least(size, 1, "buffer_size")
         own = random.default_generator().integers(2**63) if seed is None else seed
-        self._seed = abs(int(own))
+        self._seed = abs(whole("seed", own, -(2**64), 2**64))
         self._reshuffle = reshuffle
         self._iterations = itertools.count()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from pycollective import nest
+from pycollective.arguments import whole
 from pycollective.array_backend import array_module, copy, is_array
 from pycollective.data.dataset import Dataset, as_element, kind
 from pycollective.data.rows import Rows
@@ -119,7 +119,7 @@ class Range(TensorSlices):
     """The numbers of a range."""
 
     def __init__(self, args: tuple[int, ...], output_type: Any) -> None:
-        numbers = range(*(index(arg) for arg in args))
+        numbers = range(*(whole("a number of Dataset.range", n, -(2**63), 2**63 - 1) for n in args))
         dtype = as_dtype(output_type)
         for number in numbers[:1], numbers[-1:]:
             if dtype.kind == "b" or np.array(number, np.int64).astype(dtype).tolist() != [*number]:

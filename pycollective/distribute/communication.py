@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import sys
+
+from pycollective.arguments import seconds, whole
 
 __all__ = ["CommunicationImplementation", "CommunicationOptions"]
 
@@ -44,12 +47,10 @@ class CommunicationOptions:
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ) -> None:
-        if bytes_per_pack < 0:
+        if whole("bytes_per_pack", bytes_per_pack, -sys.maxsize, sys.maxsize) < 0:
             raise ValueError(f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}.")
-        if timeout_seconds is not None and not timeout_seconds > 0:
-            raise ValueError(
-                f"Argument `timeout_seconds` must be positive or None, not {timeout_seconds!r}"
-            )
+        if timeout_seconds is not None:
+            seconds("timeout_seconds", timeout_seconds)
         if isinstance(implementation, str):
             implementation = CommunicationImplementation(implementation.upper())
         if not isinstance(implementation, CommunicationImplementation):

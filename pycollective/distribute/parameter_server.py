@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import whole
 from pycollective.cluster import rules
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
@@ -332,6 +333,7 @@ class ParameterServerStrategy(Strategy):
         cluster, task, number = _cluster_of(cluster_resolver)
         if cluster is not None:
             num_ps, num_workers = cluster.num_tasks("ps"), cluster.num_tasks("worker")
+        num_ps, num_workers = whole("num_ps", num_ps), whole("num_workers", num_workers)
         if num_ps < 1:
             raise ValueError(f"There must be at least one ps. num_ps is {num_ps}.")
         if num_workers < 1:
@@ -427,6 +429,8 @@ def _cluster_of(resolver: ClusterResolver | None) -> tuple[ClusterSpec | None, s
         if not TFConfigClusterResolver.applies(os.environ):
             return None, None, 0
         source, resolver = "TF_CONFIG", TFConfigClusterResolver()
+    if not isinstance(resolver, ClusterResolver):
+        raise TypeError(f"cluster_resolver must be a ClusterResolver or None, not {resolver!r}")
     cluster = resolver.cluster_spec()
     if not cluster.jobs:
         raise ValueError(

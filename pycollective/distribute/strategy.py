@@ -111,6 +111,8 @@ class Strategy:
 
         Raises
         ------
+        TypeError
+            ``fn`` cannot be called.
         ValueError
             ``args`` is not a list or tuple.
         RuntimeError
@@ -121,6 +123,8 @@ class Strategy:
         Exception
             The first exception of any replica. The others stop at their next merge point.
         """
+        if not callable(fn):
+            raise TypeError(f"run needs a function, not {fn!r}")
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
         return self.extended.run(self, fn, args, kwargs)

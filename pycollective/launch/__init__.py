@@ -91,6 +91,8 @@ def init(
     """
     observe.settings()  # reports invalid settings before the wait for other ranks
     env = os.environ if environment is None else environment
+    if not isinstance(env, Mapping):
+        raise TypeError(f"environment must be a mapping, such as os.environ, not {env!r}")
     try:
         wanted = forced(env)
         member = membership_of_environment(env)

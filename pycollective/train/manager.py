@@ -40,6 +40,8 @@ class CheckpointManager:
         max_to_keep: int | None,
         checkpoint_name: str = "ckpt",
     ) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"checkpoint must be a tf.train.Checkpoint, not {checkpoint!r}")
         if max_to_keep is not None and whole("max_to_keep", max_to_keep) < 1:
             raise ValueError(f"max_to_keep must be None or at least 1, got {max_to_keep}")
         if not is_bare_name(checkpoint_name):
@@ -88,7 +90,8 @@ class CheckpointManager:
         """
         if checkpoint_number is not None:
             # save() adds 1 to the counter.
-            self._checkpoint.save_counter.assign(int(checkpoint_number) - 1)
+            number = whole("checkpoint_number", checkpoint_number)
+            self._checkpoint.save_counter.assign(number - 1)
         return self._checkpoint._save(self._prefix, self._remove_old)
 
     def _remove_old(self) -> None:

@@ -79,6 +79,46 @@ def test_calls_invalid_arguments_raise_clear_errors(name):
     assert not raw
 
 
+def _manager(*arguments):
+    return pc.train.CheckpointManager(*arguments)
+
+
+SURFACE = {
+    "init environment": lambda x: pc.init(environment=x),
+    "Work.wait": lambda x: pc.local_group(1)[0].barrier(async_op=True).wait(x),
+    "manager of": lambda x: _manager(x, "folder", 3),
+    "manager's folder": lambda x: _manager(pc.train.Checkpoint(), x, 3),
+    "manager's number": lambda x: _manager(pc.train.Checkpoint(), "folder", x),
+    "restore": lambda x: pc.train.Checkpoint().restore(x),
+    "run": lambda x: pc.distribute.get_strategy().run(x),
+    "resolver": lambda x: x is None or pc.distribute.ParameterServerStrategy(x),
+    "workers": lambda x: isinstance(x, int) or pc.distribute.ParameterServerStrategy(num_workers=x),
+    "bytes_per_pack": lambda x: pc.distribute.experimental.CommunicationOptions(x),
+    "timeout_seconds": lambda x: pc.distribute.experimental.CommunicationOptions(0, x),
+    "axis": lambda x: pc.reduce_sum(pc.constant([1.0]), x),
+    "concat": lambda x: pc.concat(x, 0),
+    "concat's axis": lambda x: pc.concat([pc.constant([1.0])], x),
+    "reshape": lambda x: pc.reshape(pc.constant([1.0]), x),
+    "range": lambda x: x == 2**31 or pc.data.Dataset.range(x),
+    "reduce": lambda x: pc.data.Dataset.range(3).reduce(0, x),
+    "list_files": lambda x: pc.data.Dataset.list_files(x),
+    "shuffle": lambda x: pc.data.Dataset.range(3).shuffle(3, x),
+    "Sequential": lambda x: pc.keras.Sequential(x),
+    "Dense": lambda x: isinstance(x, int) or pc.keras.layers.Dense(x),
+    "Dropout": lambda x: pc.keras.layers.Dropout(x),
+    "SGD": lambda x: pc.keras.optimizers.SGD(x),
+    "Adam": lambda x: pc.keras.optimizers.Adam(beta_1=x),
+}
+RAW_OF_NUMBERS = re.compile(f"{RAW.pattern}|could not convert|invalid literal|argument must be a")
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_public_functions_strange_arguments_raise_clear_errors(name):
+    errors = [(strange, error_of(SURFACE[name], strange)) for strange in STRANGE]
+    assert not [found for found in errors if RAW_OF_NUMBERS.search(found[1])]
+    assert any(error for _, error in errors)
+
+
 OVERLAPPING = {
     "stride 0": lambda n: np.lib.stride_tricks.as_strided(np.zeros(1), (n,), (0,)),
     "one axis of stride 0": lambda n: np.lib.stride_tricks.as_strided(

@@ -204,9 +204,13 @@ class Identity(Layer):
 
 def positive(name: str, value: Any) -> int:
     """Return the value as a positive int, or raise ``ValueError``."""
-    if isinstance(value, bool) or int(value) != value or value < 1:
+    try:
+        number = 0 if isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = 0
+    if number < 1 or number != value:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return int(value)
+    return number
 
 
 def pair_of(name: str, value: Any) -> tuple[int, int]:

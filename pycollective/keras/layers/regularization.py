@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycollective import nn
+from pycollective.arguments import number_of
 from pycollective.keras import regularizers
 from pycollective.keras.layers.core import positive
 from pycollective.keras.layers.layer import SameShape
@@ -41,9 +42,9 @@ class Dropout(Seeded):
         **options: Any,
     ) -> None:
         super().__init__(seed, **options)
-        if not 0 <= float(rate) < 1:
+        self.rate = number_of("Dropout: rate", rate)
+        if not 0 <= self.rate < 1:
             raise ValueError(f"Dropout: rate must be at least 0 and below 1, got {rate}")
-        self.rate = float(rate)
         if noise_shape is not None:
             noise_shape = tuple(
                 n if n is None else positive("Dropout: noise_shape", n) for n in noise_shape

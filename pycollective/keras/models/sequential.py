@@ -59,7 +59,9 @@ class Sequential(Model):
         self._stack: list[Layer] = []
         self._input_layer: InputLayer | None = None
         self._steps: list[Any] | None = None
-        for layer in layers or ():
+        if layers is not None and not np.iterable(layers):
+            raise TypeError(f"layers must be a list of layers, not {layers!r}")
+        for layer in () if layers is None else layers:
             self._append(layer)
         self._build_if_declared()
 

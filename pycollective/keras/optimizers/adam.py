@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import number_of
 from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nn.update import adam_update
@@ -129,7 +130,7 @@ class AdamW(Adam):
 def check_betas(optimizer: Optimizer, *betas: float) -> None:
     """Raise an error unless ``beta_1`` and ``beta_2`` are at least 0 and below 1."""
     for number, beta in enumerate(betas, 1):
-        if not 0 <= beta < 1:
+        if not 0 <= number_of(f"{type(optimizer).__name__}: beta_{number}", beta) < 1:
             raise ValueError(
                 f"{type(optimizer).__name__}: beta_{number} must be at least 0 and below 1, got {beta}"
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import number_of
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.sharded import shards_of, whole_of
@@ -212,7 +213,7 @@ class OptimizerState(CopiedByConfig, Trackable):
     lr = learning_rate
 
     def _finite(self, learning_rate: Any) -> float:
-        rate = float(learning_rate)
+        rate = number_of(f"{self.name}: the learning rate", learning_rate)
         if not math.isfinite(rate):
             raise ValueError(f"{self.name}: the learning rate must be a finite number, got {rate}")
         return rate

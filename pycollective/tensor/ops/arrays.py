@@ -97,7 +97,10 @@ def shape_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, Tensor):
         value = value.array.tolist()
     items = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
-    return tuple(map(operator.index, items))
+    try:
+        return tuple(map(operator.index, items))
+    except TypeError:
+        raise TypeError(f"a shape must be a whole number or several, not {value!r}") from None
 
 
 def _sizes_of(value: Any, name: str) -> tuple[int, ...]:

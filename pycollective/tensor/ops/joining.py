@@ -51,6 +51,8 @@ def _parts(array: Array, sizes: Sequence[int], place: int) -> list[Array]:
 
 def _tensors(name: str, values: Any) -> list[Tensor]:
     """Return a list of tensors of one dtype; scalars in it take the dtype of the first tensor."""
+    if not np.iterable(values):
+        raise TypeError(f"{name} needs a list of tensors, not {values!r}")
     items = list(values)
     if not items:
         raise ValueError(f"{name} needs at least one tensor")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import whole
 from ...array_backend import Array, array_module, asarray, filled, on_host
 from ...workspace import workspace
 from ..compiled import reduced
@@ -46,7 +47,7 @@ def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     given = axis if isinstance(axis, (list, tuple)) else np.atleast_1d(np.asarray(axis)).tolist()
     axes = []
     for item in given:
-        number = item.__index__()
+        number = whole(f"{name}: axis", item, -(2**63), 2**63 - 1)
         if not -ndim <= number < ndim:
             raise ValueError(f"{name}: axis {number} is out of range for a tensor with {ndim} axes")
         axes.append(number % ndim)
