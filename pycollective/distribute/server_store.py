@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
 import threading
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-import pycollective
 from pycollective.distribute.shared_values import Block, SharedFile
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import JOIN_SECONDS, shape_and_dtype
@@ -224,8 +224,9 @@ class Store:
         if key not in self._optimizers:
             if len(self._optimizers) >= 64:
                 self._optimizers.clear()
-            cls = getattr(pycollective.keras.optimizers, name)
-            self._optimizers[key] = cls(name="server", **settings)
+            # The package of the trainer is loaded when it is first used.
+            optimizers = importlib.import_module("pycollective.keras.optimizers")
+            self._optimizers[key] = getattr(optimizers, name)(name="server", **settings)
         return self._optimizers[key]
 
     def _rows(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
