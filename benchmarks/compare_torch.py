@@ -129,7 +129,7 @@ def rank_main(rank, ranks, path, seconds, results, namespaces):
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     found = {}
     for size in SIZES:
-        for name in ("pycollective", "shared", "gloo"):
+        for name in BACKENDS if namespaces else ("pycollective", "shared", "gloo"):
             group = groups["pycollective" if name == "shared" else name]
             for what, call in calls(ranks, size, group, name == "shared").items():
                 found[f"{what} {size} {name}"] = 1e6 * median(call, seconds, group)

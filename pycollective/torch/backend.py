@@ -115,10 +115,26 @@ def _call(label: str) -> Callable[[_Method], _Method]:
 
 
 def _base() -> Any:
-    """Return the class of PyTorch of which Python can make backends."""
+    """Return the class of PyTorch of which Python can make complete backends.
+
+    PyTorch 2.13 makes no `Backend` of Python. In 2.14.0 a backend's work loses the rank that sent a
+    message. There, subclasses of `dist.ProcessGroup` get the calls directly from Python.
+    """
+
+    class Received(dist.Work):  # type: ignore[misc]
+        def _source_rank(self) -> int:
+            return 0
+
+    class Probe(Backend):  # type: ignore[misc]
+        def recv_anysource(self, tensors: Any, tag: int) -> Received:
+            return Received()
+
+    group = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    kind = dist.ProcessGroup.BackendType.CUSTOM
     try:
-        type("Probe", (Backend,), {})(0, 1)
-    except TypeError:  # PyTorch 2.13
+        group._register_backend(torch.device("cpu"), kind, Probe(0, 1))
+        group.recv_anysource([torch.empty(1)], 0)._source_rank()
+    except (TypeError, RuntimeError):
         return dist.ProcessGroup
     return Backend
 
