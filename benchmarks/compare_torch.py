@@ -12,7 +12,8 @@ limit), as in `links.py`. Both backends use TCP then.
 Both backends run in the same processes, in turns. A number is the median over the calls, of the slowest
 rank. "shared" is this backend with tensors in memory that all ranks map. "adapter" is the time of a call
 in a group of one rank, less that of the communicator's own call. DDP's synchronization is a step with it
-less a step in `no_sync()`. Needs PyTorch.
+less a step in `no_sync()`. "unsent" is DDP with a hook that sends nothing, for its own copies.
+Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -86,7 +87,13 @@ def median(call, seconds, group):
     return float(slowest)
 
 
-def ddp(parameters, group, seconds, in_buckets):
+def sends_nothing(_, bucket):
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def ddp(parameters, group, seconds, in_buckets, unsent=False):
     """Return the time of a step's synchronization.
 
     With ``in_buckets``, DDP keeps the gradients in its buckets, and those of this package are in shared
@@ -98,7 +105,9 @@ def ddp(parameters, group, seconds, in_buckets):
     network = nn.parallel.DistributedDataParallel(
         layers, process_group=group, gradient_as_bucket_view=in_buckets
     )
-    if in_buckets and dist.get_backend(group) == "pycollective":
+    if unsent:
+        network.register_comm_hook(None, sends_nothing)
+    elif in_buckets and dist.get_backend(group) == "pycollective":
         network.register_comm_hook(group, pycollective.torch.shared_buckets)
     x = torch.ones(2, width)
 
@@ -138,6 +147,8 @@ def rank_main(rank, ranks, path, seconds, results, namespaces):
             for name in BACKENDS:
                 took = ddp(parameters, groups[name], 3 * seconds, in_buckets)
                 found[f"{what} {parameters} {name}"] = 1e6 * took
+            took = ddp(parameters, groups["pycollective"], 3 * seconds, in_buckets, unsent=True)
+            found[f"{what} {parameters} unsent"] = 1e6 * took
     if rank == 0:
         Path(results).write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -177,10 +188,11 @@ def table(runs):
     rows: dict[tuple[str, str], list[str]] = {}
     for key, took in middle.items():
         rest, _, name = key.rpartition(" ")
-        if name not in ("pycollective", "shared"):
+        if name == "gloo" or " ranks " not in rest:
             continue
         ranks, _, call = rest.partition(" ranks ")
-        what = call.rpartition(" ")[0] + ", shared memory" * (name == "shared")
+        kinds = {"shared": ", shared memory", "unsent": ", nothing sent"}
+        what = call.rpartition(" ")[0] + kinds.get(name, "")
         share = took / middle[f"{rest} gloo"]
         rows.setdefault((ranks, what), []).append(f"{took:,.0f} ({share:.2f})")
     sizes = " | ".join("8 B,1 KiB,64 KiB,1 MiB,16 MiB".split(","))
