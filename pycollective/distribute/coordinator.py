@@ -94,6 +94,11 @@ _ITERATORS = 8
 _log = logging.getLogger("pycollective")
 
 
+#: No arguments, and their tokens.
+_NO_VALUES: Any = ((), {})
+_NO_ARGUMENTS = [["tuple", 2], ["tuple", 0], ["dict", 0]]
+
+
 def call_of(function: Any, arguments: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return the message that calls a function on a worker in another process."""
     if getattr(function, "__self__", None) is not None:
@@ -107,7 +112,8 @@ def call_of(function: Any, arguments: Any) -> tuple[dict[str, Any], list[Any]]:
             return ["iterator", *value.name]
         return None
 
-    tokens, arrays = encode(arguments, named)
+    args, kwargs = arguments
+    tokens, arrays = encode(arguments, named) if args or kwargs else (_NO_ARGUMENTS, [])
     name = [*function.made, digest_of(function)]
     return {"request": "call", "function": name, "tokens": tokens}, arrays
 
@@ -711,7 +717,9 @@ class ClusterCoordinator:
             function = called(message)
             steps = message["steps"]
             try:
-                args, kwargs = decode(message.get("tokens"), arrays, named)
+                tokens = message.get("tokens")
+                empty = tokens == _NO_ARGUMENTS
+                args, kwargs = _NO_VALUES if empty else decode(tokens, arrays, named)
                 servers.follow(message["servers"])
                 for step in range(steps):
                     if step:
