@@ -56,7 +56,7 @@ LACKING: dict[str, dict[str, Any]] = {
 
 KERNELS = {
     "without Winograd": ("winograd_forward", "winograd_gradient"),
-    "without direct": ("direct_forward", "direct_gradient"),
+    "without direct": ("direct_forward",),
     "without sparse gradients": ("sparse_gradient",),
     "without blocked (BLAS)": ("blocked_forward", "blocked_gradient"),
 }

@@ -129,7 +129,11 @@ def resample(
     x: NDArray[Any], down: NDArray[Any], across: NDArray[Any], y: NDArray[Any]
 ) -> None: ...
 def depthwise_forward(
-    x: NDArray[Any], weights: NDArray[Any] | None, y: NDArray[Any], window: Window
+    x: NDArray[Any],
+    weights: NDArray[Any] | None,
+    bias: NDArray[Any] | None,
+    y: NDArray[Any],
+    window: Window,
 ) -> None: ...
 def depthwise_gradient(
     g: NDArray[Any], weights: NDArray[Any] | None, dx: NDArray[Any], window: Window
@@ -146,16 +150,6 @@ def direct_forward(
     window: Window,
     pool: Window | None,
     relu: bool,
-) -> None: ...
-def direct_gradient(
-    x: NDArray[Any],
-    g: NDArray[Any],
-    y: NDArray[Any] | None,
-    codes: NDArray[Any] | None,
-    weight_gradient: NDArray[Any],
-    bias_gradient: NDArray[Any] | None,
-    window: Window,
-    pool: Window | None,
 ) -> None: ...
 def winograd_forward(
     x: NDArray[Any],

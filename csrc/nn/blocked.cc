@@ -44,7 +44,7 @@ Window strip_of(const Window& pool) {
 
 }  // namespace
 
-void blocked_forward(const DirectForward<float>& a) {
+void blocked_forward(const ConvolutionForward& a) {
   const Window& w = a.w;
   const Products products = pick_products();
   const Blocks blocks(w, a.pool, a.filters);

@@ -163,12 +163,13 @@ void max_pool_gradient(const double* g, const std::uint32_t* codes, double* dx,
                        double* bias_gradient, const Window& w, Index images);
 
 // ---- depthwise convolution and average pooling (depthwise.cc) ---------------------------------
-// Each channel alone. y is the sum over the window's taps inside the image of x times weights
-// [kernel_h, kernel_w, channels]. Without weights, y is the mean of these taps.
-void depthwise_forward(const float* x, const float* weights, float* y, const Window& w,
-                       Index images);
-void depthwise_forward(const double* x, const double* weights, double* y, const Window& w,
-                       Index images);
+// Each channel alone. y is the bias, unless null, plus the sum over the window's taps inside the
+// image of x times weights [kernel_h, kernel_w, channels]. Without weights, y is the mean of these
+// taps.
+void depthwise_forward(const float* x, const float* weights, const float* bias, float* y,
+                       const Window& w, Index images);
+void depthwise_forward(const double* x, const double* weights, const double* bias, double* y,
+                       const Window& w, Index images);
 // Overwrites the gradient of the images.
 void depthwise_gradient(const float* g, const float* weights, float* dx, const Window& w,
                         Index images);
@@ -192,44 +193,28 @@ void resample(const float* x, const float* down, const float* across, float* y,
 void resample(const double* x, const double* down, const double* across, double* y,
               const Resampling& r);
 
-// ---- convolution without patches, for few input channels (direct.cc) --------------------------
-// Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias). With `pool`, a
-// window over the convolution's output without padding: y and codes are those of max_pool.
-template <typename T>
-struct DirectForward {
-  const T* x;
-  const T* weights;
-  const T* bias;
-  T* y;
+// ---- convolution
+// --------------------------------------------------------------------------------- Without `pool`:
+// y [n, out_h, out_w, filters] = act(conv(x, weights) + bias). With `pool`, a window over the
+// convolution's output without padding: y and codes are those of max_pool.
+struct ConvolutionForward {
+  const float* x;
+  const float* weights;
+  const float* bias;
+  float* y;
   std::uint8_t* codes;
   const Window& w;
   const Window* pool;
   Index images, filters;
   bool relu;
 };
-void direct_forward(const DirectForward<float>& a);
-void direct_forward(const DirectForward<double>& a);
-// Overwrites the gradients of the weights and (unless null) of the bias. Without `pool`, g has the
-// output's shape, and is used where y > 0, or everywhere if y is null. With `pool`, codes give the
-// position of each g.
-template <typename T>
-struct DirectGradient {
-  const T* x;
-  const T* g;
-  const T* y;
-  const std::uint8_t* codes;
-  T* weight_gradient;
-  T* bias_gradient;
-  const Window& w;
-  const Window* pool;
-  Index images, filters;
-};
-void direct_gradient(const DirectGradient<float>& a);
-void direct_gradient(const DirectGradient<double>& a);
+// Of one or three channels with 3 x 3 filters and stride 1, with relu and 2 x 2 pooling
+// (direct.cc).
+void direct_forward(const ConvolutionForward& a);
 
 // ---- 3 x 3 filters with stride 1 (winograd.cc) ------------------------------------------------
-// Like direct_forward. A pooling window must be 2 x 2 with a stride of 2.
-void winograd_forward(const DirectForward<float>& a);
+// A pooling window must be 2 x 2 with a stride of 2.
+void winograd_forward(const ConvolutionForward& a);
 // Without pooling. Overwrites the gradients of the images, the weights and the bias that are not
 // null. Uses g where y > 0, or everywhere if y is null.
 struct WinogradGradient {
@@ -265,8 +250,8 @@ void sparse_gradient(const SparseGradient& a);
 bool sparse_fits(const Window& w, Index filters);
 
 // ---- convolution of any shape (blocked.cc) ----------------------------------------------------
-// Like direct_forward. Pooling windows must cover the rows of the result without gap or overlap.
-void blocked_forward(const DirectForward<float>& a);
+// Pooling windows must cover the rows of the result without gap or overlap.
+void blocked_forward(const ConvolutionForward& a);
 // Overwrites the gradients of the images, the weights and the bias that are not null. Without
 // `pool`, uses g where y > 0, or everywhere if y is null. With `pool`, codes give the position of
 // each g.

@@ -139,7 +139,7 @@ thread_local Scratch part_scratch, call_scratch;
 
 }  // namespace
 
-void winograd_forward(const DirectForward<float>& a) {
+void winograd_forward(const ConvolutionForward& a) {
   const Tiling t(a.w, a.filters);
   const Loops loops = pick_loops(t);
   const Index filters_size = t.products() * step_of(t.channels, t.z_wide);

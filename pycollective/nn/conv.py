@@ -2,9 +2,9 @@
 
 Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, channels, filters]``.
 NumPy arrays of float32 and float64 use compiled kernels, one call in each direction. The shapes select
-the kernel. Winograd's algorithm is for 3 x 3 filters at every pixel, and kernels that read patches in
-place are for few channels. Else the patches of a block of output rows are copied side by side
-("im2col"), multiplied, and finished while they are in cache.
+the kernel. Winograd's algorithm is for 3 x 3 filters at every pixel. A kernel that reads patches in
+place is for one or three channels before pooling. Else the patches of a block of output rows are
+copied side by side ("im2col"), multiplied, and finished while they are in cache.
 
 Gradients through max pooling are sums over the few pixels that it selected. In float64, BLAS computes
 the products. GPU arrays use cuDNN if it is available (`cudnn`). All other arrays (other dtypes, CuPy
@@ -31,11 +31,8 @@ from .pooling import max_pool2d
 from .sums import column_sums
 from .window import Pair, Window, add_windows, is_same, make_window, padded, pair, windows
 
-# Limits within which the kernel without patches is faster than im2col and BLAS. Patches must be small.
-# With the widest registers it is enough that filters stay in the first-level cache.
-_DIRECT_PATCH = 32
-_DIRECT_WEIGHTS = 9216 if kernels.vector_bytes() == 64 else 0
-_DIRECT_FILTERS = 4
+# Numbers of channels for which there is a kernel without patches.
+_DIRECT_CHANNELS = (1, 3)
 # With fewer channels or filters, the products of the Winograd kernels are too narrow.
 _WINOGRAD_CHANNELS = 8
 # Sums over single pixels use vectors of channels.
@@ -93,12 +90,10 @@ def _window_of_shapes(
 # Compiled ----------------------------------------------------------------------------------------
 
 
-def _direct(w: Array) -> bool:
-    """Return True if the kernel without patches is the faster one."""
-    filters = w.shape[3]
-    patch = w.size // filters
-    few = patch <= _DIRECT_PATCH or w.size <= _DIRECT_WEIGHTS
-    return few and filters >= _DIRECT_FILTERS and patch > w.shape[2]
+def _three_by_three(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
+    """Return True for float32 filters of 3 x 3 taps at every pixel."""
+    steps = (window.stride_h, window.stride_w, window.dilation_h, window.dilation_w)
+    return bool(dtype == np.float32) and shape[:2] == (3, 3) and steps == (1, 1, 1, 1)
 
 
 def _winograd(w: Array, window: Window) -> bool:
@@ -108,22 +103,13 @@ def _winograd(w: Array, window: Window) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _winograd_kind(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
-    steps = (window.stride_h, window.stride_w, window.dilation_h, window.dilation_w)
-    return (
-        dtype == np.float32
-        and shape[:2] == (3, 3)
-        and steps == (1, 1, 1, 1)
-        and min(shape[2:]) >= _WINOGRAD_CHANNELS
-    )
+    return _three_by_three(shape, dtype, window) and min(shape[2:]) >= _WINOGRAD_CHANNELS
 
 
 def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
     y = workspace.empty((x.shape[0], window.out_h, window.out_w, w.shape[3]), x.dtype)
     if _winograd(w, window):
         kernels.winograd_forward(x, w, b, y, None, window, None, relu)
-        return y
-    if _direct(w):
-        kernels.direct_forward(x, w, b, y, None, window, None, relu)
         return y
     if x.dtype == FLOAT32:
         kernels.blocked_forward(x, w, b, y, None, window, None, relu)
@@ -154,11 +140,6 @@ def _compiled_backward(
     if _winograd(w, window):
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.winograd_gradient(x, w, g, y, dx, dw, db, window)
-        return dx, dw, db
-    if need_w and _direct(w):
-        dw = np.empty(w.shape, w.dtype)
-        kernels.direct_gradient(x, g, y, None, dw, db, window, None)
-        dx = _compiled_backward(g, x, w, y, window, (True, False, False))[0] if need_x else None
         return dx, dw, db
     if x.dtype == FLOAT32:
         dx, dw = _empty_gradients(x, w, need_x, need_w)
@@ -207,13 +188,18 @@ def _pooled(window: Window, filters: int, size: tuple[int, int]) -> _Pooled:
     return _Pooled(window, filters, size)
 
 
+def _direct(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> bool:
+    """Return True if there is a kernel that reads patches in place."""
+    three = _three_by_three(shape, dtype, plan.window)
+    return three and plan.size == (2, 2) and shape[2] in _DIRECT_CHANNELS
+
+
 @functools.lru_cache(maxsize=256)
 def _pooled_kernel(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> Any:
     """Return the forward kernel for filters of this shape and dtype; None means BLAS."""
-    w = np.empty(shape, dtype)
-    if plan.size == (2, 2) and _winograd(w, plan.window):
+    if plan.size == (2, 2) and _winograd(np.empty(shape, dtype), plan.window):
         return kernels.winograd_forward
-    if _direct(w):
+    if _direct(plan, shape, dtype):
         return kernels.direct_forward
     return kernels.blocked_forward if dtype == np.float32 else None
 
@@ -247,13 +233,7 @@ def _sparse(plan: _Pooled, shape: tuple[int, ...], dtype: Any, vector_bytes: int
     if shape[2] >= _SPARSE_CHANNELS:
         return True
     # A separate kernel for one channel needs the widest registers.
-    return (
-        shape[:3] == (3, 3, 1)
-        and plan.size == (2, 2)
-        and (plan.window.stride_h, plan.window.stride_w) == (1, 1)
-        and (plan.window.dilation_h, plan.window.dilation_w) == (1, 1)
-        and vector_bytes == 64
-    )
+    return shape[2] == 1 and _direct(plan, shape, dtype) and vector_bytes == 64
 
 
 def _pooled_backward(
@@ -264,11 +244,6 @@ def _pooled_backward(
     if _sparse(plan, w.shape, w.dtype, kernels.vector_bytes()):
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.sparse_gradient(x, w, g, codes, dx, dw, db, plan.window, plan.pool)
-        return dx, dw, db
-    if need_w and _direct(w):
-        dw = np.empty(w.shape, w.dtype)
-        kernels.direct_gradient(x, g, None, codes, dw, db, plan.window, plan.pool)
-        dx = _pooled_backward(g, codes, x, w, plan, (True, False, False))[0] if need_x else None
         return dx, dw, db
     if x.dtype == FLOAT32:
         dx, dw = _empty_gradients(x, w, need_x, need_w)

@@ -145,6 +145,32 @@ def test_winograd_with_pooling(case: Any, width: int, threads: int) -> None:
         assert_close(np.where(back > 0, back, z), z, 9 * case[0][3])
 
 
+# images, filters, padding
+DIRECT = [
+    ((2, 8, 9, 1), 32, "VALID"),
+    ((3, 7, 6, 1), 5, "SAME"),
+    ((2, 9, 12, 3), 33, "SAME"),
+    ((1, 4, 5, 3), 16, "VALID"),
+    ((0, 6, 6, 1), 8, "VALID"),
+]
+
+
+@pytest.mark.parametrize("case", DIRECT, ids=str)
+def test_direct_with_pooling_equals_the_definition(case: Any, width: int, threads: int) -> None:
+    x, w, b, window = winograd_case(case)
+    plan = conv_module._pooled(window, case[1], (2, 2))
+    for bias in (b, None):
+        y = np.full((len(x), plan.out_h, plan.out_w, case[1]), np.nan, np.float32)
+        codes = np.full(y.shape, 7, np.uint8)
+        kernels.direct_forward(x, w, bias, y, codes, plan.window, plan.pool, True)
+        z = conv_module._generic_forward(*wide(x, w, bias), plan.window, True)
+        parts = z.reshape(len(x), plan.out_h, 2, plan.out_w, 2, case[1])
+        assert_close(y, parts.max(axis=(2, 4), initial=0), 9 * case[0][3])
+        np.testing.assert_array_equal(codes == 255, y == 0)
+        back = unpooled(y, codes, plan.pool)
+        assert_close(np.where(back > 0, back, z), z, 9 * case[0][3])
+
+
 @pytest.mark.parametrize("shape", [(2, 13, 9, 8), (1, 6, 16, 16), (2, 4, 5, 8)], ids=str)
 def test_pooling_drops_what_no_window_covers(shape: Any, width: int) -> None:
     """Pooling also drops the last row and column of a convolution with odd sizes."""
@@ -405,7 +431,9 @@ def test_kernels_check_their_arrays() -> None:
     with pytest.raises(ValueError, match="2 x 2"):
         kernels.winograd_forward(x, w, b, pooled, codes, window, pool, True)
     with pytest.raises(ValueError, match="go together"):
-        kernels.direct_forward(x, w, b, pooled, None, window, pool, True)
+        kernels.winograd_forward(x, w, b, y, codes, window, None, True)
+    with pytest.raises(ValueError, match="one or three channels"):
+        kernels.direct_forward(x, w, b, pooled, codes, window, pool, True)
     with pytest.raises(ValueError, match="outside the pooling window"):
         kernels.sparse_gradient(x, w, pooled, codes + 9, None, None, None, window, pool)
     with pytest.raises(ValueError, match="must cover the rows"):

@@ -59,67 +59,6 @@ void col2im(const Array& cols, Array& x, const Window& w, Index first, Index row
   });
 }
 
-void direct_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
-                    MaybeArray codes, const Window& w, const std::optional<Window>& pool,
-                    bool relu) {
-  const Index images = count(x, "x", w.image());
-  const Index filters = count(weights, "weights", w.patch());
-  if (filters < 1) throw py::value_error("weights hold no filter");
-  if (pool) check_fused(w, *pool, filters);
-  if (pool.has_value() != codes.has_value()) {
-    throw py::value_error("codes and pool go together: give both or none");
-  }
-  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
-  const Index size = area(images * pixels, filters);
-  with_real(x, "x", [&](auto zero) {
-    using T = decltype(zero);
-    const nn::DirectForward<T> a{in<T>(x, "x", x.size()),
-                                 in<T>(weights, "weights", weights.size()),
-                                 in<T>(bias, "bias", filters),
-                                 out<T>(y, "y", size),
-                                 out<std::uint8_t>(codes, "codes", size),
-                                 w,
-                                 pool ? &*pool : nullptr,
-                                 images,
-                                 filters,
-                                 relu};
-    InterpreterRelease release;
-    nn::direct_forward(a);
-  });
-}
-
-void direct_gradient(const Array& x, const Array& g, const MaybeArray& y, const MaybeArray& codes,
-                     Array& weight_gradient, MaybeArray bias_gradient, const Window& w,
-                     const std::optional<Window>& pool) {
-  const Index images = count(x, "x", w.image());
-  const Index filters = count(weight_gradient, "weight_gradient", w.patch());
-  if (filters < 1) throw py::value_error("weight_gradient holds no filter");
-  if (pool) check_fused(w, *pool, filters);
-  if (pool.has_value() != codes.has_value()) {
-    throw py::value_error("codes and pool go together: give both or none");
-  }
-  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
-  const Index size = area(images * pixels, filters);
-  with_real(x, "x", [&](auto zero) {
-    using T = decltype(zero);
-    const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
-    const nn::DirectGradient<T> a{
-        in<T>(x, "x", x.size()),
-        in<T>(g, "g", size),
-        in<T>(y, "y", size),
-        tap,
-        out<T>(weight_gradient, "weight_gradient", weight_gradient.size()),
-        out<T>(bias_gradient, "bias_gradient", filters),
-        w,
-        pool ? &*pool : nullptr,
-        images,
-        filters};
-    InterpreterRelease release;
-    if (tap) check_codes(tap, size, *pool);
-    nn::direct_gradient(a);
-  });
-}
-
 void check_winograd(const Window& w) {
   if (w.kernel_h != 3 || w.kernel_w != 3 || w.stride_h != 1 || w.stride_w != 1 ||
       w.dilation_h != 1 || w.dilation_w != 1) {
@@ -127,9 +66,11 @@ void check_winograd(const Window& w) {
   }
 }
 
-void winograd_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
-                      MaybeArray codes, const Window& w, const std::optional<Window>& pool,
-                      bool relu) {
+// Checks the arguments of a kernel for 3 x 3 filters, and calls it.
+template <typename Kernel>
+void forward_of(const Kernel& kernel, const Array& x, const Array& weights, const MaybeArray& bias,
+                Array& y, MaybeArray& codes, const Window& w, const std::optional<Window>& pool,
+                bool relu) {
   const Index images = count(x, "x", w.image());
   const Index filters = count(weights, "weights", w.patch());
   if (filters < 1) throw py::value_error("weights hold no filter");
@@ -146,18 +87,33 @@ void winograd_forward(const Array& x, const Array& weights, const MaybeArray& bi
   }
   const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
   const Index size = area(images * pixels, filters);
-  const nn::DirectForward<float> a{in<float>(x, "x", x.size()),
-                                   in<float>(weights, "weights", weights.size()),
-                                   in<float>(bias, "bias", filters),
-                                   out<float>(y, "y", size),
-                                   out<std::uint8_t>(codes, "codes", size),
-                                   w,
-                                   pool ? &*pool : nullptr,
-                                   images,
-                                   filters,
-                                   relu};
+  const nn::ConvolutionForward a{in<float>(x, "x", x.size()),
+                                 in<float>(weights, "weights", weights.size()),
+                                 in<float>(bias, "bias", filters),
+                                 out<float>(y, "y", size),
+                                 out<std::uint8_t>(codes, "codes", size),
+                                 w,
+                                 pool ? &*pool : nullptr,
+                                 images,
+                                 filters,
+                                 relu};
   InterpreterRelease release;
-  nn::winograd_forward(a);
+  kernel(a);
+}
+
+void winograd_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                      MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                      bool relu) {
+  forward_of(nn::winograd_forward, x, weights, bias, y, codes, w, pool, relu);
+}
+
+void direct_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                    MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                    bool relu) {
+  if (!pool || (w.channels != 1 && w.channels != 3)) {
+    throw py::value_error("the kernel is for images of one or three channels, with pooling");
+  }
+  forward_of(nn::direct_forward, x, weights, bias, y, codes, w, pool, relu);
 }
 
 void winograd_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
@@ -231,16 +187,16 @@ void blocked_forward(const Array& x, const Array& weights, const MaybeArray& bia
   }
   const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
   const Index size = area(images * pixels, filters);
-  const nn::DirectForward<float> a{in<float>(x, "x", x.size()),
-                                   in<float>(weights, "weights", weights.size()),
-                                   in<float>(bias, "bias", filters),
-                                   out<float>(y, "y", size),
-                                   out<std::uint8_t>(codes, "codes", size),
-                                   w,
-                                   pool ? &*pool : nullptr,
-                                   images,
-                                   filters,
-                                   relu};
+  const nn::ConvolutionForward a{in<float>(x, "x", x.size()),
+                                 in<float>(weights, "weights", weights.size()),
+                                 in<float>(bias, "bias", filters),
+                                 out<float>(y, "y", size),
+                                 out<std::uint8_t>(codes, "codes", size),
+                                 w,
+                                 pool ? &*pool : nullptr,
+                                 images,
+                                 filters,
+                                 relu};
   InterpreterRelease release;
   nn::blocked_forward(a);
 }
@@ -283,8 +239,6 @@ void bind_convolution(py::module_& m) {
   m.def("col2im", &col2im, "cols"_a, "x"_a, "window"_a, "first"_a, "rows"_a);
   m.def("direct_forward", &direct_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
         "window"_a, "pool"_a, "relu"_a);
-  m.def("direct_gradient", &direct_gradient, "x"_a, "g"_a, "y"_a, "codes"_a, "weight_gradient"_a,
-        "bias_gradient"_a, "window"_a, "pool"_a);
   m.def("winograd_forward", &winograd_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
         "window"_a, "pool"_a, "relu"_a);
   m.def("winograd_gradient", &winograd_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
