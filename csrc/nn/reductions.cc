@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "nn/kernels.h"
-#include "nn/lanes.h"
 #include "nn/parallel.h"
 #include "support/simd.h"
 
@@ -47,91 +47,116 @@ struct Minimum {
   }
 };
 
-// Columns that are processed at once. Rows of fewer columns are joined to rows of about as many.
-constexpr Index kWide = 256;
-// Partial results of this many rows are joined, because long sums have large rounding errors.
-constexpr Index kBlock = 64;
+// x [outer, count, inner] as tasks. Each slice [count, inner] is divided into pieces of rows, whose
+// results are joined afterwards, because long sums have large rounding errors. The division depends
+// on the sizes alone, so that the bits of a result do not depend on the number of threads.
+struct Tasks {
+  static constexpr Index kNumbers = 1 << 13, kRows = 64;  // of a piece, at least
+  static constexpr Index kColumns = 1 << 10;              // of a task, at most
+  Index count, inner, pieces, blocks, number;
 
-// y [columns] = the results for each column of x [rows, columns].
+  Tasks(Index outer, Index count_, Index inner_)
+      : count(count_),
+        inner(inner_),
+        pieces(std::max<Index>(count / std::max(kRows, kNumbers / inner), 1)),
+        blocks((inner + kColumns - 1) / kColumns),
+        number(outer * pieces * blocks) {}
+};
+
+// Rows of fewer columns are joined to rows of about as many, so that vector loops are long.
+constexpr Index kWide = 256;
+
+// y [columns] = the results for each column of x [rows, columns], whose rows are `step` apart.
 template <typename Kind, typename T>
 PYCOLLECTIVE_INLINE void fold_columns(const T* __restrict x, T* __restrict y, Index rows,
-                                      Index columns) {
-  const Index joined = columns < kWide ? std::clamp<Index>(rows, 1, kWide / columns) : 1;
+                                      Index columns, Index step) {
+  const Index joined = step < kWide ? std::clamp<Index>(rows, 1, kWide / step) : 1;
   const Index wide = joined * columns, tall = rows / joined;
-  for (Index first = 0; first < wide; first += kWide) {
-    const Index some = std::min(kWide, wide - first);
-    T total[kWide], part[kWide];
-    std::fill(total, total + some, Kind::template kStart<T>);
-    for (Index r = 0; r < tall;) {
-      const Index last = std::min(r + kBlock, tall);
-      std::fill(part, part + some, Kind::template kStart<T>);
-      for (; r < last; ++r) {
-        const T* row = x + r * wide + first;
-        for (Index c = 0; c < some; ++c) part[c] = Kind::joined(part[c], row[c]);
-      }
-      for (Index c = 0; c < some; ++c) total[c] = Kind::joined(total[c], part[c]);
+  T total[Tasks::kColumns];
+  std::fill(total, total + wide, Kind::template kStart<T>);
+  const Index apart = joined * step;
+  Index r = 0;
+  for (; r + 8 <= tall; r += 8, x += 8 * apart) {
+    for (Index c = 0; c < wide; ++c) {
+      const T* at = x + c;
+      const T first =
+          Kind::joined(Kind::joined(at[0], at[apart]), Kind::joined(at[2 * apart], at[3 * apart]));
+      const T second = Kind::joined(Kind::joined(at[4 * apart], at[5 * apart]),
+                                    Kind::joined(at[6 * apart], at[7 * apart]));
+      total[c] = Kind::joined(total[c], Kind::joined(first, second));
     }
-    if (joined == 1) {
-      std::copy(total, total + some, y + first);
-      continue;
-    }
-    const T* rest = x + tall * wide;
-    for (Index c = 0; c < (rows - tall * joined) * columns; ++c) {
-      total[c] = Kind::joined(total[c], rest[c]);
-    }
-    // In halves, as in a tree.
-    for (Index left = joined; left > 1;) {
-      const Index half = (left + 1) / 2;
-      for (Index c = 0; c < (left - half) * columns; ++c) {
-        total[c] = Kind::joined(total[c], total[half * columns + c]);
-      }
-      left = half;
-    }
-    std::copy(total, total + columns, y);
   }
+  for (; r < tall; ++r, x += apart) {
+    for (Index c = 0; c < wide; ++c) total[c] = Kind::joined(total[c], x[c]);
+  }
+  for (Index c = 0; c < (rows - tall * joined) * columns; ++c) {
+    total[c] = Kind::joined(total[c], x[c]);
+  }
+  // In halves, as in a tree.
+  for (Index left = joined; left > 1;) {
+    const Index half = (left + 1) / 2;
+    for (Index c = 0; c < (left - half) * columns; ++c) {
+      total[c] = Kind::joined(total[c], total[half * columns + c]);
+    }
+    left = half;
+  }
+  std::copy(total, total + columns, y);
 }
 
-// y [rows] = the results for each row of x [rows, columns], in vectors that stay in registers.
+// The result for one row, in vectors that stay in registers.
 template <typename Kind, typename T>
-PYCOLLECTIVE_INLINE void fold_rows(const T* __restrict x, T* __restrict y, Index rows,
-                                   Index columns) {
-  constexpr Index kVectors = 4, kLanes = Lanes<T>::kCount;
-  for (Index r = 0; r < rows; ++r, x += columns) {
-    T total = Kind::template kStart<T>;
-    for (Index c = 0; c < columns;) {
-      const Index last = std::min(c + kBlock * kVectors * kLanes, columns);
-      T part[kVectors][kLanes];
-      for (auto& lanes : part) std::fill(lanes, lanes + kLanes, Kind::template kStart<T>);
-      for (; c + kVectors * kLanes <= last; c += kVectors * kLanes) {
-        for (Index v = 0; v < kVectors; ++v) {
-          for (Index l = 0; l < kLanes; ++l) {
-            part[v][l] = Kind::joined(part[v][l], x[c + v * kLanes + l]);
-          }
+PYCOLLECTIVE_INLINE T fold_row(const T* __restrict x, Index count) {
+  constexpr Index kVectors = 4, kLanes = 64 / sizeof(T);
+  T total = Kind::template kStart<T>;
+  Index c = 0;
+  if (count >= kLanes) {
+    T part[kVectors][kLanes];
+    for (auto& lanes : part) std::fill(lanes, lanes + kLanes, total);
+    for (; c + kVectors * kLanes <= count; c += kVectors * kLanes) {
+      for (Index v = 0; v < kVectors; ++v) {
+        for (Index l = 0; l < kLanes; ++l) {
+          part[v][l] = Kind::joined(part[v][l], x[c + v * kLanes + l]);
         }
       }
-      for (; c + kLanes <= last; c += kLanes) {
-        for (Index l = 0; l < kLanes; ++l) part[0][l] = Kind::joined(part[0][l], x[c + l]);
-      }
-      for (Index v = 1; v < kVectors; ++v) {
-        for (Index l = 0; l < kLanes; ++l) part[0][l] = Kind::joined(part[0][l], part[v][l]);
-      }
-      for (Index half = kLanes / 2; half > 0; half /= 2) {
-        for (Index l = 0; l < half; ++l) part[0][l] = Kind::joined(part[0][l], part[0][l + half]);
-      }
-      for (; c < last; ++c) part[0][0] = Kind::joined(part[0][0], x[c]);
-      total = Kind::joined(total, part[0][0]);
     }
-    y[r] = total;
+    for (; c + kLanes <= count; c += kLanes) {
+      for (Index l = 0; l < kLanes; ++l) part[0][l] = Kind::joined(part[0][l], x[c + l]);
+    }
+    for (Index v = 1; v < kVectors; ++v) {
+      for (Index l = 0; l < kLanes; ++l) part[0][l] = Kind::joined(part[0][l], part[v][l]);
+    }
+    for (Index half = kLanes / 2; half > 0; half /= 2) {
+      for (Index l = 0; l < half; ++l) part[0][l] = Kind::joined(part[0][l], part[0][l + half]);
+    }
+    total = part[0][0];
+  }
+  for (; c < count; ++c) total = Kind::joined(total, x[c]);
+  return total;
+}
+
+// y [outer, pieces, inner] = the results of tasks [first, last).
+template <typename Kind, typename T>
+PYCOLLECTIVE_INLINE void fold_tasks(const Tasks& a, const T* x, T* y, Index first, Index last) {
+  for (Index task = first; task < last; ++task) {
+    const Index slice = task / a.blocks;  // of all pieces
+    const Index column = (task - slice * a.blocks) * Tasks::kColumns;
+    const Index o = slice / a.pieces, piece = slice - o * a.pieces;
+    const Index top = begin_of_part(a.count, piece, a.pieces);
+    const Index rows = begin_of_part(a.count, piece + 1, a.pieces) - top;
+    const T* from = x + (o * a.count + top) * a.inner + column;
+    T* to = y + slice * a.inner + column;
+    if (a.inner == 1) {
+      *to = fold_row<Kind>(from, rows);
+    } else {
+      fold_columns<Kind>(from, to, rows, std::min(a.inner - column, Tasks::kColumns), a.inner);
+    }
   }
 }
 
-// y [outer, inner] = the results for x [outer, count, inner].
-#define PYCOLLECTIVE_FOLD(Kind, T)                                                                \
-  PYCOLLECTIVE_CLONES void fold_##Kind(const T* x, T* y, Index outer, Index count, Index inner) { \
-    if (inner == 1) return fold_rows<Kind>(x, y, outer, count);                                   \
-    for (Index o = 0; o < outer; ++o) {                                                           \
-      fold_columns<Kind>(x + o * count * inner, y + o * inner, count, inner);                     \
-    }                                                                                             \
+#define PYCOLLECTIVE_FOLD(Kind, T)                                                    \
+  PYCOLLECTIVE_CLONES void fold_##Kind(const Tasks& a, const T* x, T* y, Index first, \
+                                       Index last) {                                  \
+    fold_tasks<Kind>(a, x, y, first, last);                                           \
   }
 PYCOLLECTIVE_FOLD(Sum, float)
 PYCOLLECTIVE_FOLD(Sum, double)
@@ -145,38 +170,31 @@ PYCOLLECTIVE_FOLD(Product, double)
 // With fewer numbers, waking other threads does not pay.
 constexpr Index kLeast = 1 << 15;
 // A thread keeps memory for this many partial results.
-constexpr Index kMostKept = 1 << 18;
+constexpr std::size_t kMostKept = 1 << 18;
 
 template <typename T>
-using Fold = void (*)(const T* x, T* y, Index outer, Index count, Index inner);
+using Fold = void (*)(const Tasks& a, const T* x, T* y, Index first, Index last);
 
 template <typename T>
 void reduce_by(Fold<T> fold, const T* x, T* y, Index outer, Index count, Index inner) {
-  const Index slice = count * inner;
-  const int parts = static_cast<int>(std::clamp<Index>(outer * slice / kLeast, 1, threads()));
-  if (outer >= parts || count < parts) {
-    in_parallel(parts, [&](int part) {
-      const Index first = begin_of_part(outer, part, parts);
-      fold(x + first * slice, y + first * inner, begin_of_part(outer, part + 1, parts) - first,
-           count, inner);
-    });
-    return;
-  }
+  const Tasks tasks(outer, count, inner);
   thread_local std::vector<T> kept;
-  std::vector<T> fresh;
-  std::vector<T>& sums = parts * inner <= kMostKept ? kept : fresh;
-  if (sums.size() < static_cast<std::size_t>(parts * inner)) {
-    sums.resize(static_cast<std::size_t>(parts * inner));
+  std::vector<T> partial;
+  if (tasks.pieces > 1) {
+    partial = std::move(kept);
+    partial.resize(
+        std::max(partial.size(), static_cast<std::size_t>(outer * tasks.pieces * inner)));
   }
-  T* partial = sums.data();
-  for (Index o = 0; o < outer; ++o, x += slice, y += inner) {
-    in_parallel(parts, [&](int part) {
-      const Index first = begin_of_part(count, part, parts);
-      fold(x + first * inner, partial + part * inner, 1,
-           begin_of_part(count, part + 1, parts) - first, inner);
-    });
-    fold(partial, y, 1, parts, inner);
-  }
+  T* to = tasks.pieces > 1 ? partial.data() : y;
+  const Index most = std::min<Index>(tasks.number, threads());
+  const int parts = static_cast<int>(std::clamp<Index>(outer * count * inner / kLeast, 1, most));
+  in_parallel(parts, [&](int part) {
+    fold(tasks, x, to, begin_of_part(tasks.number, part, parts),
+         begin_of_part(tasks.number, part + 1, parts));
+  });
+  if (tasks.pieces == 1) return;
+  reduce_by(fold, to, y, outer, tasks.pieces, inner);
+  if (partial.size() <= kMostKept) kept = std::move(partial);
 }
 
 }  // namespace

@@ -185,6 +185,14 @@ def test_operation_of_two_operands_equals_the_reference(name, shapes, dtype):
         np.testing.assert_array_equal(only, dy)
 
 
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_extremum_of_zeros_of_both_signs_is_the_first_operand(name):
+    x = np.tile(np.array([0.0, -0.0], np.float32), 20)
+    z = np.empty_like(x)
+    kernels.binary(name, x, -x, z)
+    np.testing.assert_array_equal(np.signbit(z), np.signbit(x))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_mod_of_operands_of_any_magnitude_equals_the_reference(dtype):
     rng = np.random.default_rng(5)
@@ -209,11 +217,14 @@ def test_operation_with_an_operand_that_does_not_repeat_raises_value_error():
         kernels.reduce("mean", np.zeros(6), np.zeros(2), 2, 3, 1)
 
 
+# outer, count, inner
+REDUCED = [(1, 1, 1), (3, 5, 7), (1, 100003, 1), (2, 70001, 3), (5, 1, 300), (1, 700, 257),
+           (400, 300, 2), (1, 3, 50000), (7, 129, 256), (301, 127, 1), (9000, 8, 1), (3, 5001, 1),
+           (2, 135, 2049), (1, 1000003, 1)]  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (1, 100003, 1), (2, 70001, 3), (5, 1, 300),
-                                   (1, 700, 257), (400, 300, 2), (1, 3, 50000), (7, 129, 256),
-                                   (301, 127, 1), (9000, 8, 1), (3, 5001, 1)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("sizes", REDUCED, ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_reduction_of_any_axis_equals_the_reference(threads, sizes, dtype):
     x = np.random.default_rng(6).normal(1, 1, sizes).astype(dtype)
@@ -233,6 +244,22 @@ def test_reduction_of_any_axis_equals_the_reference(threads, sizes, dtype):
             np.testing.assert_array_equal(y, getattr(x, name)(axis=1))
     finally:
         kernels.set_threads(before)
+
+
+@pytest.mark.parametrize("sizes", REDUCED, ids=str)
+def test_reduction_with_other_numbers_of_threads_gives_the_same_bits(sizes):
+    x = np.random.default_rng(8).normal(0, 1, sizes).astype(np.float32)
+    before = kernels.threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            kernels.set_threads(threads)
+            results.append(np.empty((sizes[0], sizes[2]), np.float32))
+            kernels.reduce("sum", x, results[-1], *sizes)
+    finally:
+        kernels.set_threads(before)
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
 
 
 @pytest.mark.parametrize("axes", [(0,), (3,), (1, 2), (0, 2), (0, 1, 3), (0, 1, 2, 3), ()])

@@ -104,7 +104,8 @@ maximum = binary(
     np.maximum,
     lambda g, x, y, z: g * (x >= y),
     lambda g, x, y, z: g * (x < y),
-    "Return the larger of ``x`` and ``y``; if both are equal, ``x`` gets the gradient.",
+    "Return the larger of ``x`` and ``y``; if both are equal, ``x`` gets the gradient. The result of "
+    "0.0 and -0.0 is one of them.",
     kernel=True,
 )
 minimum = binary(
@@ -112,7 +113,8 @@ minimum = binary(
     np.minimum,
     lambda g, x, y, z: g * (x <= y),
     lambda g, x, y, z: g * (x > y),
-    "Return the smaller of ``x`` and ``y``; if both are equal, ``x`` gets the gradient.",
+    "Return the smaller of ``x`` and ``y``; if both are equal, ``x`` gets the gradient. The result of "
+    "0.0 and -0.0 is one of them.",
     kernel=True,
 )
 squared_difference = binary(
