@@ -68,12 +68,16 @@ struct Mish {
 // x times the probability of a normal number below x.
 template <typename T>
 struct Gelu {
-  static PYCOLLECTIVE_INLINE T probability(T x) {
-    return T(0.5) * (T(1) + erf_of(x * T(0.70710678118654752440)));
+  static PYCOLLECTIVE_INLINE T bell(T x) { return exp_of(T(-0.5) * x * x); }
+  static PYCOLLECTIVE_INLINE T probability(T x, T bell) {
+    const T size = magnitude_of(x) * T(0.70710678118654752440);
+    const T beyond = T(0.5) * bell * scaled_erfc_of(size);
+    return x < 0 ? beyond : T(1) - beyond;
   }
-  static PYCOLLECTIVE_INLINE T value(T x) { return x * probability(x); }
+  static PYCOLLECTIVE_INLINE T value(T x) { return x * probability(x, bell(x)); }
   static PYCOLLECTIVE_INLINE T slope(T x) {
-    return probability(x) + x * T(0.39894228040143267794) * exp_of(T(-0.5) * x * x);
+    const T density = bell(x);
+    return probability(x, density) + x * T(0.39894228040143267794) * density;
   }
 };
 

@@ -28,12 +28,12 @@ struct Elementary<float> {
       0.1283791671f,   -0.3761263847f,    0.112837825f,     -0.02686543073f,
       0.005221031808f, -0.0008484080406f, 0.0001126595903f, -9.667044571e-6f,
   };
-  // -log(erfc(x)) for 1 <= x <= kErfEnd, by x - kErfMiddle
-  static constexpr float kErfMiddle = 2.5f, kErfEnd = 4.0f;
-  static constexpr float kLogErfc[] = {
-      7.806815273f,     5.352680741f,     0.9438937363f,    0.01085816384f,
-      -0.002165501739f, 0.0004207096483f, -7.696963264e-5f, 1.297452581e-5f,
-      -1.829792757e-6f, 6.614636861e-8f,  3.834714142e-8f,
+  // erfc(x) exp(x^2) / t for x >= 0, by 1 - t with t = 1 / (1 + kErfcScale x)
+  static constexpr float kErfcScale = 0.45f;
+  static constexpr float kErfc[] = {
+      1.0f,           -1.507509085f,    0.923224745f,    0.03786976443f,
+      -0.2356334856f, -0.006780264738f, -0.05725161824f, 0.2223399553f,
+      -0.1584986364f, 0.03612391126f,
   };
 };
 
@@ -52,17 +52,14 @@ struct Elementary<double> {
       -1.63657686488320721e-7, 1.48060271461287517e-8,    -1.22777344867955238e-9,
       9.32372351815302663e-11, -6.19673642878769998e-12,  2.80671281956112625e-13,
   };
-  static constexpr double kErfMiddle = 3.5, kErfEnd = 6.0;
-  static constexpr double kLogErfc[] = {
-      14.1124374021481738,      7.26609958836519067,      0.966753054742230149,
-      0.00522565822194286061,   -0.000873687323640823716, 0.000147297774887817438,
-      -0.000024386373538371928, 3.8895571774332908e-6,    -5.85614342021468573e-7,
-      8.0693009210598874e-8,    -9.53166232456755978e-9,  7.7490982160991445e-10,
-      2.47979619273135327e-11,  -3.06579974706522549e-11, 9.18163254922417323e-12,
-      -2.05374382433180993e-12, 3.93655553611787059e-13,  -6.73265894390408242e-14,
-      8.93331293903663731e-15,  -5.18112696321671019e-16, 2.37276178676315808e-17,
-      -2.07184957445762539e-17, -7.95415950552728652e-18, 5.09527760266909521e-18,
-      -6.32552058871849272e-19,
+  static constexpr double kErfcScale = 0.3;
+  static constexpr double kErfc[] = {
+      1.00000000000000000,    -2.7612638903183746,    4.58858333047384015,    -4.81167233990378751,
+      2.90515015324616055,    -0.492990706903712606,  -0.541294687732352897,  0.238131310190073886,
+      0.134384266696985361,   -0.0656460967383607069, -0.0584037009265923265, 0.046172153514317249,
+      -0.0772149509571075504, 0.219213138135312097,   -0.386037609613227695,  0.509333058476334144,
+      -0.525787169395817711,  0.402649684346349346,   -0.21554043636710668,   0.0757216203325180581,
+      -0.0156850075080523302, 0.0014547560169288242,
   };
 };
 
@@ -74,6 +71,18 @@ PYCOLLECTIVE_INLINE T polynomial(const T (&coefficients)[kCount], T x) {
   for (std::size_t i = kCount - 1; i > 0; --i) sum = sum * x + coefficients[i - 1];
   return sum;
 }
+
+// 1 / 1!, 1 / 2!, ...: the terms of (exp(r) - 1) / r.
+template <typename T>
+struct Expm1 {
+  T terms[Elementary<T>::kExpTerms];
+  constexpr Expm1() : terms{} {
+    double factorial = 1;
+    for (int i = 0; i < Elementary<T>::kExpTerms; ++i) terms[i] = T(1 / (factorial *= i + 1));
+  }
+};
+template <typename T>
+constexpr Expm1<T> kExpm1{};
 
 // x as k ln2 + r with |r| <= ln2 / 2: k, and exp(r) - 1.
 template <typename T>
@@ -92,9 +101,8 @@ PYCOLLECTIVE_INLINE Reduced<T> reduced(T x) {
   const T shifted = x * T(1.4426950408889634074) + E::kRound;
   const T k = shifted - E::kRound;
   const T r = (x - k * E::kLn2High) - k * E::kLn2Low;
-  T sum = 1;
-  for (int i = E::kExpTerms; i > 1; --i) sum = sum * (r * (T(1) / T(i))) + T(1);
-  return {std::bit_cast<Bits>(shifted) - std::bit_cast<Bits>(E::kRound), r * sum};
+  return {std::bit_cast<Bits>(shifted) - std::bit_cast<Bits>(E::kRound),
+          r * polynomial(kExpm1<T>.terms, r)};
 }
 
 // 2^k, assembled from bits, for the exponents of normal numbers.
@@ -184,13 +192,18 @@ PYCOLLECTIVE_INLINE T sigmoid_of(T x) {
   return T(1) / (T(1) + exp_of(-x));
 }
 
+// erfc(x) exp(x^2) for x >= 0.
+template <typename T>
+PYCOLLECTIVE_INLINE T scaled_erfc_of(T x) {
+  const T t = T(1) / (T(1) + Elementary<T>::kErfcScale * x);
+  return t * polynomial(Elementary<T>::kErfc, T(1) - t);
+}
+
 template <typename T>
 PYCOLLECTIVE_INLINE T erf_of(T x) {
-  using E = Elementary<T>;
   const T a = magnitude_of(x);
-  const T inner = x + x * polynomial(E::kErf, x * x);
-  const T clipped = a > E::kErfEnd ? E::kErfEnd : a;
-  const T outer = T(1) - exp_of(-polynomial(E::kLogErfc, clipped - E::kErfMiddle));
+  const T inner = x + x * polynomial(Elementary<T>::kErf, x * x);
+  const T outer = T(1) - exp_of(-x * x) * scaled_erfc_of(a);
   return a <= T(1) ? inner : with_sign_of(outer, x);
 }
 
