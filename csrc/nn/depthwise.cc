@@ -24,6 +24,7 @@ template <typename T>
 struct Row {
   const T* image;
   const T* weights;             // Null for means.
+  const T* bias;                // Zeros if there is none.
   const Index* down;            // [kernel_h]: the places of this row's taps.
   const Index* across;          // [width, kernel_w]: the places of each column's taps.
   const std::uint8_t* shifted;  // [width]: true if a column is a shifted copy of an earlier one.
@@ -64,7 +65,7 @@ template <typename T>
 struct Loops {
   void (*sum_row)(const Row<T>& a, Tap<T>* list, T* y);
   void (*average_row)(const Row<T>& a, Tap<T>* list, T* y);
-  void (*multiply_row)(const Row<T>& a, const T* g, double* sums);
+  void (*multiply_row)(const Row<T>& a, const T* g, T* sums);
   void (*blend_row)(const T* image, const Blend<T>& down, const Blend<T>& across, Index row,
                     Index source_width, Index channels, Tap<T>* list, T* y);
 };
@@ -85,6 +86,8 @@ Loops<T> pick_loops() {
   return base::loops<T>();
 }
 
+// Sums of this many products are added in double precision.
+constexpr Index kShort = 1 << 9;
 // Below this number of products, waking other threads does not pay.
 constexpr Index kFew = 1 << 16;
 
@@ -134,7 +137,7 @@ int parts_of(Index rows, Index products) {
 template <typename T>
 struct Tables {
   Axis down, across;
-  std::vector<T> tall, wide;
+  std::vector<T> tall, wide, zeros;
   std::vector<double> sums;
 
   static Tables& of(const Window& w, bool back) {
@@ -143,13 +146,16 @@ struct Tables {
     kept.across.set(w.width, w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, back);
     kept.tall.assign(kept.down.counts.begin(), kept.down.counts.end());
     kept.wide.assign(kept.across.counts.begin(), kept.across.counts.end());
+    kept.zeros.assign(static_cast<std::size_t>(w.channels), 0);
     return kept;
   }
 
   // The row number `row` of an image, whose source is `image`.
-  Row<T> row(const T* image, const T* weights, Index row, const Window& w, bool back) const {
+  Row<T> row(const T* image, const T* weights, const T* bias, Index row, const Window& w,
+             bool back) const {
     return {image,
             weights,
+            bias ? bias : zeros.data(),
             down.places.data() + row * w.kernel_h,
             across.places.data(),
             across.shifted.data(),
@@ -164,7 +170,8 @@ struct Tables {
 };
 
 template <typename T>
-void sum_taps(const T* source, const T* weights, T* y, const Window& w, Index images, bool back) {
+void sum_taps(const T* source, const T* weights, const T* bias, T* y, const Window& w, Index images,
+              bool back) {
   const Tables<T>& tables = Tables<T>::of(w, back);
   const Index height = back ? w.height : w.out_h, width = back ? w.width : w.out_w;
   const Index size = (back ? w.out_h * w.out_w : w.height * w.width) * w.channels;
@@ -176,7 +183,7 @@ void sum_taps(const T* source, const T* weights, T* y, const Window& w, Index im
     list.resize(static_cast<std::size_t>(w.taps()));
     const Index last = begin_of_part(rows, part + 1, parts);
     for (Index r = begin_of_part(rows, part, parts); r < last; ++r) {
-      run(tables.row(source + r / height * size, weights, r % height, w, back), list.data(),
+      run(tables.row(source + r / height * size, weights, bias, r % height, w, back), list.data(),
           y + r * width * w.channels);
     }
   });
@@ -211,11 +218,18 @@ void multiply_taps(const T* x, const T* g, T* weight_gradient, const Window& w, 
   const auto run = pick_loops<T>().multiply_row;
   tables.sums.assign(static_cast<std::size_t>(parts * size), 0);
   double* sums = tables.sums.data();
+  const Index some = std::max<Index>(kShort / w.out_w, 1);
   in_parallel(parts, [&](int part) {
+    thread_local std::vector<T> block;
     const Index last = begin_of_part(rows, part + 1, parts);
-    for (Index r = begin_of_part(rows, part, parts); r < last; ++r) {
-      run(tables.row(x + r / w.out_h * w.image(), nullptr, r % w.out_h, w, false),
-          g + r * w.out_w * w.channels, sums + part * size);
+    for (Index first = begin_of_part(rows, part, parts); first < last; first += some) {
+      block.assign(static_cast<std::size_t>(size), 0);
+      for (Index r = first; r < std::min(first + some, last); ++r) {
+        run(tables.row(x + r / w.out_h * w.image(), nullptr, nullptr, r % w.out_h, w, false),
+            g + r * w.out_w * w.channels, block.data());
+      }
+      double* total = sums + part * size;
+      for (const T sum : block) *total++ += static_cast<double>(sum);
     }
   });
   for (Index k = 0; k < size; ++k) {
@@ -231,11 +245,12 @@ void multiply_taps(const T* x, const T* g, T* weight_gradient, const Window& w, 
   void resample(const T* x, const T* down, const T* across, T* y, const Resampling& r) {        \
     blend(x, down, across, y, r);                                                               \
   }                                                                                             \
-  void depthwise_forward(const T* x, const T* weights, T* y, const Window& w, Index images) {   \
-    sum_taps(x, weights, y, w, images, false);                                                  \
+  void depthwise_forward(const T* x, const T* weights, const T* bias, T* y, const Window& w,    \
+                         Index images) {                                                        \
+    sum_taps(x, weights, bias, y, w, images, false);                                            \
   }                                                                                             \
   void depthwise_gradient(const T* g, const T* weights, T* dx, const Window& w, Index images) { \
-    sum_taps(g, weights, dx, w, images, true);                                                  \
+    sum_taps(g, weights, static_cast<const T*>(nullptr), dx, w, images, true);                  \
   }                                                                                             \
   void depthwise_weight_gradient(const T* x, const T* g, T* weight_gradient, const Window& w,   \
                                  Index images) {                                                \

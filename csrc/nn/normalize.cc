@@ -12,7 +12,7 @@ namespace {
 // If there are few channels, several rows are processed at once, so that vector loops are long.
 constexpr Index kWide = 256;
 // A block that is read twice stays in the first-level cache, and short sums have small errors.
-constexpr Index kBlockNumbers = 1 << 12;
+constexpr Index kBlockNumbers = 1 << 12, kLeastRows = 8;
 
 Index fold_of(Index rows, Index channels) {
   Index fold = 1;
@@ -172,7 +172,7 @@ struct Moments {
 
 template <typename T>
 void part_moments(const T* x, Index rows, Index wide, Moments& total) {
-  const Index step = std::max<Index>(kBlockNumbers / wide, 1);
+  const Index step = std::max(kBlockNumbers / wide, kLeastRows);
   const auto size = static_cast<std::size_t>(wide);
   std::vector<T> mean(size), squares(size);
   for (Index first = 0; first < rows; first += step) {
@@ -224,7 +224,7 @@ void batch_sums_body(const T* g, const T* x, const T* mean, const T* factor, con
   in_parallel(parts, [&](int part) {
     const Index first = begin_of_part(tall, part, parts);
     const Index last = begin_of_part(tall, part + 1, parts);
-    const Index step = std::max<Index>(kBlockNumbers / wide, 1);
+    const Index step = std::max(kBlockNumbers / wide, kLeastRows);
     std::vector<double>& total = totals[static_cast<std::size_t>(part)];
     std::vector<T> block(2 * size);
     for (Index r = first; r < last; r += step) {

@@ -15,12 +15,13 @@ from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .conv import conv2d
 from .halves import in_float32
+from .sums import column_sums
 from .window import Pair, Window, checked_window, padded, padded_zeros, taps, unpadded
 
 
-def _forward(x: Array, w: Array, window: Window) -> Array:
+def _forward(x: Array, w: Array, b: Array | None, window: Window) -> Array:
     n, channels, multiplier = x.shape[0], w.shape[2], w.shape[3]
-    found = native(x, w) if multiplier == 1 else None
+    found = native(x, w, b) if multiplier == 1 else None
     if found is not None:
         result: Array = workspace.empty((n, window.out_h, window.out_w, channels), x.dtype)
         kernels.depthwise_forward(*found, result, window)
@@ -29,7 +30,8 @@ def _forward(x: Array, w: Array, window: Window) -> Array:
     y: Array = array_module(x).zeros(shape, x.dtype)
     for i, j, tap in taps(padded(x, window, 0), window):
         y += tap[..., None] * w[i, j]
-    return y.reshape(*shape[:3], channels * multiplier)
+    y = y.reshape(*shape[:3], channels * multiplier)
+    return y if b is None else y + b
 
 
 def _by_images(g: Array, w: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -57,7 +59,12 @@ def _by_filters(g: Array, x: Array, w: Array, window: Window) -> Array:
 
 @in_float32
 def depthwise_conv2d(
-    input: Any, filter: Any, strides: Pair = 1, padding: str = "VALID", dilations: Pair = 1
+    input: Any,
+    filter: Any,
+    strides: Pair = 1,
+    padding: str = "VALID",
+    dilations: Pair = 1,
+    bias: Any = None,
 ) -> Tensor:
     """Convolve each channel of images with its own filters, as ``tf.nn.depthwise_conv2d`` does.
 
@@ -72,6 +79,8 @@ def depthwise_conv2d(
         ``(1, height, width, 1)``.
     padding
         ``"VALID"`` or ``"SAME"``, as in `conv2d`.
+    bias
+        ``[channels * multiplier]``, added to each pixel.
 
     Returns
     -------
@@ -79,7 +88,9 @@ def depthwise_conv2d(
         ``[n, out_h, out_w, channels * multiplier]``; the results of a channel are adjacent.
     """
     images, filters = as_tensor(input), as_tensor(filter)
+    shifts = () if bias is None else (as_tensor(bias),)
     x, w = images.array, filters.array
+    b = shifts[0].array if shifts else None
     if w.ndim != 4 or min(w.shape) < 1:
         raise ValueError(
             "depthwise_conv2d needs filters [kernel_h, kernel_w, channels, multiplier], got shape "
@@ -91,17 +102,24 @@ def depthwise_conv2d(
             f"images of shape {x.shape} have {x.shape[3]} channels, filters of shape {w.shape} "
             f"expect {w.shape[2]}"
         )
-    if x.dtype != w.dtype:
-        raise TypeError(f"images have dtype {x.dtype}, filters {w.dtype}; cast one of them")
+    outputs = w.shape[2] * w.shape[3]
+    if b is not None and b.shape != (outputs,):
+        raise ValueError(f"bias has shape {b.shape}, filters of shape {w.shape} need ({outputs},)")
+    for other in (w, b):
+        if other is not None and other.dtype != x.dtype:
+            raise TypeError(
+                f"images have dtype {x.dtype}, filters or bias {other.dtype}; cast one of them"
+            )
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
         gradient = g.reshape(*g.shape[:3], *w.shape[2:])
         return (
             _by_images(gradient, w, x.shape, window) if need[0] else None,
             _by_filters(gradient, x, w, window) if need[1] else None,
-        )
+            column_sums(g.reshape(-1, outputs)) if any(need[2:]) else None,
+        )[: len(need)]
 
-    return record(_forward(x, w, window), (images, filters), vjp)
+    return record(_forward(x, w, b, window), (images, filters, *shifts), vjp)
 
 
 # Kernels of convolution need this many channels to fill their registers.

@@ -169,7 +169,7 @@ def avg_pool2d(
     shape = a.shape
     if (found := native(a)) is not None:
         y = workspace.empty((shape[0], window.out_h, window.out_w, shape[3]), a.dtype)
-        kernels.depthwise_forward(*found, None, y, window)
+        kernels.depthwise_forward(*found, None, None, y, window)
 
         def compiled_vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
             dx = workspace.empty(shape, g.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 from .. import _nn as kernels
 from ..array_backend import Array, asarray, in_c_order, native
 from ..tensor import ops
+from ..tensor.compiled import put
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
@@ -21,15 +22,17 @@ def upsample_nearest(images: Any, size: tuple[int, int]) -> Tensor:
     n, height, width, channels = x.shape
     shape = (n, height * size[0], width * size[1], channels)
     if (found := native(x.array)) is not None and channels:
-        # Each pixel of the small image is the only tap of a window that covers its copies.
+        y = workspace.empty(shape, found[0].dtype)
+        # The columns of the small image are the last axis but one, so that copies have long runs.
+        copies = y.reshape(n, height, size[0], width, size[1], channels).transpose(0, 1, 2, 4, 3, 5)
+        put(copies, found[0].reshape(n, height, 1, 1, width, channels))
+        # A pixel's gradient is the sum over a window that covers its copies.
         window = make_window(shape[1:], size, size, (1, 1), False)
-        ones = np.ones((*size, channels), found[0].dtype)
-        y = workspace.empty(shape, ones.dtype)
-        kernels.depthwise_gradient(*found, ones, y, window)
+        ones = np.ones((*size, channels), y.dtype)
 
         def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
             dx = workspace.empty(found[0].shape, g.dtype)
-            kernels.depthwise_forward(in_c_order(g), ones, dx, window)
+            kernels.depthwise_forward(in_c_order(g), ones, None, dx, window)
             return (dx,)
 
         return record(y, (x,), vjp)

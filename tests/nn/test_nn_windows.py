@@ -60,7 +60,12 @@ WINDOWS = [
 def test_depthwise_equals_a_convolution_per_channel(case: Any, multiplier: int) -> None:
     shape, kernel, strides, padding, dilations = case
     x, w = numbers(*shape), numbers(*kernel, shape[3], multiplier)
-    y = check_gradients(lambda x, w: nn.depthwise_conv2d(x, w, strides, padding, dilations), [x, w])
+    b = numbers(x.shape[3] * multiplier)
+
+    def convolve(x: Any, w: Any, b: Any) -> Any:
+        return nn.depthwise_conv2d(x, w, strides, padding, dilations, b)
+
+    y = check_gradients(convolve, [x, w, b]) - b
     for channel in range(shape[3]):
         expected = reference.conv2d(
             x[..., channel : channel + 1],
@@ -262,6 +267,12 @@ def test_resizing_repeats_and_interpolates() -> None:
         (lambda: nn.depthwise_conv2d(numbers(2, 3, 3, 2), numbers(2, 2, 2)), "multiplier"),
         (lambda: nn.depthwise_conv2d(numbers(2, 3, 3, 2), numbers(2, 2, 3, 1)), "2 channels"),
         (lambda: nn.depthwise_conv2d(numbers(2, 3, 3, 2), numbers(4, 2, 2, 1)), "depthwise"),
+        (
+            lambda: nn.depthwise_conv2d(
+                numbers(2, 3, 3, 2), numbers(2, 2, 2, 3), bias=numbers(2)
+            ),
+            r"need \(6,\)",
+        ),
         (lambda: nn.grouped_conv2d(numbers(1, 3, 3, 3), numbers(2, 2, 1, 4), 2), "3 channels"),
         (lambda: nn.conv2d_transpose(numbers(1, 3, 3, 2), numbers(2, 2, 3, 2), (1, 9, 9, 3), 2),
          r"\(1, 9, 9, 3\).*\(1, 3, 3, 2\)"),

@@ -4,6 +4,7 @@
 
 #include "nn/bindings/arguments.h"
 #include "nn/bindings/bindings.h"
+#include "nn/bindings/parts.h"
 #include "nn/kernels.h"
 #include "support/interpreter_release.h"
 
@@ -36,7 +37,11 @@ void max_pool(const Array& x, const MaybeArray& bias, Array& y, Array& codes, co
       check_pool(w, nn::kNone<Code>);
       Code* tap = out<Code>(codes, "codes", size);
       InterpreterRelease release;
-      nn::max_pool(from, b, to, tap, w, images, relu);
+      by_parts(x.size(), [&](Index first, Index last) {
+        const Index image = first / w.image(), at = image * (w.out_h * w.out_w * w.channels);
+        nn::max_pool(from + image * w.image(), b, to + at, tap + at, w, last / w.image() - image,
+                     relu);
+      });
     });
   });
 }
@@ -54,22 +59,33 @@ void max_pool_gradient(const Array& g, const Array& codes, Array& dx, MaybeArray
       using Code = decltype(code);
       check_pool(w, nn::kNone<Code>);
       const Code* tap = in<Code>(codes, "codes", size);
+      const auto run = [&](Index first, Index last) {
+        const Index image = first / w.image(), at = image * (w.out_h * w.out_w * w.channels);
+        nn::max_pool_gradient(from + at, tap + at, to + image * w.image(), sums, w,
+                              last / w.image() - image);
+      };
       InterpreterRelease release;
       check_codes(tap, size, w);
-      nn::max_pool_gradient(from, tap, to, sums, w, images);
+      if (sums) {
+        run(0, dx.size());
+      } else {
+        by_parts(dx.size(), run);
+      }
     });
   });
 }
 
-void depthwise_forward(const Array& x, const MaybeArray& weights, Array& y, const Window& w) {
+void depthwise_forward(const Array& x, const MaybeArray& weights, const MaybeArray& bias, Array& y,
+                       const Window& w) {
   const Index images = count(x, "x", w.image());
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const T* from = in<T>(x, "x", x.size());
     const T* factors = in<T>(weights, "weights", w.patch());
+    const T* start = in<T>(bias, "bias", w.channels);
     T* to = out<T>(y, "y", images * w.out_h * w.out_w * w.channels);
     InterpreterRelease release;
-    nn::depthwise_forward(from, factors, to, w, images);
+    nn::depthwise_forward(from, factors, start, to, w, images);
   });
 }
 
@@ -122,7 +138,7 @@ void bind_pooling(py::module_& m) {
   m.def("max_pool_gradient", &max_pool_gradient, "g"_a, "codes"_a, "dx"_a, "bias_gradient"_a,
         "window"_a);
   m.def("resample", &resample, "x"_a, "down"_a, "across"_a, "y"_a);
-  m.def("depthwise_forward", &depthwise_forward, "x"_a, "weights"_a, "y"_a, "window"_a);
+  m.def("depthwise_forward", &depthwise_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "window"_a);
   m.def("depthwise_gradient", &depthwise_gradient, "g"_a, "weights"_a, "dx"_a, "window"_a);
   m.def("depthwise_weight_gradient", &depthwise_weight_gradient, "x"_a, "g"_a, "weight_gradient"_a,
         "window"_a);

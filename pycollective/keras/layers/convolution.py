@@ -290,15 +290,17 @@ class DepthwiseConv2D(_Convolution):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, out height, out width, channels * depth_multiplier]``."""
-        return self._finished(
+        outputs: Tensor = self.activation(
             nn.depthwise_conv2d(
                 self.checked(inputs),
                 self.kernel,
                 self.strides,
                 self.padding.upper(),
                 self.dilation_rate,
+                self.bias,
             )
         )
+        return outputs
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
         channels = self._channels_of(input_shape)
