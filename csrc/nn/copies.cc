@@ -72,6 +72,29 @@ void copy_transposed(const char* from, Index from_step, char* to, Index to_step,
   }
 }
 
+PYCOLLECTIVE_INLINE void copy_step(const char* from, char* to) {
+  typedef char Step __attribute__((vector_size(64), aligned(1), may_alias));
+  *reinterpret_cast<Step*>(to) = *reinterpret_cast<const Step*>(from);
+}
+
+// Rows of this many bytes are copied in steps of constant size, because a call of memcpy for each
+// row would take longer than its copy.
+constexpr Index kStep = 64, kMostSteps = 16;
+
+PYCOLLECTIVE_CLONES void copy_rows(const char* from, Index from_step, char* to, Index to_step,
+                                   Index rows, Index bytes) {
+  for (Index r = 0; r < rows; ++r, from += from_step, to += to_step) {
+    if (bytes < kStep || bytes > kMostSteps * kStep) {
+      std::memcpy(to, from, static_cast<std::size_t>(bytes));
+      continue;
+    }
+    Index at = 0;
+    for (; at + kStep <= bytes; at += kStep) copy_step(from + at, to + at);
+    // The last step overlaps the step before it.
+    if (at < bytes) copy_step(from + bytes - kStep, to + bytes - kStep);
+  }
+}
+
 template <typename Unit>
 void copy_box(const Strided& s, const char* from, char* to, int axis) {
   const int left = s.axes - axis;
@@ -80,6 +103,8 @@ void copy_box(const Strided& s, const char* from, char* to, int axis) {
     copy_axis<Unit>(from, a, to, b, size);
   } else if (left == 2 && a == sizeof(Unit) && s.to[axis + 1] == sizeof(Unit)) {
     copy_transposed<Unit>(from, s.from[axis + 1], to, b, size, s.sizes[axis + 1]);
+  } else if (left == 2 && s.from[axis + 1] == sizeof(Unit) && s.to[axis + 1] == sizeof(Unit)) {
+    copy_rows(from, a, to, b, size, s.sizes[axis + 1] * static_cast<Index>(sizeof(Unit)));
   } else {
     for (Index i = 0; i < size; ++i) copy_box<Unit>(s, from + i * a, to + i * b, axis + 1);
   }

@@ -60,7 +60,10 @@ void dense_gradient(const DenseGradient& a) {
   if (a.weight_gradient) {
     multiply({a.x, 1, a.inputs}, {dz, a.units, 1}, a.weight_gradient, a.inputs, a.units, a.rows);
   }
-  if (a.x_gradient) {
+  if (a.x_gradient && a.rows == 1) {
+    // A product of the weights by a column, because its right factor is not to be transposed.
+    multiply({a.weights, a.units, 1}, {dz, 1, a.units}, a.x_gradient, a.inputs, 1, a.units);
+  } else if (a.x_gradient) {
     multiply({dz, a.units, 1}, {a.weights, 1, a.units}, a.x_gradient, a.rows, a.inputs, a.units);
   }
 }

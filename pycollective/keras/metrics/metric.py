@@ -350,6 +350,10 @@ def _weighted_sum(
 
 def ratio(numerator: Array, denominator: Array) -> Array:
     """Return the quotient, or 0 where the denominator is 0."""
+    if not numerator.ndim and not denominator.ndim and on_host(denominator):
+        # Ufuncs of scalars take several times as long.
+        one, other = numerator[()], denominator[()]
+        return np.asarray(one / other if other else 0, numerator.dtype)
     nothing = denominator == 0
     return np.where(nothing, 0, numerator / np.where(nothing, 1, denominator)).astype(
         numerator.dtype, copy=False
