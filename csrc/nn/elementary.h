@@ -195,8 +195,10 @@ PYCOLLECTIVE_INLINE T sigmoid_of(T x) {
 // erfc(x) exp(x^2) for x >= 0.
 template <typename T>
 PYCOLLECTIVE_INLINE T scaled_erfc_of(T x) {
-  const T t = T(1) / (T(1) + Elementary<T>::kErfcScale * x);
-  return t * polynomial(Elementary<T>::kErfc, T(1) - t);
+  const T scaled = Elementary<T>::kErfcScale * x;
+  const T u = scaled > T(100) ? T(100) : scaled;  // beyond, exp(-x^2) is 0
+  const T t = T(1) / (T(1) + u);
+  return t * polynomial(Elementary<T>::kErfc, u * t);
 }
 
 template <typename T>

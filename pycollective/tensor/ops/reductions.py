@@ -13,7 +13,7 @@ import numpy as np
 from ...arguments import whole
 from ...array_backend import Array, array_module, asarray, filled, on_host
 from ...workspace import workspace
-from ..compiled import reduced
+from ..compiled import binary, reduced
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import check_dtypes, differentiable, operands, sum_to_shape
@@ -242,7 +242,7 @@ def add_n(inputs: Any) -> Tensor:
     # Scalars add up faster than 0-d arrays.
     if not shape:
         arrays = [x[()] if x.__class__ is np.ndarray else x for x in arrays]
-    total = functools.reduce(operator.add, arrays)
+    total = functools.reduce(functools.partial(binary, "add", operator.add), arrays)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
         return [g if needed else None for needed in need]
