@@ -11,8 +11,8 @@ namespace {
 
 // If there are few channels, several rows are processed at once, so that vector loops are long.
 constexpr Index kWide = 256;
-// A block that is read twice stays in the first-level cache, and short sums have small errors.
-constexpr Index kBlockNumbers = 1 << 12, kLeastRows = 8;
+// A block that is read twice stays in a cache, and short sums have small errors.
+constexpr Index kBlockNumbers = 1 << 12, kLeastRows = 32;
 
 Index fold_of(Index rows, Index channels) {
   Index fold = 1;

@@ -49,10 +49,10 @@ class Rescaling(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         self._check(inputs.shape)
         x = ops.cast(inputs, self._dtype)
-        scale, offset = (
-            Tensor(asarray(value, self._dtype, like=x.array)) for value in (self.scale, self.offset)
-        )
-        return x * scale + offset
+        scaled = x * Tensor(asarray(self.scale, self._dtype, like=x.array))
+        if np.ndim(self.offset) == 0 and self.offset == 0:
+            return scaled
+        return scaled + Tensor(asarray(self.offset, self._dtype, like=x.array))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
         self._check(input_shape)
