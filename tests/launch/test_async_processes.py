@@ -39,9 +39,12 @@ def has_ended():
     except (FileNotFoundError, ProcessLookupError):
         return True
 if comm.rank == 0:
+    while not os.path.exists("heard"):  # rank 1 may start later, and needs this rank until then
+        time.sleep(0.01)
     comm.all_gather(np.ones(3), ragged=True, async_op=True)
     comm.all_reduce(np.ones(3), async_op=True)
 else:
+    pathlib.Path("heard").touch()
     try:
         while not has_ended():  # a call before would differ from rank 0's
             time.sleep(0.01)

@@ -162,6 +162,8 @@ def test_join_refused_until_the_deadline_names_the_address_and_the_reason():
     server = socket.create_server(("127.0.0.1", port))
     squats = threading.Thread(target=squatter, args=(server, stop))
     squats.start()
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as first:
+        assert first.recv(1)  # the thread has begun
     try:
         with pytest.raises(RendezvousError, match=f"refused at 127.0.0.1:{port}: go away"):
             rendezvous(1, 2, [f"127.0.0.1:{port}"], "a", environment=ENVIRONMENT, join_timeout=2.0)

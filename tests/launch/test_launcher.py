@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -254,11 +255,14 @@ def test_third_interrupt_kills_the_ranks(tmp_path):
     body = "signal.signal(signal.SIGINT, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
     process = start(tmp_path, 2, body)
     assert [process.stdout.readline() for _ in range(2)] == ["on\n"] * 2
-    for _ in range(600):  # two signals become one if the launcher has not run between them
+    for _ in range(3):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
-        if process.poll() is not None:
+    for _ in range(2):  # two signals become one if the launcher has not run between them
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
             break
+        process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 137
     assert "interrupted three times" in err
@@ -330,6 +334,9 @@ def test_the_guardian_ends_with_the_launcher(tmp_path):
 _MEETS = """
 import pycollective as pc
 rank = os.environ["PYCOLLECTIVE_RANK"]
+open(f"started{rank}", "w").close()
+while not all(os.path.exists(f"started{r}") for r in range(3)):  # a rank may start late
+    time.sleep(0.01)
 if rank == "WHO":
     END
 try:

@@ -45,12 +45,12 @@ def call(rank):
 
 
 def end_when_known(monkeypatch, links_of):
-    """End each rank's test once each rank, the keys of ``links_of``, knows its links."""
+    """End each rank's test once each rank, the keys of ``links_of``, knows the kinds of its links."""
     is_over, knowing = links._Probe._is_over, set()
 
     def known(probe, deadline):
         rank, found = probe._about.rank, probe._findings()
-        if found.links.keys() >= links_of[rank]:
+        if all(found.links.get(pair, "")[:1] == (kind,) for pair, kind in links_of[rank].items()):
             knowing.add(rank)
         return is_over(probe, deadline) or knowing == set(links_of)
 
@@ -75,7 +75,8 @@ def test_all_links_work(on_ranks, known):
 
 
 def test_missing_worker_is_known_to_all(on_ranks, monkeypatch):
-    end_when_known(monkeypatch, {0: {(2, 0), (2, 1)}, 2: {(2, 0), (2, 1)}})
+    both = {(2, 0): links.WORKS, (2, 1): links.REFUSED}
+    end_when_known(monkeypatch, {0: both, 2: both})
     addresses = at_own(3)
     ranks = [Rank(r, 3, addresses) for r in (0, 2)]
     for found in on_ranks(ranks, call):
@@ -107,8 +108,8 @@ def test_broken_link_is_reported_with_its_reason(on_ranks, monkeypatch):
 
 
 def test_different_secret_or_description_is_reported(on_ranks, monkeypatch):
-    both = {(2, 0), (2, 1)}
-    end_when_known(monkeypatch, {0: both, 1: {(1, 0)}, 2: both})
+    both = {(2, 0): links.WORKS, (2, 1): links.TURNED_AWAY}
+    end_when_known(monkeypatch, {0: both, 1: {(1, 0): links.TURNED_AWAY}, 2: both})
     addresses = at_own(3)
     other = {"PYCOLLECTIVE_SECRET": SECRET[::-1]}
     ranks = [Rank(0, 3, addresses), Rank(1, 3, addresses, environment=other)]

@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 from processes import environments, run_on_hosts
+from test_blame import spend
 from test_rendezvous import wait_until
 
 import pycollective as pc
@@ -228,7 +229,8 @@ def test_rank_that_one_peer_waits_for_is_named_by_all(monkeypatch):
 
     monkeypatch.setattr(peers.Peers, "until_reached", reached)
     monkeypatch.setattr(peers.Peers, "drop", drop)
-    results = outcomes(environments(["a", "a", "b"]), seconds=3.0)
+    spend(monkeypatch, rank=0, left=2.0)
+    results = outcomes(environments(["a", "a", "b"]), seconds=20.0)
     for error in results[:2]:
         assert " s for rank 2 of 3 to connect" in str(error)
         assert error.ranks == (2,)
