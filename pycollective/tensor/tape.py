@@ -379,17 +379,17 @@ class GradientTape:
     def _keys_of(self, sources: Sequence[Any], caller: str) -> list[tuple[int, ...]]:
         """Return for each source the keys of the tensor, or of the values read from the variable."""
         keys: list[tuple[int, ...]] = []
+        known = self._variables.get
         for source in sources:
-            read = self._variables.get(id(source))
-            if read is not None and read[0] is source:
-                keys.append(tuple(read[1]))
-                continue
-            own = _resolve(source, caller)
-            if isinstance(own, Tensor):
-                keys.append((own._key,) if own._key in self._tracked else ())
-            else:
-                entry = self._variables.get(id(own))
-                keys.append(() if entry is None else tuple(entry[1]))
+            read = known(id(source))
+            if read is None or read[0] is not source:
+                local = getattr(source, "local", None)
+                own = _resolve(source, caller) if local is None else local()
+                if isinstance(own, Tensor):
+                    keys.append((own._key,) if own._key in self._tracked else ())
+                    continue
+                read = known(id(own))
+            keys.append(() if read is None else tuple(read[1]))
         return keys
 
     def _seed(self, targets: Sequence[Tensor], output_gradients: Any) -> dict[int, Array]:
