@@ -19,10 +19,18 @@ import pytest
 from ports import free_ports
 
 import pycollective as tf
+from pycollective.distribute import task_links
 from pycollective.distribute.server_store import Store
 from pycollective.distribute.shared_values import Block, SharedFile
 from pycollective.distribute.snapshots import Snapshots
-from pycollective.distribute.task_links import Link, LinkLostError, decode, encode
+from pycollective.distribute.task_links import (
+    Link,
+    LinkLostError,
+    decode,
+    encode,
+    link_to,
+    listen,
+)
 from pycollective.errors import CheckpointError
 from pycollective.launch import handshake
 from pycollective.launch.handshake import Channel, HandshakeError
@@ -715,6 +723,42 @@ def test_a_wrong_header_of_arrays_ends_the_link_and_not_the_thread(specs):
             link.receive()
         theirs.settimeout(10)
         assert theirs.recv(1) == b""
+
+
+def reached(address):
+    """Return the family of the socket by which a task reaches another one that echoes."""
+
+    def enter(channel, hello):
+        link = Link(channel, hello["task"])
+        link.send(*link.receive())
+        link.close()
+
+    sockets, _ = listen(address, enter)
+    try:
+        link = link_to("/job:ps/task:0", address, "chief", 10.0)
+        sent = [np.arange(5.0), np.ones((200, 300), np.float32)]
+        message, arrays = link.call({"request": "echo"}, sent)
+        assert message["request"] == "echo"
+        for one, other in zip(sent, arrays, strict=True):
+            np.testing.assert_array_equal(one, other)
+        family = link._channel.socket.family
+        link.close()
+        return family
+    finally:
+        sockets.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are those of Linux")
+def test_tasks_of_one_host_talk_through_a_unix_socket_or_tcp(monkeypatch):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    assert reached(address) == socket.AF_UNIX
+    with socket.socket(socket.AF_UNIX) as other:  # it has the name, and is no task
+        other.bind(task_links._UNIX_NAME + address)
+        other.listen()
+        threading.Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
+        assert reached(address) == socket.AF_INET
+    monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
+    assert reached(address) == socket.AF_INET
 
 
 def test_messages_through_a_unix_socket_of_one_user_have_no_hmac(monkeypatch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 
@@ -453,3 +454,22 @@ def test_updates_of_the_same_variables_in_opposite_orders_do_not_wait_for_each_o
     for thread in threads:
         thread.join(20)
     assert [float(a), float(b)] == [600.0, 600.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("shape", [(5,), (300, 200)])
+def test_assign_add_and_sub_change_small_and_large_values_in_place(dtype, shape):
+    start = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    variable = tf.Variable(start)
+    before = variable.value()
+    variable.assign_add(tf.ones(shape, dtype))
+    assert np.array_equal(variable.numpy(), start + 1)
+    variable.assign_sub(start)
+    variable.assign_sub(variable)
+    assert not variable.numpy().any()
+    assert np.array_equal(before.numpy(), start)  # a value that was read does not change
+
+
+def test_large_ones_do_not_share_memory():
+    one, other = tf.ones((300, 200)), tf.ones((300, 200))
+    assert (one.numpy() == 1).all() and not np.shares_memory(one.array, other.array)
