@@ -892,10 +892,11 @@ def test_store_makes_the_step_of_an_optimizer_with_slots_and_rows():
     assert pulled(store, numbers[0])[1][0] == pytest.approx(np.full((4096, 2), weights))
     assert pulled(store, numbers[1])[1][0] == pytest.approx(np.full((4096, 2), 10.0))
     items = [[numbers, True, False]]
-    step_of(store, numbers, [np.array([3, 70]), np.zeros((2, 2))], items=items)
-    found, arrays = pulled(store, numbers[1], 2)
-    assert found == [3, "rows"] and arrays[0].tolist() == [3, 70]
-    assert arrays[1] == pytest.approx(np.full((2, 2), 10.0))
+    step_of(store, numbers, [np.array([3, 70]), np.ones((2, 2))], items=items)
+    for number, value in zip(numbers, (weights - 0.5 / np.sqrt(11), 11.0), strict=True):
+        found, arrays = pulled(store, number, 2)
+        assert found == [3, "rows"] and arrays[0].tolist() == [3, 70]
+        assert arrays[1] == pytest.approx(np.full((2, 2), value))
 
 
 @pytest.mark.parametrize(
