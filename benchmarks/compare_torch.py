@@ -181,9 +181,10 @@ def adapter():
 
 def table(runs):
     """Return the medians of runs as a table of Markdown: µs, and the share of gloo's time."""
+    every = dict.fromkeys(key for run in runs for key in run["microseconds"])
     middle = {
-        key: statistics.median(run["microseconds"][key] for run in runs)
-        for key in runs[0]["microseconds"]
+        key: statistics.median(took for run in runs if (took := run["microseconds"].get(key)))
+        for key in every
     }
     rows: dict[tuple[str, str], list[str]] = {}
     for key, took in middle.items():

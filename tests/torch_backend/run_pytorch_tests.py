@@ -135,7 +135,8 @@ def table(arguments):
     print(
         "The wheels of PyTorch contain no tests of DTensor and FSDP2, only the classes below them. "
         "`tests/torch_backend/torch_program.py` trains\nthe transformer of `common_dtensor.py` and "
-        "models of FSDP2 with both backends, and compares the results.\n"
+        "models of FSDP2 with both backends, and compares the results. It also redistributes a DTensor "
+        "by all\npairs of placements, and trains a step by five schedules of pipelines.\n"
     )
     print("| ranks | gloo passes | pycollective passes of these | pycollective fails |")
     print("|---|---|---|---|")
