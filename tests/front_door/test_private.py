@@ -7,8 +7,14 @@ import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
 #: Read although they are another package's: the compiled modules; attributes of NumPy before 1.25, of
-#: ctypes (a documented one) and of argparse.
+#: ctypes (a documented one), of argparse, and of PyTorch, which has no public ones for these purposes.
 KNOWN = {"_core", "_nn", "_seed_seq", "_handle", "_actions"}
+KNOWN |= {
+    "_register_backend",
+    "_swap_data_ptr_",
+    "_call_end_callbacks_on_jit_fut",
+    "_RecordFunction",
+}
 
 
 def is_private(name):
