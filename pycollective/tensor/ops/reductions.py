@@ -146,8 +146,11 @@ def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
                 top, spread = result, g
             else:
                 top, spread = _with_axes(result, axes, a.ndim), _with_axes(g, axes, a.ndim)
-            hits = (a == top).astype(a.dtype)
-            return (hits * (spread / hits.sum(axis=axes, keepdims=True)),)
+            if a.__class__ is not np.ndarray or a.dtype.kind != "f":
+                hits = (a == top).astype(a.dtype)
+                return (hits * (spread / hits.sum(axis=axes, keepdims=True)),)
+            hits = np.equal(a, top, out=workspace.empty(a.shape, a.dtype))
+            return (np.multiply(hits, spread / reduced("sum", hits, axes, True), out=hits),)
 
         return record(result, (x,), vjp)
 
