@@ -34,7 +34,7 @@ struct Maximum {
   static constexpr T kStart = -std::numeric_limits<T>::infinity();
   template <typename T>
   static PYCOLLECTIVE_INLINE T joined(T a, T b) {
-    return a >= b || a != a ? a : b;
+    return (a >= b) | (a != a) ? a : b;  // without a branch, so that compilers vectorize it
   }
 };
 
@@ -43,7 +43,7 @@ struct Minimum {
   static constexpr T kStart = std::numeric_limits<T>::infinity();
   template <typename T>
   static PYCOLLECTIVE_INLINE T joined(T a, T b) {
-    return a <= b || a != a ? a : b;
+    return (a <= b) | (a != a) ? a : b;
   }
 };
 
