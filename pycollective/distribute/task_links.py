@@ -26,7 +26,7 @@ from pycollective import dtypes, errors
 from pycollective.errors import CollectiveError, UnavailableError
 from pycollective.launch.description import Description
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
-from pycollective.launch.handshake_server import STRANGER_SECONDS, Enter, HandshakeServer
+from pycollective.launch.handshake_server import HANDSHAKE_SECONDS, Enter, HandshakeServer
 from pycollective.launch.sockets import Sockets, inherited
 from pycollective.tensor import IndexedSlices, Tensor
 
@@ -49,7 +49,7 @@ SECONDS = 600.0
 JOIN_SECONDS = 180.0
 """Seconds that a task waits for another one to listen, about as long as TensorFlow."""
 _SPIN_SECONDS = 3e-4
-"""Seconds for which a thread looks for a message before it sleeps: waking it takes about as long."""
+"""Seconds for which a thread polls for a message before it sleeps: waking it takes about as long."""
 _TIMEVAL = struct.Struct("ll")
 _JOINED_BYTES = 1 << 16
 """The bytes of arrays that are copied, so that a message needs one call of the system."""
@@ -468,7 +468,7 @@ def link_to(task: str, address: str, own: str, seconds: float | None = None) -> 
     while True:
         try:
             family, found = sockets.resolve()
-            until = min(deadline, time.monotonic() + STRANGER_SECONDS)
+            until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
             hello = {"purpose": PURPOSE, "task": own}
             if _has_unix_socket(sockets.about):
                 local = socket.socket(socket.AF_UNIX)

@@ -52,7 +52,7 @@ _launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _joined: set[tuple[int, int, int]] = set()
 """Process, inode of the memory and rank of each group in shared memory that was joined."""
 _kept: list[Communicator] = []
-"""The same communicator, which `init_again` keeps for later calls."""
+"""The communicator in `_launched`, if `init_again` has made it and keeps it for later calls."""
 
 
 def init(
@@ -85,9 +85,9 @@ def init(
     Raises
     ------
     RendezvousError
-        The environment contradicts itself, has a misspelt variable, or means several processes
-        although this one would be alone. The rank is taken, the transport is not available, the
-        secrets differ, or a rank does not join in time.
+        If the environment contradicts itself, has a misspelt variable, or describes several
+        processes although this one would be alone. If the rank is taken, the transport is not
+        available, the secrets differ, or a rank does not join in time.
     """
     observe.settings()  # reports invalid settings before the wait for other ranks
     env = os.environ if environment is None else environment
@@ -121,7 +121,7 @@ def init(
         )
     if wanted == "tcp":
         raise RendezvousError(
-            f"{TRANSPORT}=tcp, and the launcher gave memory to share and no {ADDRESS}: start the "
+            f"{TRANSPORT}=tcp, but the launcher has set up shared memory and no {ADDRESS}: start the "
             "processes with pycollective run --transport tcp"
         )
     return _launched_in_memory(env, member.rank, member.size, timeout)
@@ -152,7 +152,7 @@ def _launched_in_memory(
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise RendezvousError(
             f"cannot join the group that {RANK}={env[RANK]!r}, {SIZE}={env[SIZE]!r} and "
-            f"{MEMORY}={env[MEMORY]!r} describe: {error or 'no memory is left'}"
+            f"{MEMORY}={env[MEMORY]!r} describe: {error or 'out of memory'}"
         ) from None
     communicator = Communicator(group, rank, timeout, SharedMemory(group), choices=choices)
     who = f"rank {rank} of {size}, through shared memory"
@@ -174,7 +174,7 @@ def init_again(
     Parameters
     ----------
     timeout, join_timeout
-        As of `init`.
+        As in `init`.
 
     Raises
     ------
@@ -217,7 +217,7 @@ def rendezvous(
     source : str
         The origin of these values, for the log.
     timeout, join_timeout, environment
-        As of `init`. The environment has the secret and other settings.
+        As in `init`. The environment has the secret and other settings.
     least, patience : int, float
         After ``patience`` seconds ``least`` ranks are enough, if rank 0 is one of them. They are
         renumbered in their order. If members are lost during the rendezvous, the other ranks repeat it.

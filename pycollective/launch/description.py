@@ -42,8 +42,8 @@ _INSECURE = "PYCOLLECTIVE_INSECURE"
 _STREAMS = "PYCOLLECTIVE_SOCKET_STREAMS"
 
 NO_THREADS = (
-    f"{TRANSPORT}=thread, and this process is one rank of several: processes talk through 'shm' or "
-    "'tcp'; pycollective.local_group makes ranks that are threads"
+    f"{TRANSPORT}=thread, but this process is one of several ranks: set it to 'shm' or 'tcp', or "
+    "make ranks that are threads with pycollective.local_group"
 )
 MAX_STREAMS = 8
 
@@ -123,7 +123,7 @@ class Description:
         size: int,
         addresses: Sequence[str],
     ) -> Description:
-        """Return the description of a group with these addresses, of all ranks or of rank 0 alone.
+        """Return the description of a group; ``addresses`` has those of all ranks, or of rank 0 alone.
 
         Raises
         ------
@@ -139,7 +139,9 @@ class Description:
             if wanted == "thread":
                 raise ValueError(NO_THREADS)
             if size > MAX_RANKS:
-                raise ValueError(f"{size} ranks are too many: {MAX_RANKS} are the most")
+                raise ValueError(
+                    f"a group of {size} ranks is too large: at most {MAX_RANKS} are supported"
+                )
             return cls(
                 rank,
                 size,
@@ -187,7 +189,7 @@ def forced(environment: Mapping[str, str]) -> str:
     wanted = environment.get(TRANSPORT, "")
     if wanted not in ("", "shm", "thread", "tcp"):
         raise ValueError(
-            f"{TRANSPORT}={wanted!r}: there are 'shm' (processes of one host), 'tcp' and 'thread'"
+            f"{TRANSPORT}={wanted!r} is unknown: use 'shm' (processes of one host), 'tcp' or 'thread'"
         )
     return wanted
 
@@ -226,7 +228,9 @@ def protection(environment: Mapping[str, str] | None = None) -> str:
     except ValueError as error:
         raise RendezvousError(str(error)) from None
     if has_secret:
-        return f"secret: of {secret.SECRET if secret.SECRET in env else secret.SECRET_FILE}; {tls}"
+        return (
+            f"secret: from {secret.SECRET if secret.SECRET in env else secret.SECRET_FILE}; {tls}"
+        )
     if insecure:
         return f"secret: none, and everybody on the network is trusted ({_INSECURE}=1); {tls}"
     return f"secret: none, so only processes of this user on this machine are accepted; {tls}"

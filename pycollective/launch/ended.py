@@ -15,7 +15,7 @@ __all__ = ["VARIABLE", "Ended"]
 
 VARIABLE = "PYCOLLECTIVE_ENDED_FD"
 _TEXT = 400
-_MET, _ENDED = b"m", b"e"
+_CONNECTED, _ENDED = b"c", b"e"
 
 
 class Ended:
@@ -52,13 +52,13 @@ class Ended:
 
     def has_connected(self, rank: int) -> None:
         """Mark a rank as connected to all others."""
-        self._mark(rank, _MET)
+        self._mark(rank, _CONNECTED)
 
     def write(self, rank: int, how: str, *, failed: bool) -> None:
         """Write how a rank ended, if it is the first that failed or ended without being connected."""
-        has_met = os.pread(self.descriptor, 1, len(self._line) + rank) == _MET
-        if not self.rank_and_text and (failed or not has_met):
-            text = f"{how} before all ranks had met".encode()[:_TEXT]
+        is_connected = os.pread(self.descriptor, 1, len(self._line) + rank) == _CONNECTED
+        if not self.rank_and_text and (failed or not is_connected):
+            text = f"{how} before all ranks were connected".encode()[:_TEXT]
             os.pwrite(self.descriptor, text, len(self._line) + self._size)
             self._mark(rank, _ENDED)  # last, so that no rank reads an incomplete text
 

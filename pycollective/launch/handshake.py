@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 VERSION = 2
-STRANGER_LIMIT = 1024
+UNAUTHENTICATED_LIMIT = 1024
 """Most bytes of a message before the sender has proved that it knows the key."""
-MEMBER_LIMIT = 1 << 20
+AUTHENTICATED_LIMIT = 1 << 20
 DEPTH_LIMIT = 8
 """Most levels of lists and objects in a message; this package sends four."""
 _REPEATED_LIMIT = 1024
@@ -130,10 +130,12 @@ class Channel:
 
     def length_of(self, header: bytes) -> int:
         """Return the length of a message after its header of four bytes."""
-        limit = MEMBER_LIMIT if self._key else STRANGER_LIMIT
+        limit = AUTHENTICATED_LIMIT if self._key else UNAUTHENTICATED_LIMIT
         (length,) = struct.unpack("!I", header)
         if length > limit:
-            raise HandshakeError(f"a message of {length} bytes, where {limit} are allowed")
+            raise HandshakeError(
+                f"the other side sent a message of {length} bytes; {limit} are allowed"
+            )
         return int(length)
 
     def decoded(self, data: bytes, repeated: bool = False) -> dict[str, Any]:
@@ -146,7 +148,9 @@ class Channel:
             data, code = data[:-_MAC], data[-_MAC:]
             want = self._code(self._them, self._received, data)
             if not hmac.compare_digest(code, want):
-                raise HandshakeError("a message that was changed on its way")
+                raise HandshakeError(
+                    "a message failed authentication: it was repeated, or changed on its way"
+                )
             self._received += 1
         if repeated and len(data) <= _REPEATED_LIMIT:
             return dict(_parsed_before(data))
@@ -157,7 +161,7 @@ class Channel:
         while len(data) < count:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError("nothing came in time")
+                raise TimeoutError("no data arrived in time")
             self.socket.settimeout(left)
             part = self.socket.recv(min(count - len(data), 1 << 16))
             if not part:
@@ -197,9 +201,9 @@ def _parsed(data: bytes) -> dict[str, Any]:
         text = data.decode()
         message = _decoder.decode(text)
     except (ValueError, RecursionError):
-        raise HandshakeError("a message that is not JSON") from None
+        raise HandshakeError("the other side sent a message that is not JSON") from None
     if not isinstance(message, dict):
-        raise HandshakeError("a message that is not a JSON object")
+        raise HandshakeError("the other side sent a message that is not a JSON object")
     level: list[Any] = [message]
     for _ in range(DEPTH_LIMIT - 1):
         below: list[Any] = []
@@ -210,7 +214,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
         if not level:
             break
     if any(level):
-        raise HandshakeError(f"a message of more than {DEPTH_LIMIT} levels")
+        raise HandshakeError(f"the other side sent a message of more than {DEPTH_LIMIT} levels")
     if "\\u" in text:
         _refuse_surrogates(json.dumps(message, ensure_ascii=False))
     return message
@@ -258,7 +262,7 @@ def _refuse_surrogates(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise HandshakeError("a message with half of a character (a lone surrogate)") from None
+        raise HandshakeError("the other side sent a message with a lone surrogate") from None
 
 
 def introduce(sock: socket.socket, key: bytes, about: dict[str, Any], deadline: float) -> Channel:
@@ -268,7 +272,7 @@ def introduce(sock: socket.socket, key: bytes, about: dict[str, Any], deadline: 
     channel.send(hello, deadline)
     challenge = channel.receive(deadline)
     _raise_refusal(challenge)
-    said = _said(hello, challenge)
+    said = _transcript(hello, challenge)
     channel.send({"proof": _mac(key, b"connects", said).hex()}, deadline)
     answer = channel.receive(deadline)
     _raise_refusal(answer)
@@ -288,10 +292,10 @@ def answer(sock: socket.socket, key: bytes, deadline: float) -> tuple[Channel, d
     channel = Channel(sock)
     hello = channel.receive(deadline)
     if hello.get("pycollective") != VERSION:
-        raise HandshakeError("no greeting of this version of pycollective")
+        raise HandshakeError(f"the other side does not use version {VERSION} of this handshake")
     challenge = {"nonce": secrets.token_hex(16)}
     channel.send(challenge, deadline)
-    said = _said(hello, challenge)
+    said = _transcript(hello, challenge)
     try:
         _check(channel.receive(deadline), _mac(key, b"connects", said))
     except HandshakeError:
@@ -302,7 +306,7 @@ def answer(sock: socket.socket, key: bytes, deadline: float) -> tuple[Channel, d
     return channel, hello
 
 
-def _said(hello: dict[str, Any], challenge: dict[str, Any]) -> bytes:
+def _transcript(hello: dict[str, Any], challenge: dict[str, Any]) -> bytes:
     return json.dumps([hello, challenge], sort_keys=True, separators=(",", ":")).encode()
 
 

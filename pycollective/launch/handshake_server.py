@@ -15,11 +15,11 @@ from pycollective.launch.handshake import Channel, HandshakeError, answer, refus
 if TYPE_CHECKING:
     from pycollective.launch.tls import Tls
 
-__all__ = ["SHORTAGES", "STRANGER_SECONDS", "Enter", "HandshakeServer"]
+__all__ = ["SHORTAGES", "HANDSHAKE_SECONDS", "Enter", "HandshakeServer"]
 
-STRANGER_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
 """Seconds that a connection has for its handshake."""
-MAX_STRANGERS = 64
+MAX_HANDSHAKES = 64
 """Most simultaneous handshakes beyond the group's size; one more ends the oldest."""
 _TLS_BEGINS = b"\x16"
 Enter = Callable[[Channel, dict[str, Any]], None]
@@ -45,13 +45,13 @@ class HandshakeServer:
     ) -> None:
         self._socket = sock
         self._key = key
-        self._room = MAX_STRANGERS + size
+        self._most_handshakes = MAX_HANDSHAKES + size
         self._enter = enter
         self._tls = tls
         self._lock = threading.Lock()
-        self._strangers: dict[int, socket.socket] = {}  # in the order of arrival
+        self._handshakes: dict[int, socket.socket] = {}  # in the order of arrival
         self._closed = threading.Event()
-        self.turned_away = 0
+        self.rejected = 0
         self.shortage: OSError | None = None  # set if no connection can be accepted any more
         self.address: tuple[str, int] = sock.getsockname()[:2]  # meaningless for a Unix socket
         sock.settimeout(0.2)
@@ -61,54 +61,54 @@ class HandshakeServer:
     def _listen(self) -> None:
         while not self._closed.is_set():
             try:
-                guest, _ = self._socket.accept()
+                connection, _ = self._socket.accept()
             except TimeoutError:
                 continue
             except OSError as error:  # closed, or out of descriptors
                 with self._lock:
-                    if error.errno in SHORTAGES and not self._hang_up_oldest():
+                    if error.errno in SHORTAGES and not self._shut_down_oldest():
                         self.shortage = error
                 self._closed.wait(0.01)
                 continue
             with self._lock:
                 if self._closed.is_set():
-                    guest.close()
+                    connection.close()
                     return
-                if len(self._strangers) >= self._room:
-                    self._hang_up_oldest()
-                self._strangers[id(guest)] = guest
+                if len(self._handshakes) >= self._most_handshakes:
+                    self._shut_down_oldest()
+                self._handshakes[id(connection)] = connection
             try:
-                threading.Thread(target=self._greet, args=(guest,), daemon=True).start()
+                threading.Thread(target=self._handshake, args=(connection,), daemon=True).start()
             except RuntimeError:  # no more threads
-                self._forget(guest)
-                guest.close()
+                self._forget(connection)
+                connection.close()
 
-    def _hang_up_oldest(self) -> bool:
+    def _shut_down_oldest(self) -> bool:
         """End the oldest unfinished handshake, with the lock held; return True if there was one."""
-        oldest = next(iter(self._strangers), None)
+        oldest = next(iter(self._handshakes), None)
         if oldest is not None:
-            _hang_up(self._strangers.pop(oldest))
+            _shut_down(self._handshakes.pop(oldest))
         return oldest is not None
 
-    def _forget(self, guest: socket.socket) -> bool:
+    def _forget(self, connection: socket.socket) -> bool:
         with self._lock:
-            return self._strangers.pop(id(guest), None) is not None
+            return self._handshakes.pop(id(connection), None) is not None
 
-    def _greet(self, guest: socket.socket) -> None:
-        sock = guest  # or the TLS socket around it
+    def _handshake(self, connection: socket.socket) -> None:
+        sock = connection  # or the TLS socket around it
         try:
-            deadline = time.monotonic() + STRANGER_SECONDS
-            if guest.family != socket.AF_UNIX:
-                guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock = self._secured(guest, deadline)
+            deadline = time.monotonic() + HANDSHAKE_SECONDS
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock = self._secured(connection, deadline)
             channel, hello = answer(sock, self._key, deadline)
         except (HandshakeError, OSError):
-            self.turned_away += 1
-            self._forget(guest)
+            self.rejected += 1
+            self._forget(connection)
             sock.close()
-            guest.close()
+            connection.close()
             return
-        if not self._forget(guest) or self._closed.is_set():
+        if not self._forget(connection) or self._closed.is_set():
             sock.close()
             return
         try:
@@ -116,41 +116,45 @@ class HandshakeServer:
         except (HandshakeError, OSError):
             sock.close()
 
-    def _secured(self, guest: socket.socket, deadline: float) -> socket.socket:
+    def _secured(self, connection: socket.socket, deadline: float) -> socket.socket:
         """Return the socket, in TLS if this rank uses it; refuse a side that differs in this."""
-        guest.settimeout(STRANGER_SECONDS)
-        speaks = guest.recv(1, socket.MSG_PEEK) == _TLS_BEGINS
+        connection.settimeout(HANDSHAKE_SECONDS)
+        speaks = connection.recv(1, socket.MSG_PEEK) == _TLS_BEGINS
         if not speaks and self._tls is None:
-            return guest
+            return connection
         if speaks and self._tls is not None:
-            return self._tls.accept(guest, deadline, lambda sock: self._becomes(guest, sock))
-        why = "this rank speaks no TLS" if speaks else "this rank speaks TLS only"
-        refuse(guest, f"{why}: PYCOLLECTIVE_TLS_CERT, _KEY and _CA are for all ranks, or for none")
+            return self._tls.accept(
+                connection, deadline, lambda sock: self._becomes(connection, sock)
+            )
+        why = "this rank does not use TLS" if speaks else "this rank uses TLS"
+        refuse(
+            connection, f"{why}: set PYCOLLECTIVE_TLS_CERT, _KEY and _CA on all ranks, or on none"
+        )
         raise HandshakeError(why)
 
-    def _becomes(self, guest: socket.socket, sock: socket.socket) -> None:
+    def _becomes(self, connection: socket.socket, sock: socket.socket) -> None:
         with self._lock:
-            if id(guest) not in self._strangers:
-                raise HandshakeError("this handshake was the oldest of too many, and was ended")
-            self._strangers[id(guest)] = sock
+            if id(connection) not in self._handshakes:
+                raise HandshakeError("there were too many handshakes, and this one was the oldest")
+            self._handshakes[id(connection)] = sock
 
     def close(self) -> None:
         """Accept no more connections, and end the unfinished handshakes."""
         with self._lock:
             self._closed.set()
         if self._socket.family == socket.AF_UNIX:  # its shutdown does not wake accept
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as guest:
-                guest.setblocking(False)
-                guest.connect(self._socket.getsockname())
-        _hang_up(self._socket)  # wakes accept
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+                connection.setblocking(False)
+                connection.connect(self._socket.getsockname())
+        _shut_down(self._socket)  # wakes accept
         with self._lock:
-            for guest in self._strangers.values():
-                _hang_up(guest)
+            for connection in self._handshakes.values():
+                _shut_down(connection)
         self._thread.join()
         self._socket.close()
 
 
-def _hang_up(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     """Wake the thread that reads from a socket; that thread closes the socket."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, if any

@@ -10,7 +10,7 @@ from typing import Any
 from pycollective.errors import RendezvousError
 from pycollective.launch.description import Description
 from pycollective.launch.handshake import Channel, HandshakeError
-from pycollective.launch.handshake_server import STRANGER_SECONDS
+from pycollective.launch.handshake_server import HANDSHAKE_SECONDS
 from pycollective.launch.sockets import Sockets
 
 __all__ = ["JoinRequests", "is_listening"]
@@ -54,7 +54,7 @@ class JoinRequests:
         try:
             sock = sockets.listen_at_own_address()
         except OSError as error:
-            raise RendezvousError(f"cannot listen for workers that come back: {error}") from None
+            raise RendezvousError(f"cannot listen for workers that join again: {error}") from None
         self._server = sockets.serve(sock, self._enter)
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class JoinRequests:
             raise HandshakeError("this is not the address of the rendezvous")
         self._last = time.monotonic()
         with contextlib.closing(channel):
-            channel.send(_NO_MEMBERS, time.monotonic() + STRANGER_SECONDS)
+            channel.send(_NO_MEMBERS, time.monotonic() + HANDSHAKE_SECONDS)
 
     def waiting(self) -> bool:
         """Return True if a process that knows the secret asked to join within the last seconds."""

@@ -37,11 +37,11 @@ from pycollective.launch.description import (
     FirstRankLostError,
 )
 from pycollective.launch.handshake import Channel, HandshakeError
-from pycollective.launch.handshake_server import STRANGER_SECONDS
-from pycollective.launch.leader import Leader, told
+from pycollective.launch.handshake_server import HANDSHAKE_SECONDS
+from pycollective.launch.leader import Leader, reported
 from pycollective.launch.members import int_of, milliseconds_until, time_of
 from pycollective.launch.peers import (
-    WORD_SECONDS,
+    LEADER_GRACE_SECONDS,
     BrokenError,
     NotNowError,
     Peers,
@@ -96,7 +96,15 @@ class Joining:
             self.store = None
 
     def group(self) -> tuple[_core.Group, str, str, str]:
-        """Do the rendezvous; return the core's group, its name, its transport in words, an address."""
+        """Do the rendezvous.
+
+        Returns
+        -------
+        group : Group
+            The core's group.
+        name, transport, address : str
+            Its random name, its transport in words, and an address of this rank.
+        """
         try:
             while True:
                 try:
@@ -112,9 +120,9 @@ class Joining:
                 except BrokenError as error:
                     if not self.elastic:
                         raise
-                    self._tell_why(error, f"failed/{self.whole[0]}")
+                    self._report_failure(error, f"failed/{self.whole[0]}")
                     with contextlib.suppress(_RepeatError):
-                        self._hear(
+                        self._wait_for(
                             lambda: None, "for rank 0 to make the group again", self.peers.ends
                         )
                 except _RepeatError:
@@ -124,12 +132,14 @@ class Joining:
                     self._leave_store()
                 self.peers.drop()
         except RendezvousError as error:
-            self._tell_why(error, f"failed/{self.whole[0]}" if self.whole[0] else "all/failed")
+            self._report_failure(
+                error, f"failed/{self.whole[0]}" if self.whole[0] else "all/failed"
+            )
             if isinstance(error, BrokenError):
                 raise RendezvousError(str(error), ranks=error.ranks) from None
             raise
 
-    def _tell_why(self, error: RendezvousError, key: str) -> None:
+    def _report_failure(self, error: RendezvousError, key: str) -> None:
         """Set a key to this rank's error; rank 0 publishes the errors of the others."""
         if self.store is not None:
             with contextlib.suppress(OSError):
@@ -161,7 +171,7 @@ class Joining:
                 for key, value in changes:
                     if key == "all/waits":
                         _log.warning("%s: %s", self.title(), value)
-            self._check_word()
+            self._check_leader()
         if ended is not None:
             for text, ranks in self.leader.reasons.values() if self.leader else ():
                 raise RendezvousError(text, ranks=ranks)
@@ -171,15 +181,15 @@ class Joining:
             )
         failure = self.old.failure if self.old is not None else None
         if failure:
-            raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
+            raise RendezvousError(f"the group that is being split has failed: {failure}")
         return bool(changes)
 
-    def _check_word(self) -> None:
+    def _check_leader(self) -> None:
         """Raise an error if rank 0 has given up, repeats the rendezvous, or left out this rank."""
         assert self.store is not None
         why, roll = self.store.get("all/failed"), self.store.get("all/roll")
         if why is not None:
-            text, ranks = told(why, 0, self.about.size)
+            text, ranks = reported(why, 0, self.about.size)
             raise RendezvousError(text, ranks=ranks)
         if roll is not None and roll != self.roll:
             self.roll = roll
@@ -205,14 +215,14 @@ class Joining:
         table = self.store.get("all/table")
         return table if isinstance(table, dict) else {}
 
-    def _hear(self, ready: Callable[[], T | None], what: str, until: float) -> T:
+    def _wait_for(self, ready: Callable[[], T | None], what: str, until: float) -> T:
         """Return the result of ``ready`` as soon as there is one; ``until`` is rank 0's deadline."""
         late = 1.0  # rank 0 logs first, because it knows the missing ranks
         say = time.monotonic() + leader.LOG_EVERY + late
         while (found := ready()) is None:
             has_heard = self.attend(0.05)
             now = time.monotonic()
-            if now >= until + WORD_SECONDS and not has_heard:
+            if now >= until + LEADER_GRACE_SECONDS and not has_heard:
                 waited = f"{self.title()} waited {round(until - self.peers.begun, 1):g} s {what}"
                 raise RendezvousError(waited, ranks=[0])
             if has_heard:
@@ -235,9 +245,9 @@ class Joining:
             self.store.attend()
         why = self.store.get("all/failed")
         if why is not None:
-            text, ranks = told(why, 0, self.about.size)
+            text, ranks = reported(why, 0, self.about.size)
             return RendezvousError(text, ranks=ranks)
-        text = f"{self.title(0)} is gone before the group was made: {error}"
+        text = f"{self.title(0)} was lost before the group was made: {error}"
         return FirstRankLostError(text, ranks=[0])
 
     # Joining --------------------------------------------------------------------------------
@@ -256,7 +266,7 @@ class Joining:
         apart = self.about.own is None and own[0] != address
         self.peers.listen(own, None if apart else front)
         self.leader = Leader(
-            self.about, store, self.peers.seconds, self.peers.streams, lambda: front.turned_away
+            self.about, store, self.peers.seconds, self.peers.streams, lambda: front.rejected
         )
         return store
 
@@ -271,11 +281,11 @@ class Joining:
         try:
             size = int_of(hello, "size", 1, MAX_RANKS)
             if size != self.whole[1]:
-                text = f"the group has {self.whole[1]} ranks for rank 0, and {size} for you"
+                text = f"rank 0 expects {self.whole[1]} ranks, but this rank expects {size}"
                 raise HandshakeError(text)
             rank = int_of(hello, "rank", 1, size - 1)
         except HandshakeError as error:
-            channel.send({"error": str(error)}, time.monotonic() + STRANGER_SECONDS)
+            channel.send({"error": str(error)}, time.monotonic() + HANDSHAKE_SECONDS)
             raise
         store.admit(channel, str(rank))
 
@@ -331,7 +341,7 @@ class Joining:
         except OSError as error:
             raise self._first_rank_lost(error) from None
         if not joined:
-            raise RendezvousError(f"rank {rank} is taken: every process needs its own")
+            raise RendezvousError(f"rank {rank} is taken: give every process a rank of its own")
         if store.get("all/table") is not None:  # the members were chosen before the request
             raise NotNowError
 
@@ -340,25 +350,25 @@ class Joining:
         self.about.rank, self.about.size = self.whole
         if self.store is None:
             self._enter_store()
-        what = f"for {self.title(0)} at {self.about.host}:{self.about.port} to have everybody"
+        what = f"for {self.title(0)} at {self.about.host}:{self.about.port} to choose the members"
 
         def new() -> dict[str, Any] | None:
             table = self._table()
             return table if table and table.get("group") != self.last_name else None
 
-        table = self._hear(new, what, self.peers.deadline)
+        table = self._wait_for(new, what, self.peers.deadline)
         name, places, ranks = (table.get(key) for key in ("group", "places", "ranks"))
         if not isinstance(name, str) or not isinstance(places, list) or not isinstance(ranks, list):
-            raise HandshakeError("no table of the group")
+            raise HandshakeError("rank 0 sent a table of members that is malformed")
         if self.about.rank not in ranks:
             raise NotNowError
         # A restarted rank does not know the present value of `least`.
         least = int_of(table, "least", 0, self.about.size)
         self.elastic = least > 0
         if len(ranks) < (self.about.least or least or self.about.size):
-            raise HandshakeError("a table of too few ranks")
+            raise HandshakeError("rank 0 sent a table with too few ranks")
         if len(places) != len(ranks):
-            raise HandshakeError("a table of another size")
+            raise HandshakeError("rank 0 sent a table whose ranks and addresses differ in number")
         self.about.rank, self.about.size = ranks.index(self.whole[0]), len(ranks)
         try:
             self.about.choices = tuning.checked_tables(table.get("choices"))
@@ -380,7 +390,7 @@ class Joining:
             is_this = isinstance(found, dict) and found.get("group") == self.peers.name
             return found.get("hosts") if is_this else None
 
-        found = self._hear(hosts, "for the others to connect", self.peers.ends)
+        found = self._wait_for(hosts, "for the others to connect", self.peers.ends)
         if not isinstance(found, list) or len(found) != self.about.size:
             raise HandshakeError("rank 0 went on without this rank")
         return [int_of({"host": host}, "host", 0, self.about.size - 1) for host in found]

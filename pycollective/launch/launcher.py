@@ -173,7 +173,7 @@ def new_group(transport: str | None, size: int) -> LaunchedGroup:
     if wanted not in ("shm", "tcp"):
         source = f"transport={transport!r}" if transport else f"{TRANSPORT}={wanted}"
         raise ValueError(
-            f"{source}, and processes talk through 'shm' or 'tcp': choose one of these, or make "
+            f"{source}, but processes use 'shm' or 'tcp': choose one of these, or make ranks that are "
             "threads (pycollective.local_group)"
         )
     return _Tcp(size) if wanted == "tcp" else _SharedMemory(size)
@@ -240,7 +240,7 @@ def run(
     _open_standard_streams()
     group = group or new_group(transport, size)
     if "TF_CONFIG" in os.environ:
-        _say("the ranks do not see TF_CONFIG, which describes another group than theirs")
+        _say("TF_CONFIG is removed from the ranks' environment: it describes another group")
     shares = cores.shares(size) if bind == "cores" else []
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
@@ -303,8 +303,8 @@ class Ranks:
         self._polls: list[Callable[[], int | None]] = []
         self.running: set[int] = set()
         self._left: dict[int, float] = {}  # when a rank ended, by the process group that it led
-        self._next_blow = 0.0  # time of the next signal to running ranks; 0: none
-        self._blows = [signal.SIGTERM, signal.SIGKILL]
+        self._next_signal = 0.0  # time of the next signal to running ranks; 0: none
+        self._ending_signals = [signal.SIGTERM, signal.SIGKILL]
 
     def add(self, pid: int, poll: Callable[[], int | None]) -> None:
         """Add the process of the next rank.
@@ -331,18 +331,18 @@ class Ranks:
 
     def end_soon(self) -> None:
         """Start the time after which `end_if_due` ends the running ranks."""
-        self._next_blow = self._next_blow or time.monotonic() + GRACE
+        self._next_signal = self._next_signal or time.monotonic() + GRACE
 
     def end_if_due(self) -> Signals | None:
         """Signal the running ranks if their time is over; return the signal that was sent, if any."""
-        if not self._next_blow or time.monotonic() <= self._next_blow:
+        if not self._next_signal or time.monotonic() <= self._next_signal:
             return None
-        if not (self.running and self._blows):
+        if not (self.running and self._ending_signals):
             return None
-        blow = self._blows.pop(0)
-        self.signal(blow)
-        self._next_blow = time.monotonic() + GRACE
-        return blow
+        ending = self._ending_signals.pop(0)
+        self.signal(ending)
+        self._next_signal = time.monotonic() + GRACE
+        return ending
 
     def ended(self) -> list[tuple[int, int]]:
         """Return the ranks that have ended since the last call, with their exit codes."""
@@ -403,7 +403,7 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
             number = received.pop(0)
             interrupts += number == signal.SIGINT
             if interrupts >= 3:
-                _say("interrupted three times: killing what still runs")
+                _say("interrupted three times: killing the running ranks")
                 ranks.signal(signal.SIGKILL)
             elif number == signal.SIGTSTP:
                 ranks.signal(signal.SIGSTOP)
@@ -427,8 +427,8 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
                 _say(f"rank {rank} {how}")
             else:
                 after.append(f"rank {rank} {how}")
-        if blow := ranks.end_if_due():
-            _say(f"{blow.name} to what still runs: {_listed(ranks.running)}")
+        if ending := ranks.end_if_due():
+            _say(f"sending {ending.name} to running ranks: {_listed(ranks.running)}")
         time.sleep(0.01)
     if after:
         _say(f"then {', '.join(after)}")

@@ -15,7 +15,7 @@ from pycollective.launch.handshake import HandshakeError
 from pycollective.launch.members import Candidate, choose, milliseconds_until
 from pycollective.launch.store import Change, Store
 
-__all__ = ["ATTEMPT_SECONDS", "Leader", "told"]
+__all__ = ["ATTEMPT_SECONDS", "Leader", "reported"]
 
 _log = logging.getLogger("pycollective")
 
@@ -29,19 +29,21 @@ _CONNECT_SECONDS = 1.0
 """Least time, in seconds, to join and then to connect, even if rank 0 or the last rank is late."""
 
 
-def told(why: Any, teller: int, size: int) -> tuple[str, list[int]]:
-    """Return the text and the ranks of an error that rank ``teller`` set, by default that rank."""
+def reported(why: Any, reporter: int, size: int) -> tuple[str, list[int]]:
+    """Return the text and the ranks of an error that rank ``reporter`` set, by default that rank."""
     why = why if isinstance(why, dict) else {}
     ranks = why.get("ranks")
     if not isinstance(ranks, list):
         return str(why.get("error")), []
-    return str(why.get("error")), [r for r in ranks if type(r) is int and 0 <= r < size] or [teller]
+    return str(why.get("error")), [r for r in ranks if type(r) is int and 0 <= r < size] or [
+        reporter
+    ]
 
 
 class Leader:
     """Rank 0's decisions, from the keys of all ranks; each decision sets one key of the store.
 
-    ``turned_away`` returns the number of connections that failed the handshake. `reasons` has the
+    ``rejected`` returns the number of connections that failed the handshake. `reasons` has the
     errors of ranks that have given up: their texts, and the ranks that they name.
     """
 
@@ -51,21 +53,21 @@ class Leader:
         store: Store,
         seconds: float,
         streams: int,
-        turned_away: Callable[[], int],
+        rejected: Callable[[], int],
     ) -> None:
         self._size, self._least, self._patience = about.size, about.least, about.patience
         self._about, self._roster = about, about.roster
-        self._where = f"to come to {about.host}:{about.port}"
+        self._where = f"to join at {about.host}:{about.port}"
         self._store, self._seconds, self._streams = store, seconds, streams
-        self._turned_away = turned_away
-        self._came: dict[int, Candidate] = {}  # in the order of arrival
+        self._turned_away = rejected
+        self._joined: dict[int, Candidate] = {}  # in the order of arrival
         self._chosen: dict[int, Candidate] = {}  # the members in this attempt
         self._asked: list[int] = []  # the members during a roll call
         self._rolls = 0
         self._until = 0.0  # the end of the attempt, or of the roll call
         self._note = ""  # text about the last rank if it joined very late
         self._name = ""
-        self._said = self._attempt_begun = self._stepped = time.monotonic()
+        self._transcript = self._attempt_begun = self._stepped = time.monotonic()
         self._pause = 0.0  # longest time between two steps: long if rank 0 was stopped
         self.reasons: dict[int, tuple[str, list[int]]] = {}
         self._begin()
@@ -79,7 +81,7 @@ class Leader:
         now = time.monotonic()
         self._pause, self._stepped = max(self._pause, now - self._stepped), now
         for key, value in changes:
-            self._take_note(key, value)
+            self._record(key, value)
         if self._asked:
             self._end_roll_call()
         elif self._chosen:
@@ -87,26 +89,26 @@ class Leader:
         else:
             self._choose()
 
-    def _take_note(self, key: str, value: Any) -> None:
+    def _record(self, key: str, value: Any) -> None:
         kind, _, number = key.partition("/")
         if kind == "failed" and value is not None:
             rank = int(number)
             members = list(self._chosen)
-            teller = members.index(rank) if rank in members else rank
-            self.reasons[rank] = told(value, teller, len(members) or self._size)
+            reporter = members.index(rank) if rank in members else rank
+            self.reasons[rank] = reported(value, reporter, len(members) or self._size)
         elif kind == "join":
             rank = int(number)
-            self._came.pop(rank, None)
+            self._joined.pop(rank, None)
             if value is not None:
                 self.reasons.pop(rank, None)
                 try:
-                    self._came[rank] = Candidate.of(value)
+                    self._joined[rank] = Candidate.of(value)
                 except (AttributeError, HandshakeError, ValueError) as error:
                     self._end(rank, str(error))
 
     def _end(self, rank: int, why: str = "") -> None:
         for key, value in self._store.end(str(rank), why):
-            self._take_note(key, value)
+            self._record(key, value)
 
     def _fail(self, text: str, ranks: list[int]) -> None:
         self._store.set("all/failed", {"error": text, "ranks": ranks})
@@ -121,8 +123,8 @@ class Leader:
             if self._pause > max(1.0, (until - begun) / 2) and 0 not in ranks:
                 text, ranks = f"{text}; rank 0 itself paused for {self._pause:.1f} s", [0, *ranks]
             return text, ranks
-        if now >= self._said + LOG_EVERY and late < math.inf:
-            self._said = now
+        if now >= self._transcript + LOG_EVERY and late < math.inf:
+            self._transcript = now
             self.say(f"rank 0 waits for {what}")
         return None
 
@@ -135,33 +137,33 @@ class Leader:
 
     def _choose(self) -> None:
         is_late = time.monotonic() >= self._begun + self._patience
-        members = choose(self._came, self._size, self._least, self._roster, is_late)
+        members = choose(self._joined, self._size, self._least, self._roster, is_late)
         if members:
             self._begin_attempt(members)
             return
-        absent = [rank for rank in range(self._size) if rank not in self._came]
+        absent = [rank for rank in range(self._size) if rank not in self._joined]
         until, note = self._deadline, ""
         if not self._least:  # the first rank that gives up ends the wait of all
             first, rank = self._first_to_give_up()
             # If rank 0 itself is late, a rank may just be trying again: give it time to join.
             first = max(first, self._begun + _CONNECT_SECONDS)
             if first < until:
-                until, note = first, f", as {self._about.title(rank)} waits no longer"
+                until, note = first, f", because {self._about.title(rank)} gives up then"
         away = self._turned_away()
-        strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
-        what = f"{self._about.titles(absent)} of {self._size} {self._where}{strangers}"
+        rejected = f" ({away} connections failed the handshake)" * bool(away)
+        what = f"{self._about.titles(absent)} of {self._size} {self._where}{rejected}"
         if problem := self._waits(what, absent, self._begun, until, note):
             text, ranks = problem
-            waited = max((candidate.waited for candidate in self._came.values()), default=0.0)
+            waited = max((candidate.waited for candidate in self._joined.values()), default=0.0)
             if (
                 waited > until - self._begun and 0 not in ranks
             ):  # the missing ranks may have given up because rank 0 was late
-                text, ranks = f"{text}; rank 0 came only after {waited:.1f} s", [0, *ranks]
+                text, ranks = f"{text}; rank 0 joined only after {waited:.1f} s", [0, *ranks]
             self._fail(text, ranks)
 
     def _first_to_give_up(self) -> tuple[float, int]:
         """Return the earliest deadline of the other ranks, and its rank."""
-        others = [(c.deadline, rank) for rank, c in self._came.items() if rank]
+        others = [(c.deadline, rank) for rank, c in self._joined.items() if rank]
         return min(others, default=(math.inf, 0))
 
     def _begin_attempt(self, members: list[int]) -> None:
@@ -171,10 +173,10 @@ class Leader:
             _log.warning(
                 "rank 0 continues without %s of %d", self._about.titles(absent), self._size
             )
-        self._chosen = {rank: self._came[rank] for rank in members}
+        self._chosen = {rank: self._joined[rank] for rank in members}
         self.reasons.clear()
         if self._roster is not None:
-            self._roster.let_in(self._came[rank].process for rank in members[1:])
+            self._roster.admit_members(self._joined[rank].process for rank in members[1:])
         self._limit_attempt()
         self._name = secrets.token_hex(8)
         before = self._store.get("all/table")
@@ -193,7 +195,7 @@ class Leader:
 
     def _limit_attempt(self) -> None:
         now = time.monotonic()
-        self._note, self._said, self._attempt_begun = "", now, now
+        self._note, self._transcript, self._attempt_begun = "", now, now
         if self._least:  # short, to detect a stopped member
             self._until = min(self._deadline, now + ATTEMPT_SECONDS * 2**self._rolls)
             return
@@ -203,8 +205,8 @@ class Leader:
         self._until = max(min(first, self._deadline), now + _CONNECT_SECONDS)
         spent = now - self._begun
         if 2 * spent > self._until - self._begun:
-            last = self._about.title([*self._came][-1])
-            self._note = f"; {last} came only after {spent:.1f} s"
+            last = self._about.title([*self._joined][-1])
+            self._note = f"; {last} joined only after {spent:.1f} s"
 
     # The members become a group -------------------------------------------------------------
 
@@ -271,15 +273,15 @@ class Leader:
         for number, (rank, candidate) in enumerate(self._chosen.items()):
             if rank in self.reasons:
                 return self.reasons[rank]
-            if self._came.get(rank) is not candidate:
-                return f"{self._about.title(number)} is gone before the group was made", [number]
+            if self._joined.get(rank) is not candidate:
+                return f"{self._about.title(number)} was lost before the group was made", [number]
         return None
 
     # Members are lost -----------------------------------------------------------------------
 
     def _call_roll(self, why: str) -> None:
         """Ask the members of an elastic group to answer, which shows the ranks that still run."""
-        _log.warning("rank 0 calls the roll, as the group could not be made: %s", why)
+        _log.warning("rank 0 calls the roll, because the group could not be made: %s", why)
         self._rolls += 1
         self._asked, self._chosen = list(self._chosen), {}
         self._until = time.monotonic() + ROLL_SECONDS
@@ -287,7 +289,7 @@ class Leader:
 
     def _end_roll_call(self) -> None:
         """Begin an attempt with the ranks that answered, if they are enough; else wait for others."""
-        there = [rank for rank in self._asked if rank in self._came]
+        there = [rank for rank in self._asked if rank in self._joined]
         here = [rank for rank in there if self._store.get(f"here/{rank}") == self._rolls]
         silent = [rank for rank in there if rank not in here]
         if silent and time.monotonic() < self._until:

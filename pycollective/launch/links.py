@@ -31,7 +31,7 @@ _SETTLED_SECONDS = CONNECT_SECONDS + 1.0
 _GRACE_SECONDS = 1.5
 """Seconds to pass on that all links work."""
 _ROUND_SECONDS = 0.25
-_NEWS_FROM = 3
+_EXCHANGES_A_ROUND = 3
 _TEXT = 200
 
 WORKS = "works"
@@ -49,7 +49,7 @@ class Findings:
     """The links between the workers of a group: the findings of all workers."""
 
     heard: set[int]
-    """The workers that take part, this one included."""
+    """The workers that take part in the test, including this one."""
     links: dict[tuple[int, int], tuple[str, str]]
     """Kind and text of the result, by the worker that tries and the worker of lower rank."""
     routes: dict[tuple[int, int], str]
@@ -89,7 +89,7 @@ def probe(
     Parameters
     ----------
     rank, size, addresses, environment
-        As of `pycollective.launch.rendezvous`.
+        As in `pycollective.launch.rendezvous`.
     seconds : float
         The longest time that the test takes. The test ends earlier if all links work, or if all
         workers take part and nothing changes.
@@ -119,7 +119,7 @@ class _Report:
     routes: dict[int, str] = field(default_factory=dict)
     place: tuple[str, int] | None = None
     """The host and port where the worker listens, if the description has none."""
-    is_well: bool = False
+    all_links_work: bool = False
     """True: the worker knows that all links work."""
 
     @classmethod
@@ -137,7 +137,7 @@ class _Report:
             },
             {_number(int(peer), size): _clean(text) for peer, text in value["routes"].items()},
             (_clean(host), _number(port, 65536)) if host else None,
-            value["is_well"] is True,
+            value["all_links_work"] is True,
         )
 
 
@@ -198,10 +198,10 @@ class _Probe:
         with self._changed:
             found = self._findings()
             if found.all_work(size):
-                if not self._own.is_well:
-                    self._own.is_well, self._well_since = True, now
+                if not self._own.all_links_work:
+                    self._own.all_links_work, self._well_since = True, now
                     self._has_changed()
-                others_know = sum(r.is_well for r in self._reports.values()) == size
+                others_know = sum(r.all_links_work for r in self._reports.values()) == size
                 if others_know or now > self._well_since + _GRACE_SECONDS:
                     return True
             is_complete = len(found.heard) == size and len(found.links) == size * (size - 1) // 2
@@ -229,7 +229,7 @@ class _Probe:
         soon = time.monotonic() + CONNECT_SECONDS
         with contextlib.closing(channel):
             self._take(channel.receive(soon))
-            channel.send(self._news(), soon)
+            channel.send(self._reports_message(), soon)
 
     # Trying ---------------------------------------------------------------------------------
 
@@ -239,7 +239,9 @@ class _Probe:
         with self._changed:
             lower = [b for b in range(self._about.rank) if b in self._places.keys() - self._busy]
             works = [b for b in lower if self._own.links.get(b, ("",))[0] == WORKS]
-            fresh = sorted(works, key=lambda b: (b != 0, self._told.get(b, 0.0)))[:_NEWS_FROM]
+            fresh = sorted(works, key=lambda b: (b != 0, self._told.get(b, 0.0)))[
+                :_EXCHANGES_A_ROUND
+            ]
             chosen = [b for b in lower if b not in works] + fresh
             self._told |= dict.fromkeys(chosen, now)
             self._busy.update(chosen)
@@ -263,7 +265,7 @@ class _Probe:
                 self._reached(channel)
                 # This exchange fails if the peer has already ended its test.
                 with contextlib.suppress(OSError, HandshakeError):
-                    channel.send(self._news(), soon)
+                    channel.send(self._reports_message(), soon)
                     self._take(channel.receive(soon))
         except (OSError, HandshakeError, RendezvousError) as error:
             kind, text = _outcome(error)
@@ -284,7 +286,7 @@ class _Probe:
             return self._sockets.introduced(sock, hello, deadline)
         except OSError as error:
             raise HandshakeError(
-                f"somebody listens there, and does not speak as a worker does: {error}"
+                f"a program listens there that does not answer as a worker does: {error}"
             ) from None
 
     def _reached(self, channel: Channel) -> None:
@@ -309,7 +311,7 @@ class _Probe:
 
     # The exchange of reports ----------------------------------------------------------------
 
-    def _news(self) -> dict[str, Any]:
+    def _reports_message(self) -> dict[str, Any]:
         """Return copies of all reports, because the caller writes them without the lock."""
         with self._changed:
             return {"reports": [asdict(report) for report in self._reports.values()]}
@@ -320,7 +322,7 @@ class _Probe:
         try:
             reports = [_Report.of(value, size) for value in news["reports"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise HandshakeError(f"no news: {error}") from None
+            raise HandshakeError(f"the other side sent malformed reports: {error}") from None
         with self._changed:
             for report in reports:
                 known = self._reports.get(report.rank)
@@ -357,7 +359,7 @@ def _number(value: Any, size: int) -> int:
 
 def _clean(text: Any) -> str:
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no text")
+        raise ValueError(f"{text!r} is not a text")
     return "".join(c if c.isprintable() else "?" for c in text[:_TEXT])
 
 

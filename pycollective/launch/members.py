@@ -126,7 +126,7 @@ class Roster:
     def __post_init__(self) -> None:
         self.left = self.limit
 
-    def let_in(self, processes: Iterable[str]) -> None:
+    def admit_members(self, processes: Iterable[str]) -> None:
         """Record the members of a group."""
         new = set(processes) - self.known
         self.left -= len(new)

@@ -51,7 +51,7 @@ class Sharing:
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         if hello.get("purpose") != "memory":
-            raise HandshakeError("this is where memory is shared")
+            raise HandshakeError("this socket is for sharing memory only")
         self._check_user(channel.socket)
         with self._changed:
             if self._closed:
@@ -61,7 +61,7 @@ class Sharing:
 
     def _check_user(self, sock: socket.socket) -> None:
         if not self._has_secret and not secret.is_same_user(sock):
-            raise HandshakeError("the process of another user, and the group has no secret")
+            raise HandshakeError("the process belongs to another user, and the group has no secret")
 
     def reach(self, name: str, group: str, rank: int, until: float) -> socket.socket | None:
         """Return a connection to another rank's socket; None if this rank cannot connect in time."""

@@ -17,7 +17,7 @@ __all__ = ["Output"]
 
 _LONGEST = 1 << 20
 """Most bytes of an incomplete line that are kept; more are printed without its end."""
-_MOMENT = 0.2
+_INCOMPLETE_SECONDS = 0.2
 """Seconds until an incomplete line is printed on a terminal."""
 
 
@@ -143,7 +143,7 @@ class Output:
                     self._close(source)
             for key in self._selector.get_map().values():
                 source = key.data
-                if source.screen.terminal and time.monotonic() - source.since > _MOMENT:
+                if source.screen.terminal and time.monotonic() - source.since > _INCOMPLETE_SECONDS:
                     source.rest()
             if ending and not events:
                 return

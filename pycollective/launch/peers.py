@@ -16,21 +16,21 @@ from pycollective.launch import leader, memory
 from pycollective.launch.description import MAX_STREAMS, Description
 from pycollective.launch.handshake import Channel, HandshakeError, Refused, digest
 from pycollective.launch.handshake_server import (
+    HANDSHAKE_SECONDS,
     SHORTAGES,
-    STRANGER_SECONDS,
     Enter,
     HandshakeServer,
 )
 from pycollective.launch.members import int_of, places_of
 from pycollective.launch.sockets import Sockets, is_unspecified
 
-__all__ = ["WORD_SECONDS", "BrokenError", "NotNowError", "Peers"]
+__all__ = ["LEADER_GRACE_SECONDS", "BrokenError", "NotNowError", "Peers"]
 
 _log = logging.getLogger("pycollective")
 
 T = TypeVar("T")
 
-WORD_SECONDS = 2.0
+LEADER_GRACE_SECONDS = 2.0
 """Extra seconds that other ranks wait, so that rank 0 can first report the missing ranks."""
 _CONNECTIONS = 2
 """Connections of every two ranks besides those for collectives: control, and point-to-point."""
@@ -44,7 +44,7 @@ class NotNowError(HandshakeError):
     """Rank 0 has chosen the members of a group without this rank, which must try again later."""
 
     def __init__(self) -> None:
-        super().__init__("rank 0 has a group, or makes one, without this rank")
+        super().__init__("rank 0 has made a group without this rank, or is making one")
 
 
 class Peers:
@@ -116,7 +116,7 @@ class Peers:
         self, family: Any, address: Any, hello: dict[str, Any], until: float, source: str = ""
     ) -> Channel:
         """Return an authenticated connection to an address, as `Sockets.reach` does."""
-        soon = min(until, time.monotonic() + STRANGER_SECONDS)
+        soon = min(until, time.monotonic() + HANDSHAKE_SECONDS)
         return self.sockets.reach(family, address, hello, soon, source)
 
     def until_reached(self, reach: Callable[[], T], peer: int, where: str, seconds: float) -> T:
@@ -161,7 +161,7 @@ class Peers:
         places, near = [], {}
         for rank, place in enumerate(table["places"]):
             if not isinstance(place, list) or len(place) != 5:
-                raise HandshakeError("a table without addresses")
+                raise HandshakeError("rank 0 sent a table without addresses")
             host = str(place[0])
             if rank == 0 and is_unspecified(host):  # rank 0 listens at all addresses
                 host = first
@@ -192,27 +192,27 @@ class Peers:
     def enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Accept a connection of a peer of higher rank."""
         with self._changed:  # a peer may have the table before this rank
-            self._changed.wait_for(lambda: self.name or self._over, STRANGER_SECONDS)
+            self._changed.wait_for(lambda: self.name or self._over, HANDSHAKE_SECONDS)
             name = self.name
         if hello.get("purpose") != "peer" or hello.get("group") != name or not name:
-            raise HandshakeError("another group's")
+            raise HandshakeError("the connection is for another group")
         rank = int_of(hello, "from", self._about.rank + 1, self._about.size - 1)
         stream = int_of(hello, "stream", 0, self.streams - 1)
         if hello.get("to") != self._about.rank:
-            raise HandshakeError("another rank's")
+            raise HandshakeError("the connection is for another rank")
         if self._about.tls is not None and stream:
-            self._about.tls.end(channel.socket, time.monotonic() + STRANGER_SECONDS)
+            self._about.tls.end(channel.socket, time.monotonic() + HANDSHAKE_SECONDS)
         with self._changed:
             if self._over or self.name != name or (rank, stream) in self._channels:
-                raise HandshakeError("a connection that is there already, or comes too late")
+                raise HandshakeError("the connection exists already, or comes too late")
             self._channels[rank, stream] = channel
             self._changed.notify_all()
 
     def connect(self) -> None:
-        """Connect to the peers of lower rank, and wait for connections of the others."""
+        """Connect to the peers of lower rank, and wait for connections from those of higher rank."""
         rank, size = self._about.rank, self._about.size
         for peer, places in enumerate(self._places[:rank]):
-            until = self.ends + (0.0 if peer else WORD_SECONDS)
+            until = self.ends + (0.0 if peer else LEADER_GRACE_SECONDS)
             hello = {"purpose": "peer", "group": self.name, "from": rank, "to": peer}
             interfaces = min(len(places), len(self.places))
             for stream in range(self.streams):
@@ -277,13 +277,13 @@ class Peers:
         rank, size = self._about.rank, self._about.size
         here = [r for r in range(size) if hosts[r] == hosts[rank]]
         absent = [r for r in self._near if r not in here]
-        unproved = f", {self._about.titles(absent)} said to be on this host but not reached"
-        unproved = (unproved + " through its memory") * bool(absent)
+        unproved = f", no shared memory with {self._about.titles(absent)} despite an equal host id"
+        unproved *= bool(absent)
         elsewhere = [r for r in range(size) if hosts[r] != hosts[rank]]
         if self._about.one_host and len(set(hosts)) > 1:
             raise RendezvousError(
-                f"PYCOLLECTIVE_TRANSPORT=shm, and {self.title()} shares no memory with "
-                f"{self._about.titles(elsewhere)}{unproved}: leave it out, or set it to 'tcp'",
+                f"PYCOLLECTIVE_TRANSPORT=shm, but {self.title()} shares no memory with "
+                f"{self._about.titles(elsewhere)}{unproved}: unset the variable, or set it to 'tcp'",
                 ranks=elsewhere,
             )
         others = [r for r in range(size) if r != rank]

@@ -78,7 +78,7 @@ class Relay:
             pair.close()
 
 
-class _Way:
+class _Direction:
     """One direction of a connection: data are read from one socket and written to the other."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
@@ -119,7 +119,7 @@ class _Pair:
             sock.setblocking(False)
         with contextlib.suppress(OSError):
             secure.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._out, self._in = _Way(plain, secure), _Way(secure, plain)
+        self._out, self._in = _Direction(plain, secure), _Direction(secure, plain)
         self._shut: set[socket.socket] = set()  # the sockets that are shut down for writing
         self.until: float | None = None  # time limit for the rest of the data
         self.over = False

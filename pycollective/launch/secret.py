@@ -52,8 +52,8 @@ def of_environment(env: Mapping[str, str]) -> bytes:
         return b""
     if len(secret) < _SHORTEST:
         raise ValueError(
-            f"the secret of {source} has {len(secret)} bytes, and less than {_SHORTEST} can be "
-            "guessed: python -c 'import secrets; print(secrets.token_hex())' makes a good one"
+            f"the secret in {source} has {len(secret)} bytes, but needs at least {_SHORTEST}: make one "
+            "with python -c 'import secrets; print(secrets.token_hex())'"
         )
     return secret
 
@@ -113,8 +113,8 @@ def of_user() -> bytes:
     except (OSError, ValueError) as error:
         reason = f"{error.strerror}: {where}" if isinstance(error, OSError) else str(error)
         raise RendezvousError(
-            "there is no secret, so ranks prove that they are processes of the same user by a file "
-            f"that only this user can read, and that file cannot be used ({reason}); {_INSTEAD}"
+            "the group has no secret, so ranks prove with a file of this user that they belong to "
+            f"one user. That file cannot be used ({reason}): {_INSTEAD}"
         ) from None
     return key
 

@@ -12,7 +12,7 @@ from pycollective.errors import RendezvousError
 from pycollective.launch import interfaces, secret
 from pycollective.launch.description import MAX_STREAMS, Description
 from pycollective.launch.handshake import Channel, introduce, key_of
-from pycollective.launch.handshake_server import MAX_STRANGERS, Enter, HandshakeServer
+from pycollective.launch.handshake_server import MAX_HANDSHAKES, Enter, HandshakeServer
 
 __all__ = ["Sockets", "inherited", "is_unspecified"]
 
@@ -29,8 +29,8 @@ def is_unspecified(address: str) -> bool:
 def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
     host, port = about.own or (about.host, about.port)
     return RendezvousError(
-        f"rank {about.rank} cannot listen at {host}:{port}, its own address: {error.strerror}; is it "
-        "taken by another process (two tasks with one address, or one that was not ended)?"
+        f"rank {about.rank} cannot listen at {host}:{port}, its own address: {error.strerror}. "
+        "Another process may use the address: a second task, or an earlier one that still runs"
     )
 
 
@@ -88,7 +88,7 @@ class Sockets:
             raise RendezvousError(
                 f"{address} is not a loopback address, and there is no secret: set "
                 "PYCOLLECTIVE_SECRET (or PYCOLLECTIVE_SECRET_FILE) to the same long random text on "
-                "every rank, or PYCOLLECTIVE_INSECURE=1 where everybody on the network is trusted"
+                "every rank, or PYCOLLECTIVE_INSECURE=1 if you trust everybody on the network"
             )
 
     def resolve(self) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ class Sockets:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            sock.listen(min(self.about.size + MAX_STRANGERS, 1024))
+            sock.listen(min(self.about.size + MAX_HANDSHAKES, 1024))
         except OSError:
             sock.close()
             raise
@@ -171,7 +171,7 @@ class Sockets:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():  # TCP can connect a port to itself
-                raise ConnectionRefusedError("nobody listens")
+                raise ConnectionRefusedError("no process listens there")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except BaseException:
             sock.close()
@@ -181,7 +181,7 @@ class Sockets:
     def reach(
         self, family: Any, address: Any, hello: dict[str, Any], deadline: float, source: str = ""
     ) -> Channel:
-        """Return an authenticated connection to an address; the parameters are as below."""
+        """Return an authenticated connection to an address, as `connected` and `introduced` do."""
         return self.introduced(self.connected(family, address, deadline, source), hello, deadline)
 
     def introduced(self, sock: socket.socket, hello: dict[str, Any], deadline: float) -> Channel:

@@ -132,12 +132,12 @@ class Store(_Values):
     def _carry_out(self, session: _Session, request: dict[str, Any]) -> list[Change]:
         key, value = request.get("set"), request.get("value")
         if not isinstance(key, str) or len(key) > _LONGEST_KEY:
-            raise HandshakeError("no request")
+            raise HandshakeError("the other side sent a malformed request")
         kind, _, name = key.partition("/")
         if name != session.name or f"{kind}/" == TO_ALL:
-            raise HandshakeError("a key that is not this rank's")
+            raise HandshakeError("the other side set a key of another rank")
         if key not in session.keys and len(session.keys) == _MOST_KEYS:
-            raise HandshakeError("too many keys")
+            raise HandshakeError(f"the other side set more than {_MOST_KEYS} keys")
         may = self._owners.get(key, session) is session
         may = may and ("expected" not in request or request["expected"] == self.get(key))
         changes: list[Change] = []
@@ -204,7 +204,7 @@ class Client(_Values):
         self._unseen: list[Change] = []
         values = self._receive().get("values")
         if not isinstance(values, dict):
-            raise HandshakeError("no values")
+            raise HandshakeError("rank 0 sent no values")
         self._values.update(values)
 
     def set(self, key: str, value: Any) -> None:

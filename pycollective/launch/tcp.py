@@ -25,13 +25,21 @@ _ABOUT_SECRETS = {
 def connect(
     about: Description, seconds: float, old: _core.Group | None = None
 ) -> tuple[_core.Group, str, str, str]:
-    """Do the rendezvous; return the core's group, its name, a text on its transport, this address.
+    """Do the rendezvous.
+
+    For a split, ``old`` is the group that is split.
+
+    Returns
+    -------
+    group : Group
+        The core's group.
+    name, transport, address : str
+        Its random name, its transport in words, and an address of this rank.
 
     Raises
     ------
     RendezvousError
-        Ranks are missing, fail the handshake, or report an error. For a split, ``old`` is the group
-        that is split; its failure is an error too.
+        If ranks are missing, fail the handshake, or report an error; if ``old`` fails.
     """
     if about.size == 1:
         return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
@@ -48,7 +56,7 @@ def connect(
     except (OSError, RuntimeError, MemoryError) as error:  # also from the core
         raise RendezvousError(
             f"{about.title(about.rank)} cannot join the group at {about.host}:{about.port}: "
-            f"{error or 'no memory is left'}"
+            f"{error or 'out of memory'}"
         ) from None
 
 

@@ -113,16 +113,18 @@ def _explained(error: ssl.SSLError) -> HandshakeError:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refused(
-            f"its certificate is refused ({error.verify_message}): all ranks need certificates of "
-            f"one authority, and that one as {AUTHORITY}"
+            f"this rank refuses the other side's certificate ({error.verify_message}): all ranks need "
+            f"certificates of one authority, and the authority's certificate as {AUTHORITY}"
         )
     if "ALERT" in reason:
         return Refused(
-            f"it refuses this rank's certificate ({reason.lower().replace('_', ' ')}): all ranks "
-            f"need certificates of one authority, and that one as {AUTHORITY}"
+            f"the other side refuses this rank's certificate ({reason.lower().replace('_', ' ')}): all "
+            f"ranks need certificates of one authority, and the authority's certificate as {AUTHORITY}"
         )
     if reason == "WRONG_VERSION_NUMBER":
-        return Refused(f"it speaks no TLS: {', '.join(_NAMES)} are for all ranks, or for none")
+        return Refused(
+            f"the other side does not use TLS: set {', '.join(_NAMES)} on all ranks, or on none"
+        )
     return HandshakeError(f"TLS: {error}")
 
 

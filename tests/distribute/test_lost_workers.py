@@ -304,7 +304,7 @@ def test_who_was_lost_while_they_met_is_named(outcomes, fault):
         said = [(t, kind, text) for doing, t, kind, text in done.said[rank] if doing == "join"]
         seconds, kind, text = said[-1]
         assert (kind, seconds < 8 + 4) == ("RendezvousError", True), said
-        assert re.search(r"\brank 1\b( of 3 to (connect|come)| at | is gone)", text), text
+        assert re.search(r"\brank 1\b( of 3 to (connect|join)| at | was lost)", text), text
     if not fault.silent:  # it may be known at once
         return
     # Rank 2 tries to connect all the time.

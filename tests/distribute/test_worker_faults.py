@@ -169,10 +169,10 @@ except Exception as error:
         assert "RendezvousError" in output, done
     # The first worker whose time is over ends the wait of both.
     own = "Timeout waiting for the cluster, timeout is 2 seconds" in done.outputs[0]
-    assert own or "as rank 1 waits no longer" in done.outputs[0], done
+    assert own or "because rank 1 gives up then" in done.outputs[0], done
     assert "rank 2 of 3" in done.outputs[0], done
     for errors in done.errors:  # also on a worker that only rank 0 can tell
-        assert "rank 0 waits for rank 2 of 3 to come to" in errors, done
+        assert "rank 0 waits for rank 2 of 3 to join at" in errors, done
 
 
 def test_workers_listen_at_their_own_addresses(tmp_path):

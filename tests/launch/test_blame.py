@@ -131,7 +131,7 @@ def test_rendezvous_rank_that_never_joins_is_named_when_another_times_out(on_ran
     monkeypatch.setattr(Leader, "step", steps)
     addresses = at(free_ports(3))
     ranks = [Rank(0, addresses), Rank(1, addresses)]
-    missing = f"for rank 2 of 3 to come to {addresses[0]}, as rank 1 waits no longer"
+    missing = f"for rank 2 of 3 to join at {addresses[0]}, because rank 1 gives up then"
     for error in errors_of(on_ranks, ranks):
         assert missing in error
 
@@ -184,7 +184,7 @@ def test_rendezvous_rank_that_joins_too_late_for_the_rest_is_named(on_ranks, mon
     first = Stopped(1, ports)
     last = Stopped(2, ports, after=first.has_joined, reaches=(0,))
     (error,) = errors_of(on_ranks, [Rank(0, at(ports), join_timeout=20.0)], first, last)
-    assert "rank 2 came only after 19." in error
+    assert "rank 2 joined only after 19." in error
 
 
 def test_rendezvous_ended_rank_with_a_reason_reports_the_reason(on_ranks):

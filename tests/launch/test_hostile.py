@@ -93,7 +93,7 @@ def test_handshake_server_hostile_greetings_and_proofs_refuses_all(server, uncau
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(4096):  # until the listener has closed the connection
                 pass
-    until(lambda: server.turned_away == len(greetings) + len(proofs))
+    until(lambda: server.rejected == len(greetings) + len(proofs))
     assert (uncaught, server.entered) == ([], [])
     with socket.create_connection(server.address, timeout=20) as sock:
         handshake.introduce(sock, KEY, {"purpose": "join"}, time.monotonic() + 20)
@@ -114,15 +114,15 @@ def squatter(sock, stop):
     kept = []
     while not stop.is_set():
         try:
-            guest, _ = sock.accept()
+            connection, _ = sock.accept()
         except TimeoutError:
             continue
-        kept.append(guest)
+        kept.append(connection)
         with contextlib.suppress(OSError):
-            guest.sendall(frame(b'{"refused": "go away"}'))
-            guest.shutdown(socket.SHUT_WR)
-    for guest in kept:
-        guest.close()
+            connection.sendall(frame(b'{"refused": "go away"}'))
+            connection.shutdown(socket.SHUT_WR)
+    for connection in kept:
+        connection.close()
     sock.close()
 
 

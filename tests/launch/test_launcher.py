@@ -283,8 +283,8 @@ time.sleep(60)
     assert done.returncode == 7
     assert done.stderr.splitlines() == [
         "pycollective run: rank 1 exited with status 7",
-        "pycollective run: SIGTERM to what still runs: ranks 0, 2",
-        "pycollective run: SIGKILL to what still runs: ranks 0, 2",
+        "pycollective run: sending SIGTERM to running ranks: ranks 0, 2",
+        "pycollective run: sending SIGKILL to running ranks: ranks 0, 2",
         "pycollective run: then rank 0 was killed by SIGKILL, rank 2 was killed by SIGKILL",
     ]
     assert all(gone(pid) for pid in pids(done.stdout.splitlines()))
@@ -393,7 +393,7 @@ def test_list_of_ended_ranks_has_the_first_that_failed_or_never_joined():
     made.write(1, "rank 1 exited with status 0", failed=False)
     assert seen.rank_and_text is None
     made.write(2, "rank 2 exited with status 0", failed=False)
-    assert seen.rank_and_text == (2, "rank 2 exited with status 0 before all ranks had met")
+    assert seen.rank_and_text == (2, "rank 2 exited with status 0 before all ranks were connected")
     made.write(1, "rank 1 exited with status 3", failed=True)
     assert seen.rank_and_text[0] == 2
     long = Ended.create(1, "127.0.0.1:1")

@@ -121,7 +121,7 @@ def test_leader_member_lost_in_the_middle_ends_a_group_that_needs_all(group):
     three = group(3)
     three.join(0, 1, 2)
     three.says(("join/2", None))
-    text = "rank 2 is gone before the group was made"
+    text = "rank 2 was lost before the group was made"
     assert three.get("failed") == {"error": text, "ranks": [2]}
 
 
@@ -162,7 +162,7 @@ def test_leader_first_rank_times_out_names_the_missing_ranks(group, monkeypatch)
     three.says(("join/1", {**request("one"), "milliseconds": 0}))
     failed = three.get("failed")
     assert failed["ranks"] == [2]
-    assert failed["error"].endswith("127.0.0.1:1, as rank 1 waits no longer")
+    assert failed["error"].endswith("127.0.0.1:1, because rank 1 gives up then")
 
 
 def test_leader_missing_ranks_are_logged_at_intervals(group, monkeypatch, caplog):
@@ -184,7 +184,7 @@ def test_leader_that_comes_late_names_rank_0_too(group, monkeypatch):
     three.says(("join/1", {**request("one"), "milliseconds": 0, "waited": 7000}))
     failed = three.get("failed")
     assert failed["ranks"] == [0, 2]
-    assert failed["error"].endswith("rank 0 came only after 7.0 s")
+    assert failed["error"].endswith("rank 0 joined only after 7.0 s")
 
 
 @pytest.mark.parametrize(("pause", "ranks"), [(1.0, [2]), (15.0, [0, 2])])

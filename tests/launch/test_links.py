@@ -129,7 +129,7 @@ def test_foreign_listener_is_reported():
         mine = f"127.0.0.1:{free_port()}"
         found = probe(1, 2, [where, mine], 0.8, ENVIRONMENT)
         assert found.links[1, 0][0] == links.OTHER
-        assert found.links[1, 0][1].startswith("somebody listens there, and does not speak as")
+        assert found.links[1, 0][1].startswith("a program listens there that does not answer as")
         # A listener with a full queue never answers, like a firewall that drops packets.
         with contextlib.suppress(TimeoutError):
             while True:
@@ -179,7 +179,7 @@ def test_own_address_in_use_raises():
 
 GOOD = {
     "rank": 1, "addresses": ["a"], "version": 1, "links": {"0": ["works", ""]},
-    "routes": {"0": "x"}, "place": ["h", 1], "is_well": True,
+    "routes": {"0": "x"}, "place": ["h", 1], "all_links_work": True,
 }  # fmt: skip
 
 
@@ -238,6 +238,6 @@ def test_older_report_is_ignored():
 def test_reports_to_send_are_copies_that_other_threads_do_not_change():
     about = Description.of_environment(ENVIRONMENT, 0, 2, ["127.0.0.1:1"])
     probe = links._Probe(about, ["127.0.0.1:1"], {0: ("127.0.0.1", 1)})
-    news = probe._news()
+    news = probe._reports_message()
     probe._own.links[1] = links.WORKS, ""
     assert news["reports"][0]["links"] == {}

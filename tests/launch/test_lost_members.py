@@ -33,7 +33,7 @@ SOME = {"least": 2, "patience": 20.0, "join_timeout": 20.0}
 def hurry(monkeypatch):
     """Shorten the time limits for silent ranks."""
     monkeypatch.setattr(leader, "ATTEMPT_SECONDS", 0.5)
-    monkeypatch.setattr(peers, "STRANGER_SECONDS", 1.0)
+    monkeypatch.setattr(peers, "HANDSHAKE_SECONDS", 1.0)
 
 
 def at(ports):
@@ -174,7 +174,7 @@ def test_rendezvous_elastic_no_rank_left_names_the_awaited_ranks(on_ranks, monke
 
     error, _ = on_ranks([Rank(0, at(ports), **SOME), dies], call)
     assert isinstance(error, RendezvousError)
-    assert re.search(r"rank 0 waited [\d.]+ s for rank 1 of 2 to come to", str(error)), error
+    assert re.search(r"rank 0 waited [\d.]+ s for rank 1 of 2 to join at", str(error)), error
 
 
 def test_rendezvous_elastic_rank_0_lost_raises_first_rank_lost(on_ranks):
@@ -199,7 +199,7 @@ def test_rendezvous_member_lost_all_needed_raises(on_ranks):
     first, _, last = on_ranks(ranks, call)
     for error in (first, last):
         assert isinstance(error, RendezvousError)
-        assert "rank 1 is gone before the group was made" in str(error)
+        assert "rank 1 was lost before the group was made" in str(error)
 
 
 def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
@@ -252,7 +252,7 @@ def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected
         for rank in range(4)
     }
     assert choose(came, 4, least, roster, False) == expected
-    roster.let_in(came[rank].process for rank in expected[1:])
+    roster.admit_members(came[rank].process for rank in expected[1:])
     assert roster.left == left - (len(expected) - 2)
     roster.has_saved()
     assert roster.left == 5

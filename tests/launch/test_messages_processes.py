@@ -57,7 +57,7 @@ except pc.MismatchError as error:
     assert (status, err) == (0, "")
     assert len(out.splitlines()) == 2
     for line in out.splitlines():
-        assert "rank 1 receives int32[4] from rank 0 with tag 0, and rank 0 sent float64[3]" in line
+        assert "rank 1 receives int32[4] from rank 0 with tag 0, but rank 0 sent float64[3]" in line
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ for later in (False, True):
         comm.barrier()
 """
     done = run(tmp_path, transport, 3, body)
-    text = "MismatchError rank 2 receives float64[4] from rank 0 with tag 5, and rank 0 sent "
+    text = "MismatchError rank 2 receives float64[4] from rank 0 with tag 5, but rank 0 sent "
     for output in done.outputs:
         for line, what in zip(
             output.splitlines(), 2 * ["float64[3]", "int32[4]", "float64[2, 2]"], strict=True

@@ -157,7 +157,7 @@ def test_ranks_that_cannot_reach_the_memory_use_tcp(monkeypatch, caplog, on_rank
     assert [c.hosts for c in comms] == [[0, 1, 1, 0]] * 4
     assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [4.0] * 4
     close(comms)
-    text = "ranks 1, 2 said to be on this host but not reached through its memory"
+    text = "no shared memory with ranks 1, 2 despite an equal host id"
     assert text in caplog.text
     assert "through shared memory with rank 3 and over TCP with the others, 2 hosts" in caplog.text
 
@@ -333,7 +333,7 @@ def test_shared_memory_can_be_forced():
     comms = join(environments(["a", "a"], PYCOLLECTIVE_TRANSPORT="shm"))
     assert [c._group.transport for c in comms] == ["shared memory"] * 2
     close(comms)
-    text = "PYCOLLECTIVE_TRANSPORT=shm, and rank {} shares no memory with {}"
+    text = "PYCOLLECTIVE_TRANSPORT=shm, but rank {} shares no memory with {}"
     envs = environments(["a", "b", "a"], PYCOLLECTIVE_TRANSPORT="shm")
     errors = [str(e) for e in outcomes(envs)]
     away = ["rank 1", "ranks 0, 2", "rank 1"]
@@ -343,6 +343,6 @@ def test_shared_memory_can_be_forced():
 
 def test_threads_cannot_be_forced_on_processes():
     for error in outcomes(environments(["a", "a"], PYCOLLECTIVE_TRANSPORT="thread")):
-        assert "PYCOLLECTIVE_TRANSPORT=thread, and this process is one rank of several" in str(
+        assert "PYCOLLECTIVE_TRANSPORT=thread, but this process is one of several ranks" in str(
             error
         )

@@ -110,7 +110,7 @@ def test_debug_trace_describes_groups_and_calls(run_on, monkeypatch):
         assert f"rank {rank} of 2, " in made
         assert re.search(r"described by pycollective run; ", made)
         assert "algorithms: built-in table" in made
-        assert "1 host" in made or "hosts not shared as far as is known" in made
+        assert "1 host" in made or "no two ranks are known to share a host" in made
         (call,) = [line for line in lines if "all_reduce #1 " in line]
         assert f"TRACE rank {rank} of 2: all_reduce #1 (float64[3], sum, " in call
         assert f"rank {rank} of 2 (rank {rank} before), " in err

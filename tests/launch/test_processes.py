@@ -251,7 +251,7 @@ def test_init_bad_environment_raises_rendezvous_error(tmp_path):
         ({"PYCOLLECTIVE_TRANSPORT": "shm"}, "needs a launcher"),
         (
             {**launched_environment(0, 2, 1), "PYCOLLECTIVE_TRANSPORT": "thread"},
-            "PYCOLLECTIVE_TRANSPORT=thread, and this process is one rank of several",
+            "PYCOLLECTIVE_TRANSPORT=thread, but this process is one of several ranks",
         ),
         ({**launched_environment(0, 2, 1), "PYCOLLECTIVE_RANK": "one"}, "PYCOLLECTIVE_RANK='one'"),
     ):
@@ -271,7 +271,7 @@ def test_init_bad_environment_raises_rendezvous_error(tmp_path):
 def test_run_bad_command_exits_with_a_message(tmp_path, capsys, monkeypatch):
     from pycollective.cli import main
 
-    for forced, text in (("thread", "processes talk through"), ("pigeon", "there are 'shm'")):
+    for forced, text in (("thread", "processes use 'shm'"), ("pigeon", "is unknown: use 'shm'")):
         monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", forced)
         with pytest.raises(SystemExit):
             main(["run", "-n", "2", "program"])

@@ -122,7 +122,7 @@ def test_rendezvous_missing_rank_is_logged_on_every_rank(on_ranks, caplog, monke
     assert leader.LOG_EVERY == 10
     monkeypatch.setattr(leader, "LOG_EVERY", 0.2)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-    missing = f"rank 0 waits for rank 2 of 3 to come to {addresses[0]}"
+    missing = f"rank 0 waits for rank 2 of 3 to join at {addresses[0]}"
 
     def last():
         wait_until(lambda: caplog.messages.count(f"rank 1: {missing}") >= 2)
@@ -175,8 +175,8 @@ def test_rendezvous_rank_dies_while_others_join_raises(on_ranks, monkeypatch, af
 
     error, _ = on_ranks([rank_0, dies], call)
     assert isinstance(error, RendezvousError)
-    gone = "rank 1 is gone before the group was made"
-    waited = r"rank 0 waited [\d.]+ s for rank 1 of 2 to come to"
+    gone = "rank 1 was lost before the group was made"
+    waited = r"rank 0 waited [\d.]+ s for rank 1 of 2 to join at"
     words = {"welcome": waited, "table": gone, "reason": "rank 1 did not reach rank 7"}
     assert re.search(words[after], str(error)), error
 

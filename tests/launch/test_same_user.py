@@ -187,7 +187,7 @@ def test_init_without_a_secret_process_with_another_key_is_refused(runtime, tmp_
     finally:
         rank_0.close()
     assert not entered
-    assert rank_0.turned_away
+    assert rank_0.rejected
     assert f"ERROR rank 1 was refused at 127.0.0.1:{port}: the secrets differ" in out, err
     assert "it joins only processes of its own user on this machine" in out
     assert "set the same PYCOLLECTIVE_SECRET on every rank" in out
@@ -232,9 +232,9 @@ def test_is_same_user_process_of_another_user_is_not():
             [sys.executable, "-S", "-c", _CONNECTS, name], stdin=subprocess.PIPE
         )
         try:
-            guest, _ = server.accept()
-            with guest:
-                assert not secret.is_same_user(guest)
+            connection, _ = server.accept()
+            with connection:
+                assert not secret.is_same_user(connection)
         finally:
             process.communicate(timeout=20)
 

@@ -276,15 +276,15 @@ def met_or_refused(environments):
             "its certificate is refused .*PYCOLLECTIVE_TLS_CA",
             marks=pytest.mark.slow,
         ),
-        (("theirs", "ours"), "it refuses this rank's certificate .*unknown ca"),
-        (None, "this rank speaks TLS only"),
+        (("theirs", "ours"), "the other side refuses this rank's certificate .*unknown ca"),
+        (None, "this rank uses TLS"),
     ],
 )
 def test_tls_untrusted_certificate_is_refused(on_ranks, monkeypatch, certificates, others, why):
     own = [certificates(), certificates(*others) if others else {}]
     first, second = refused(on_ranks, monkeypatch, *met_or_refused(own))
     assert isinstance(first, RendezvousError)
-    assert "could not prove that they belong here" in str(first)
+    assert "failed the handshake" in str(first)
     assert isinstance(second, RendezvousError)
     assert re.search(why, str(second)), second
 
@@ -293,7 +293,7 @@ def test_tls_untrusted_certificate_is_refused(on_ranks, monkeypatch, certificate
 def test_tls_peer_without_tls_is_refused(on_ranks, monkeypatch, certificates):
     _, second = refused(on_ranks, monkeypatch, *met_or_refused([{}, certificates()]))
     assert isinstance(second, RendezvousError)
-    assert "it speaks no TLS: PYCOLLECTIVE_TLS_CERT" in str(second)
+    assert "the other side does not use TLS: set PYCOLLECTIVE_TLS_CERT" in str(second)
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def test_accept_refused_peer_that_stays_is_hung_up(refusing, certificates, sends
             if sends:
                 with contextlib.suppress(OSError):
                     socket.socket.send(sock, b"x")
-            return refusing.turned_away
+            return refusing.rejected
 
         until(hung_up)
         with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
@@ -354,8 +354,8 @@ def test_accept_refused_peer_is_heard_until_it_ends(refusing, certificates, monk
         for _ in range(20):
             socket.socket.send(sock, b"x")
             time.sleep(0.01)
-        assert not refusing.turned_away
-    until(lambda: refusing.turned_away)
+        assert not refusing.rejected
+    until(lambda: refusing.rejected)
 
 
 def test_tls_inconsistent_variables_raise(certificates, tmp_path):
@@ -400,7 +400,7 @@ def test_links_are_tried_in_tls(on_ranks, certificates):
     with_tls = True, False
     (kind, text) = on_ranks(range(2), tried)[1].links[1, 0]
     assert kind == "turned away"
-    assert text.startswith("this rank speaks TLS only: PYCOLLECTIVE_TLS_CERT")
+    assert text.startswith("this rank uses TLS: PYCOLLECTIVE_TLS_CERT")
     assert protection({"PYCOLLECTIVE_SECRET": SECRET, **certificates()}).endswith("in TLS")
 
 
