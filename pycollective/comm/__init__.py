@@ -69,8 +69,8 @@ class Communicator(Extremes, Prefixes, Objects):
     def from_mpi(cls, comm: object, *, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
         """Make a communicator whose calls run on the MPI library, through mpi4py.
 
-        For networks that only MPI supports. Every rank of ``comm`` makes this call. MPI chooses the
-        algorithms, so that calls take no ``algorithm`` and no ``reproducible``.
+        Use it for networks that only MPI supports. Every rank of ``comm`` makes this call. MPI
+        chooses the algorithms, so calls take no ``algorithm`` and no ``reproducible``.
 
         Parameters
         ----------
@@ -135,15 +135,14 @@ class Communicator(Extremes, Prefixes, Objects):
 
         Every rank of this group makes the call. The new groups have the transport of this group. Calls
         of several groups may run concurrently, from several threads or with ``async_op``. A failure of
-        one group leaves the others as they are. A process that ends is
-        lost to all its groups.
+        one group leaves the others as they are. A process that ends is lost to all its groups.
 
         Parameters
         ----------
         color : int or None
             The number of the new group; None or a negative number: none.
         key : int
-            The new ranks are in the order of the keys, and of the ranks here if keys are equal.
+            The new ranks are in the order of the keys. Ranks with equal keys keep their order.
         async_op, timeout
             As in `all_reduce`; so are the other errors.
 
@@ -215,10 +214,21 @@ def _on_mpi(group: MPIGroup, timeout: float, lane: int | None = None) -> Communi
 
 
 def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communicator]:
-    """Return the communicators of a group of ``size`` ranks that are threads of this process.
+    """Return the communicators of a group of ranks that are threads of this process.
 
-    Only one thread at a time may use each. ``timeout`` is the seconds that a call waits for the other
-    ranks.
+    Only one thread at a time may use a communicator.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks, at least 1.
+    timeout : float
+        Seconds that a call waits for the other ranks.
+
+    Returns
+    -------
+    list of Communicator
+        The communicators, in rank order.
 
     Examples
     --------

@@ -20,7 +20,7 @@ NewResult: TypeAlias = Callable[[tuple[int, ...], Array], Array]
 """``new(shape, like)`` makes an array for a result, with the dtype and the device of ``like``."""
 
 
-class Place(NamedTuple):
+class CallerArray(NamedTuple):
     """The caller's array for a result."""
 
     array: Array
@@ -130,11 +130,11 @@ def check_out(out: Any, x: Array) -> Array:
             f"out must be like the input, {x.dtype}{list(x.shape)}, not "
             f"{view.dtype}{list(view.shape)}"
         )
-    _check_place(view, x)
+    _check_same_device(view, x)
     return view
 
 
-def _check_place(out: Array, x: Array) -> None:
+def _check_same_device(out: Array, x: Array) -> None:
     """Raise an error unless both arrays are on the host or on one GPU."""
     if type(out) is np.ndarray and type(x) is np.ndarray:
         return
@@ -143,7 +143,7 @@ def _check_place(out: Array, x: Array) -> None:
         raise ValueError(f"out must be on {places[0]}, as the input is, not on {places[1]}")
 
 
-def check_one_place(arrays: Sequence[Array]) -> None:
+def check_one_device(arrays: Sequence[Array]) -> None:
     """Raise an error unless all arrays are on the host or on one GPU."""
     places = sorted({_place_of(x) for x in arrays})
     if len(places) > 1:
@@ -158,11 +158,11 @@ def _place_of(array: Array) -> str:
     return f"GPU {array_backend.device_of(array)[1]}"
 
 
-def target_in(new: NewResult, view: Array, given: Any) -> tuple[Array, Place | None]:
+def target_in(new: NewResult, view: Array, given: Any) -> tuple[Array, CallerArray | None]:
     """Return an array for the core to write, and the caller's array if it is another one."""
     if is_fit(view):
-        return view, None if view is given else Place(view, given)
-    return new(view.shape, view), Place(view, given)
+        return view, None if view is given else CallerArray(view, given)
+    return new(view.shape, view), CallerArray(view, given)
 
 
 def num_rows(x: Array) -> int:
@@ -185,7 +185,7 @@ def output_for(
     like: Array | None,
     shape: tuple[int, ...] | None,
     other: tuple[int, ...] | None = None,
-) -> tuple[Array, Place | None]:
+) -> tuple[Array, CallerArray | None]:
     """Return an array for the core to write, and the caller's array if it is another one.
 
     ``out`` must have the dtype and the device of ``like`` and one of the shapes, unless these are None.
@@ -199,7 +199,7 @@ def output_for(
             raise ValueError(
                 f"out must be {like.dtype}{list(shape)}, not {view.dtype}{list(view.shape)}"
             )
-        _check_place(view, like)
+        _check_same_device(view, like)
     return target_in(new, view, out)
 
 
@@ -229,7 +229,9 @@ def check_counts(name: str, counts: Sequence[int], size: int, x: Array | None = 
     return found
 
 
-def input_and_output(new: NewResult, x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None]:
+def input_and_output(
+    new: NewResult, x: ArrayLike, out: Any
+) -> tuple[Array, Array, CallerArray | None]:
     """Return arrays for the core to read and to write, and the caller's array if it is another one."""
     source = as_input(x)
     if out is None:
@@ -241,7 +243,7 @@ def input_and_output(new: NewResult, x: ArrayLike, out: Any) -> tuple[Array, Arr
     return source, target, place
 
 
-def deliver(target: Array | None, place: Place | None) -> Any:
+def deliver(target: Array | None, place: CallerArray | None) -> Any:
     """Return the result of a call, in the caller's array if there is one; None without a result."""
     if place is None:
         return target

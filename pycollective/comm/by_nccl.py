@@ -50,8 +50,9 @@ def exchange(member: Member, text: str, what: str) -> list[str]:
     except MismatchError as error:
         raise with_text(
             error,
-            f"rank {member.rank} has given a GPU array, to {what}, but another rank a host array, or it "
-            f"makes another call: put the arrays of one call on GPUs on all ranks, or on none. {error}",
+            f"rank {member.rank} gave a GPU array to a call ({what}), but another rank gave a host "
+            "array or made another call. Put the arrays of a call on GPUs on all ranks, or on none. "
+            f"{error}",
         ) from None
     raw = [part.tobytes() for part in table]
     return [part[4 : 4 + struct.unpack("=I", part[:4])[0]].decode(errors="replace") for part in raw]

@@ -112,7 +112,7 @@ class DeviceMessages:
         if (array.shape, array.dtype) != (target.shape, target.dtype):
             error = MismatchError(
                 f"rank {self._rank} receives {target.dtype}{list(target.shape)} from rank {source} "
-                f"with tag {tag}, and rank {source} sent {array.dtype}{list(array.shape)}: sender and "
+                f"with tag {tag}, but rank {source} sent {array.dtype}{list(array.shape)}: sender and "
                 "receiver must agree on shape and dtype",
                 calls={
                     self._rank: f"recv ({target.dtype}{list(target.shape)}, tag {tag})",

@@ -19,7 +19,7 @@ from pycollective import _core, arguments, array_backend, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.comm import tracing
-from pycollective.comm.arrays import Array, Place, deliver
+from pycollective.comm.arrays import Array, CallerArray, deliver
 from pycollective.comm.call import Call, Engine, GpuEngines, HostEngine, How
 from pycollective.comm.host import HostCore
 from pycollective.comm.mpi import MPICore
@@ -57,7 +57,7 @@ class Member(_core.CommunicatorBase):
         self._host: HostEngine | None = (
             MPICore(group) if isinstance(group, MPIGroup) else HostCore(group, rank)
         )
-        self._closed = ""  # the reason why the engine is gone
+        self._closed = ""  # the reason why there is no engine
         self._gpu: GpuEngines | None = None  # made by the first call on GPU arrays
         self._tracer: tracing.Tracer | None = None
         self._lane = rank if lane is None else lane  # in timelines: the rank in the first group
@@ -219,9 +219,9 @@ class Member(_core.CommunicatorBase):
         try:
             self._group.close(self.rank)
         finally:
-            self._let_go("this communicator is closed")
+            self._release("this communicator is closed")
 
-    def _let_go(self, why: str) -> None:
+    def _release(self, why: str) -> None:
         self._host, self._closed, self._tracer = None, why, None
 
     def __enter__(self) -> Self:
@@ -253,7 +253,7 @@ class Member(_core.CommunicatorBase):
             engine.abandon()
         self._detach()
         self._group.abandon()
-        self._let_go(
+        self._release(
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )
 
@@ -278,7 +278,7 @@ class Member(_core.CommunicatorBase):
         """Choose an engine for a call, and submit the call to it."""
         return self._engine_for(call).submit(call)
 
-    def _run(self, call: Call, place: Place | None = None) -> Any:
+    def _run(self, call: Call, place: CallerArray | None = None) -> Any:
         """Make a call; return its result or its work. The public methods' overloads have the types."""
         work = self._engine_for(call).submit(call)
         if call.async_op:
@@ -362,7 +362,7 @@ class Member(_core.CommunicatorBase):
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else arguments.seconds("timeout", timeout)
 
-    def _place(self, whole: Array, count: int) -> Array:
+    def _own_part(self, whole: Array, count: int) -> Array:
         """Return this rank's part, of ``count`` elements, of a contiguous array of all parts."""
         return whole.reshape(-1)[self.rank * count : (self.rank + 1) * count]
 

@@ -315,7 +315,7 @@ class Moves(Member):
         while agreed[:1] == (1,):  # out may lack the first axis if parts have one row
             agreed = agreed[1:]
         if self.rank == root and source is not None:
-            source = disjoint(source, target, self._place(source, target.size))
+            source = disjoint(source, target, self._own_part(source, target.size))
         else:
             source = None
         call = Call(
@@ -447,7 +447,7 @@ class Moves(Member):
                 target, result = output_for(
                     self._result, out, source, whole, (self.size, *source.shape)
                 )
-                given = disjoint(source, target, self._place(target, source.size))
+                given = disjoint(source, target, self._own_part(target, source.size))
             call = Call(
                 name, given, target, seconds, later,
                 root=root or 0, algorithm=how, count=source.size, shape=source.shape,
@@ -460,7 +460,7 @@ class Moves(Member):
             with self._between(f"a ragged {name}"):
                 if is_receiver:
                     target, result = output_for(self._result, out, source, (sum(rows), *row))
-                    given = disjoint(source, target, self._ragged_place(target, rows))
+                    given = disjoint(source, target, self._own_ragged_part(target, rows))
                 self._move_ragged(name, given, target, rows, row, root or 0, how, seconds)
             return deliver(target, result)
 
@@ -492,11 +492,11 @@ class Moves(Member):
             target, result = output_for(self._result, out, like, (rows[self.rank], *row))
             given = None
             if self.rank == root:
-                given = disjoint(like, target, self._ragged_place(like, rows))
+                given = disjoint(like, target, self._own_ragged_part(like, rows))
             self._move_ragged("scatter", given, target, rows, row, root, how, seconds)
         return deliver(target, result)
 
-    def _ragged_place(self, whole: Array, rows: list[int]) -> Array:
+    def _own_ragged_part(self, whole: Array, rows: list[int]) -> Array:
         """Return this rank's part of an array of all parts."""
         flat, items = whole.reshape(-1), math.prod(whole.shape[1:])
         begin = sum(rows[: self.rank]) * items

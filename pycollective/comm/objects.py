@@ -137,7 +137,7 @@ class Objects(Moves, Messages):
         forms = {_JSON: "as JSON", _PICKLE: "pickled"}
         error = MismatchError(
             f"rank {sender} sends an object {forms.get(form, 'in an unknown form')} of {length} bytes, "
-            f"and rank {self.rank} takes one {forms[int(pickle)]} of at most {MOST_BYTES}: give the "
+            f"but rank {self.rank} expects one {forms[int(pickle)]} of at most {MOST_BYTES}: give the "
             "same pickle= on all ranks",
             ranks=(sender, self.rank),
             calls={
@@ -173,7 +173,7 @@ def _json_of(obj: object) -> bytes:
         return json.dumps(obj).encode()
     except TypeError as error:
         raise TypeError(
-            f"{error}: send arrays with the calls for arrays, make NumPy's numbers Python's by item(), "
+            f"{error}: send arrays with the calls for arrays, convert NumPy's numbers with item(), "
             "or give pickle=True on all ranks"
         ) from None
     except RecursionError:

@@ -14,9 +14,9 @@ from pycollective.algorithms import Algorithm
 from pycollective.arguments import op_name, rank_number, switch, whole
 from pycollective.comm.arrays import (
     Array,
-    Place,
+    CallerArray,
     as_input,
-    check_one_place,
+    check_one_device,
     check_out,
     disjoint,
     input_and_output,
@@ -218,7 +218,7 @@ class Reductions(Member):
         root, later = rank_number("root", root, self.size), switch("async_op", async_op)
         how = self._how(algorithm)
         target: Array | None = None
-        result: Place | None = None
+        result: CallerArray | None = None
         if self.rank == root:
             source, target, result = input_and_output(self._result, x, out)
         else:
@@ -297,7 +297,7 @@ class Reductions(Member):
         )
         name, function = operation(op, source.dtype)
         call = Call(
-            "reduce_scatter", disjoint(source, target, self._place(source, target.size)), target,
+            "reduce_scatter", disjoint(source, target, self._own_part(source, target.size)), target,
             self._seconds(timeout), later, op=name, function=function,
             algorithm=self._how(algorithm), count=target.size,
         )  # fmt: skip
@@ -365,7 +365,7 @@ class Reductions(Member):
         sources = [as_input(x) for x in several("arrays", arrays)]
         op = op_name(op, sources[0].dtype if sources else None)
         if any(type(x) is not np.ndarray for x in sources):
-            check_one_place(sources)
+            check_one_device(sources)
         if out is not None:
             out = several("out", out)
             if len(out) != len(sources):

@@ -23,7 +23,7 @@ _REPORT_BYTES = 6 * _REASON_BYTES + 16  # JSON may need six bytes for one of a t
 
 
 class Family(Protocol):
-    """The way in which ranks of a group make a new group: the first offers it, all of them accept."""
+    """The way in which ranks of a group make a new group: the first offers it, and all accept it."""
 
     def offer(self, size: int) -> Any:
         """Make a group of ``size`` ranks; return JSON by which the others can join it."""
@@ -115,8 +115,8 @@ class SharedMemory:
         except OSError as error:
             raise CollectiveError(
                 f"cannot open the shared memory of the new group at {path}: {error.strerror}. The "
-                "processes must be one user's and see each other in /proc; where that is not so, "
-                "PYCOLLECTIVE_TRANSPORT=tcp works"
+                "processes must belong to one user and see each other in /proc. Otherwise set "
+                "PYCOLLECTIVE_TRANSPORT=tcp"
             ) from None
 
 
@@ -155,7 +155,7 @@ def _members(communicator: Member, color: int | None, key: int, seconds: float) 
     )
 
 
-def _said_by_all(communicator: Member, value: Any, most: int, seconds: float) -> list[Any]:
+def _exchanged_json(communicator: Member, value: Any, most: int, seconds: float) -> list[Any]:
     """Return the values of all ranks, each JSON of at most some bytes."""
     data = json.dumps(value, ensure_ascii=False).encode().ljust(most)
     assert len(data) == most
@@ -176,7 +176,7 @@ def _make(
             offer = family.offer(len(members))
         except (OSError, RuntimeError, MemoryError) as error:
             problem = error
-    offers = _said_by_all(communicator, offer, _OFFER_BYTES, seconds)
+    offers = _exchanged_json(communicator, offer, _OFFER_BYTES, seconds)
     if not members or problem is not None:
         return None, problem
     offer = offers[members[0]]
@@ -199,7 +199,7 @@ def _agree(
     is_cause = all(members[r] == communicator.rank for r in others)
     report = [is_cause, reason.encode(errors="replace")[:_REASON_BYTES].decode(errors="replace")]
     # Another member may still wait for its deadline in the new group: wait longer here.
-    reports = _said_by_all(communicator, report, _REPORT_BYTES, 2 * seconds)
+    reports = _exchanged_json(communicator, report, _REPORT_BYTES, 2 * seconds)
     reasons = {r: reports[r][1] for r in members if reports[r][1]}
     if not reasons:
         return

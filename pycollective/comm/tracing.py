@@ -270,7 +270,7 @@ def _hosts(member: Member) -> str:
     addresses = ", ".join(f"rank {r} at {group.address(r)}" for r in away[:8])
     more = f" and {len(away) - 8} more" if len(away) > 8 else ""
     if group.transport == "TCP" and member.size > 1:
-        text = "hosts not shared as far as is known"
+        text = "no two ranks are known to share a host"
     else:
         hosts = [
             [r for r in range(member.size) if numbers[r] == h] for h in range(max(numbers) + 1)

@@ -483,7 +483,7 @@ def _watch(communicator: weakref.ref[NcclCommunicator], over: threading.Event) -
 
 
 def _abort(comm: _core.nccl.Comm) -> None:
-    """Abort a communicator, if it is alive; log an error, after which it is not alive either."""
+    """Abort a communicator unless it has ended; log a failure, which ends the communicator too."""
     try:
         if comm.alive:
             comm.abort()

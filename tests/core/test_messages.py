@@ -140,7 +140,7 @@ def test_mismatch_of_a_message_raises_on_both_ranks(pair, on_ranks):
     first, second = on_ranks(pair, work)
     assert first == second
     assert (
-        "rank 1 receives float32[3, 2] from rank 0 with tag 5, and rank 0 sent float64[2, 3]"
+        "rank 1 receives float32[3, 2] from rank 0 with tag 5, but rank 0 sent float64[2, 3]"
         in first
     )
 

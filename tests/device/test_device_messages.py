@@ -130,7 +130,7 @@ def test_arrays_of_messages_are_kept_until_the_devices_have_finished(devices, on
 
 def test_recv_of_another_shape_or_dtype_raises(devices, on_ranks):
     x, host = put(devices, 0, np.zeros(3, np.float32)), np.zeros(3, np.float32)
-    came = r"from rank 0 with tag 6, and rank 0 sent"
+    came = r"from rank 0 with tag 6, but rank 0 sent"
     for out, words in (
         (put(devices, 1, np.zeros(4, np.float32)), rf"float32\[4\] {came} float32\[3\]"),
         (put(devices, 1, np.zeros(3, np.int32)), rf"int32\[3\] {came} float32\[3\]"),

@@ -546,7 +546,7 @@ def test_host_and_gpu_arrays_in_one_call_raise_mismatch_error(gpus, on_gpus, fir
 
     host, device = on_gpus(local_group(2, timeout=20), work)
     assert isinstance(host, MismatchError) and isinstance(device, MismatchError)
-    assert "put the arrays of one call on GPUs on all ranks" in str(device)
+    assert "Put the arrays of a call on GPUs on all ranks" in str(device)
     assert "a GPU array" in str(host) and "all_reduce" in str(host)
 
 
