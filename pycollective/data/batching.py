@@ -176,7 +176,9 @@ class PaddedBatch(Transformed):
                 return TensorSpec(None, leaf.dtype)
             ranks = [leaf.shape] if leaf.shape is not None else []
             lengths = _padded_shape(name, ranks, shape)
-            if shape is None:  # padded to the longest, of which the elements' spec is known
+            if (
+                shape is None
+            ):  # padded to the longest element; the spec of the elements has its lengths
                 lengths = list(leaf.shape or ())
             return TensorSpec((self._size if self._drop else None, *lengths), leaf.dtype)
 

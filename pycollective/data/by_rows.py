@@ -1,9 +1,12 @@
 """Functions of single rows, called once for a block of rows.
 
-``map(lambda x: x / 255)`` of rows in memory divides a whole block. This needs three things. The function
-computes with operations that `RowBlock` implements, which a call shows. Its code has no effect but its
-result, and reads nothing that can change but arrays, as `arrays_read` finds. A call leaves these arrays
-as they are: then no later call changes them either, because it does the same.
+``map(lambda x: x / 255)`` of rows in memory divides a whole block. This needs three things:
+
+1. The function uses only operations that `RowBlock` implements. A call shows this.
+2. Its code has no effect but its result, and arrays are the only changeable values that it reads.
+   `arrays_read` finds this.
+3. A call does not change these arrays. Later calls then do not change them either, because they do the
+   same.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def _check_batched(spec: Any, replicas: int) -> None:
             )
 
 
-def starving(share: Share, num_workers: int, worker_index: int, replicas: int) -> str:
+def empty_batches_warning(share: Share, num_workers: int, worker_index: int, replicas: int) -> str:
     """Return a text about a worker that gets empty batches only, or an empty string."""
     size = share.batch_size
     if share.policy is not AutoShardPolicy.DATA or num_workers == 1 or not size:

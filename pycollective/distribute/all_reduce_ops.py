@@ -234,7 +234,7 @@ class HierarchicalCopyAllReduce(_OfDevices):
     Parameters
     ----------
     num_packs : int
-        As of `RingAllReduce`.
+        As in `RingAllReduce`.
     """
 
     algorithm = "hierarchical_copy"
@@ -261,7 +261,8 @@ class NcclAllReduce(_OfDevices):
 
     Without NCCL, or with several replicas on one GPU, the core's device executor reduces GPU arrays. A
     core without CUDA reduces them in the host's memory, and logs a warning. Arrays on CPUs are reduced
-    as by `ReductionToOneDevice`. With ``implementation="RING"`` in the options, all use the core's ring.
+    as by `ReductionToOneDevice`. With ``implementation="RING"`` in the options, the core's ring reduces
+    all arrays.
 
     Parameters
     ----------

@@ -408,7 +408,7 @@ class _Queue:
                 self._run(worker)
 
     def _wait(self, worker: Worker) -> bool:
-        """Wait for a function, and give it to a worker; return False if the worker shall end."""
+        """Wait for a function, and give it to a worker; return False if the worker must end."""
         with self._work:
             while not (self._closed or worker.retired or worker.disconnected):
                 polls = self._poller in (None, worker)
@@ -495,7 +495,7 @@ class _Queue:
         return self._chief is not None and self._chief.recover and not self._closed
 
     def _find_servers(self) -> None:
-        """Wait for lost parameter servers; note the error if one does not come back."""
+        """Wait for lost parameter servers; store the error if one is not started again."""
         assert self._chief is not None
         try:
             self._chief.find_servers_again(_RECOVERY)
@@ -687,7 +687,7 @@ class ClusterCoordinator:
     def become_worker(self) -> None:
         """Run the functions that the chief schedules, if this is the process of a worker.
 
-        In the process of a worker, this method does not return. Elsewhere it only notes that the
+        In the process of a worker, this method does not return. Elsewhere it only records that the
         program has started to schedule functions.
         """
         self.strategy.extended.started = True

@@ -90,7 +90,7 @@ def default_strategy() -> _DefaultStrategy:
 
 def get_strategy() -> Strategy:
     """Return the current strategy: the default one outside every scope."""
-    mode: Any = current_mode()  # the classes below are its protocols' only ones
+    mode: Any = current_mode()  # typed by protocols, which only the classes below implement
     strategy: Strategy = default_strategy() if mode is None else mode.strategy
     return strategy
 

@@ -19,7 +19,7 @@ from pycollective.data import INFINITE_CARDINALITY, Dataset, TensorSpec
 from pycollective.data.background import Prefetcher
 from pycollective.data.dataset import elements, is_at_hand
 from pycollective.data.optional import NextElements
-from pycollective.data.sharding import describe, share_of_worker, starving
+from pycollective.data.sharding import describe, empty_batches_warning, share_of_worker
 from pycollective.distribute.context import current_mode, has_strategy
 from pycollective.distribute.devices import Device, Uploads
 from pycollective.distribute.extended import StrategyExtended
@@ -177,7 +177,7 @@ class DistributedIterator(NextElements):
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements, as of the dataset."""
+        """The spec of the elements, as in the dataset."""
         return self._parts.element_spec
 
     def __next__(self) -> Any:
@@ -329,14 +329,14 @@ def distribute_dataset(
     workers, worker = extended.input_pipeline
     replicas = extended.num_replicas_in_sync
     share = share_of_worker(dataset, workers, worker, replicas)
-    hungry = starving(share, workers, worker, replicas)
-    if hungry:
-        warnings.warn(hungry, RuntimeWarning, stacklevel=3)
+    warning = empty_batches_warning(share, workers, worker, replicas)
+    if warning:
+        warnings.warn(warning, RuntimeWarning, stacklevel=3)
     return DistributedDataset(
         _Parts(extended, [share.dataset], 1 + steps_ahead(options), True, goes_to_devices(options)),
         lambda: share.cardinality,
         partial(describe, dataset, workers, replicas),
-        _starvation_check(workers, worker, warned=bool(hungry)),
+        _starvation_check(workers, worker, warned=bool(warning)),
     )
 
 

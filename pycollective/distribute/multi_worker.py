@@ -47,7 +47,7 @@ JOIN_TIMEOUT = launch.JOIN_TIMEOUT
 PATIENCE = 30.0
 _RENDEZVOUS_SECONDS = 30.0
 _ATTEMPTS = 10
-"""Failed rendezvous in a row, besides one for each worker and each new process."""
+"""Most failed rendezvous in a row, not counting one for each worker and each new process."""
 
 
 class MultiWorkerExtended(MirroredExtended):

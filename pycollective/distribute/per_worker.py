@@ -71,7 +71,7 @@ class ClosureInputError(Exception):
 
 
 class RemoteValue:
-    """The result of a function that `ClusterCoordinator.schedule` got; the function may still run."""
+    """The result of a function that `ClusterCoordinator.schedule` runs on a worker, perhaps later."""
 
     def __init__(self) -> None:
         # Locked until the result is set. An Event would cost more, because it is written in Python.

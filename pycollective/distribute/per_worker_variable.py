@@ -16,7 +16,7 @@ class PerWorkerVariable(Variable):
     """A variable of which each worker has its own value; made by ``per_worker_variable=True``.
 
     A scheduled function reads and updates the value of the worker that runs it. The values are on the
-    parameter servers, so that a worker that takes the place of a lost one gets the latter's value.
+    parameter servers, so a worker that replaces a lost one gets the value of the lost one.
     """
 
     def __init__(self, values: Sequence[Variable], name: str) -> None:

@@ -2,8 +2,8 @@
 
 Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. Each
 replica's thread takes part in collectives. At merge points replica 0's thread runs a function for all
-replicas. `ReplicaRun` raises an error in all replicas if one waits for a call
-that another can no longer make. After the timeout it names the replicas that the others wait for.
+replicas. If a replica waits for a call that another one can no longer make, `ReplicaRun` raises an error
+in all replicas. After the timeout it names the replicas that the others wait for.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class ScheduledOps(CrossDeviceOps):
         if on_device.is_possible(communicator):
             return True
         log_few(
-            "%s of GPU arrays goes over the host's memory, which is slow: %s",
+            "%s copies GPU arrays through host memory, which is slow: %s",
             self.called,
             on_device.why_not(communicator),
             level=logging.WARNING,

@@ -189,7 +189,7 @@ class Server:
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Accept a connection of another task."""
         if hello.get("purpose") != PURPOSE:
-            raise HandshakeError("not a task of a cluster with parameter servers")
+            raise HandshakeError("the other side is not a task of a cluster with parameter servers")
         task = str(hello.get("task"))
         link = Link(channel, task)
         if self.job_name == "worker":
@@ -218,7 +218,7 @@ def _answered(
     except UnavailableError as error:
         return {**error_message(error), "server": True}, []
     except (KeyError, IndexError) as error:
-        return {"error": "RuntimeError", "text": f"a wrong request: {error!r}"}, []
+        return {"error": "RuntimeError", "text": f"malformed request: {error!r}"}, []
     except Exception as error:
         return error_message(error), []
 

@@ -31,8 +31,8 @@ class Store:
     def __init__(self, snapshots: Snapshots | None = None, seconds: float = 60.0) -> None:
         self._lock = threading.Lock()
         self._snapshots, self._seconds = snapshots, seconds
-        #: The run of the chief's program. With snapshots, variables are created after the chief has said
-        #: which run this is.
+        #: The run of the chief's program. With snapshots, variables are created after the chief has
+        #: sent the name of the run.
         self._run: str | None = None
         self._begun, self._created = threading.Event(), threading.Event()
         self._numbers: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Store:
                 if not arrays:
                     return {"wanted": True}, []
                 if arrays[0].shape != shape or arrays[0].dtype != dtype:
-                    raise HandshakeError("a value of another shape or dtype")
+                    raise HandshakeError("the value has another shape or dtype than the variable")
                 number = len(self._blocks)
                 self._blocks.append(Block.made(arrays[0], number, self._file))
                 self._numbers[key] = number
@@ -98,7 +98,7 @@ class Store:
     def _begin(
         self, message: dict[str, Any], arrays: list[Any]
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Note the run of the chief's program, and restore its variables if there is a snapshot."""
+        """Record the run of the chief's program, and restore its variables if there is a snapshot."""
         run = str(message["run"])
         with self._lock:
             if self._run is not None or self._snapshots is None:
@@ -151,9 +151,9 @@ class Store:
             change = next(rest)
             shape = block.value.shape
             if change.shape != (shape if rows is None else (len(rows), *shape[1:])):
-                raise HandshakeError("an update of another shape")
+                raise HandshakeError("the update has another shape than the variable")
             if change.dtype != block.value.dtype:
-                raise HandshakeError("an update of another dtype")
+                raise HandshakeError("the update has another dtype than the variable")
             with block.locked(True) as value:
                 versions.append(block.version)
                 block.changed(rows)
@@ -250,13 +250,13 @@ class Store:
 
 def _ascending(index: Any) -> Any:
     if np.any(np.diff(index) <= 0):
-        raise HandshakeError("indices that do not ascend")
+        raise HandshakeError("the indices do not ascend")
     return index
 
 
 def _checked_rows(index: Any, block: Block) -> Any:
     if index.dtype.kind not in "iu" or index.ndim != 1 or not block.value.ndim:
-        raise HandshakeError("indices of a wrong kind")
+        raise HandshakeError("the indices are not a list of integers")
     if len(index) and not 0 <= index.min() <= index.max() < len(block.value):
-        raise HandshakeError("indices beyond the variable")
+        raise HandshakeError("an index is outside the variable")
     return index

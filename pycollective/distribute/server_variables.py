@@ -1,9 +1,9 @@
 """The tasks' copies of variables that are on parameter servers in other processes.
 
 A task of the server's host maps a variable, and reads and updates it in place. Another task has a copy
-of the value, with the version that the server gave to it. `Servers.pull` asks for what has changed
-since. `Servers.push` sends the difference between a copy and the value that was pulled. Of a large
-variable, lookups pull single rows, and updates send them.
+of the value, with the version that the server gave to it. `Servers.pull` asks for the changes since
+then. `Servers.push` sends the difference between a copy and the value that was pulled. Lookups in a large
+variable pull single rows, and updates send single rows.
 """
 
 from __future__ import annotations
@@ -448,7 +448,7 @@ class Servers:
     # A worker's functions --------------------------------------------------------------------
 
     def begin(self, function: Any) -> None:
-        """Pull what a function has read before, or at first all small variables."""
+        """Pull the variables that a function has read before; before its first call all small ones."""
         self._function = function
         known = self._read.get(function)
         if known is None:

@@ -32,7 +32,7 @@ class ShardedVariable(Variable):
     TypeError
         ``variables`` is empty, or holds something else than variables.
     ValueError
-        The shards differ in dtype, or in shape besides the first axis.
+        The shards differ in dtype, or in shape along another axis than the first.
 
     Notes
     -----

@@ -50,7 +50,7 @@ class SharedFile:
 
     @classmethod
     def made(cls) -> SharedFile | None:
-        """Return a new file, or None where there are none."""
+        """Return a new file, or None if this system has no files in memory."""
         if _SET_LOCK is None or not hasattr(os, "memfd_create"):
             return None
         if os.environ.get(TRANSPORT) == "tcp":
@@ -116,8 +116,8 @@ class SharedFile:
                 begun = begun or now
                 if now - begun > _SECONDS:
                     raise UnavailableError(
-                        f"a variable has been locked by another process for {_SECONDS:g} s: the process "
-                        "is stopped. End it"
+                        f"another process has locked a variable for {_SECONDS:g} s, so it is probably "
+                        "stopped: end it"
                     ) from None
                 tries += 1
                 time.sleep(0 if tries < _SPINS else 1e-4)
@@ -148,7 +148,7 @@ class Block:
     file : SharedFile, optional
         The file that has the block. By default the block is in this process alone.
     offset : int, optional
-        The place in the file.
+        The block's offset in the file.
 
     Attributes
     ----------

@@ -26,8 +26,8 @@ class Snapshots:
 
     A variable is a file with the bytes of its value. The index names the files, and is replaced at
     once, so that a snapshot is complete or has not been made. Only variables that have changed since
-    the last snapshot are written. Each variable has a value that it had; different variables may have
-    values of different times.
+    the last snapshot are written. Each saved value is one that the variable had at some time. The values
+    of different variables may be from different times.
     """
 
     def __init__(self, directory: str) -> None:

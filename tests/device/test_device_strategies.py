@@ -133,7 +133,7 @@ def test_without_the_executor_arrays_use_host_memory_with_a_warning(two, monkeyp
     value = PerReplica([put(two, r, [1.0 + r, 2.0]) for r in range(2)])
     got = d.HierarchicalCopyAllReduce().batch_reduce("SUM", [(value, value)])[0]
     assert [two.asnumpy(v.array).tolist() for v in got.values] == [[3.0, 4.0]] * 2
-    assert "HierarchicalCopy of GPU arrays goes over the host's memory" in caplog.text
+    assert "HierarchicalCopy copies GPU arrays through host memory" in caplog.text
 
 
 def test_replicas_on_cpus_and_devices_are_right(two):
