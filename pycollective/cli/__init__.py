@@ -21,7 +21,7 @@ _COMMANDS = ("train", "bench", "simulate", "run", "doctor", "timeline", "complet
 _EPILOG = """\
 examples:
   pycollective train                          train a CNN on handwritten digits, 2 replicas
-  pycollective train --data auto --epochs 1   … on the digits that are available without a network
+  pycollective train --data digits            … on small digits that need no network connection
   pycollective bench --transport shm -n 4     time all-reduce among 4 processes
   pycollective simulate --ranks 256           time every all-reduce on a simulated cluster
   pycollective run -n 4 script.py             start the processes of a group on this host

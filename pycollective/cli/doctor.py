@@ -95,7 +95,7 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
         return 1
     member, wrong, doubtful = examine(resolver, listens=LISTENER in os.environ, environ=os.environ)
     if resolver is None:
-        print("cluster: none: no variable names one; this process is alone")
+        print("cluster: none: no variable describes one; this process is alone")
         report["wrong"] = wrong
         for line in wrong:
             print(f"  WRONG: {line}")
@@ -129,7 +129,7 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
     if member is None or member.size == 1:
         return 0
     print(f"  {protected}")
-    return _met(member, timeout)
+    return _test_links(member, timeout)
 
 
 def _task(resolver: ClusterResolver) -> str:
@@ -139,7 +139,7 @@ def _task(resolver: ClusterResolver) -> str:
         return "a task that cannot be determined"
 
 
-def _met(member: Membership, seconds: float) -> int:
+def _test_links(member: Membership, seconds: float) -> int:
     """Try all links, then join the group and measure them; return 1 if something is wrong."""
     print(
         f"waiting up to {seconds:g} s for the others, which must run this command too", flush=True
@@ -159,7 +159,7 @@ def _met(member: Membership, seconds: float) -> int:
         print(f"WRONG: {error}")
         return 1
     try:
-        print(f"met: {communicator}, hosts by worker: {communicator.hosts}")
+        print(f"joined: {communicator}, hosts by worker: {communicator.hosts}")
         for line in _links(communicator, member):
             print(line)
     except CollectiveError as error:
@@ -337,7 +337,7 @@ def _table(numbers: Any) -> list[str]:
     slow = np.unravel_index(np.nanargmin(speed), speed.shape)
     late = np.unravel_index(np.nanargmax(both), both.shape)
     lines.append(
-        f"slowest: {slow[0]} -> {slow[1]}, {speed[slow]:.0f} MB/s; longest way: "
+        f"slowest: {slow[0]} -> {slow[1]}, {speed[slow]:.0f} MB/s; longest latency: "
         f"{min(late)} - {max(late)}, {both[late]:.1f} µs"
     )
     return lines

@@ -21,7 +21,7 @@ from typing import Any
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import is_number, shown
 
-__all__ = ["Examined", "NoAddress", "Place", "address_problems", "places_of", "tried_here"]
+__all__ = ["Examined", "NoAddress", "TaskAddress", "address_problems", "places_of", "problems_here"]
 
 CHECK = "PYCOLLECTIVE_CHECK_ADDRESSES"
 """1: doubts about addresses are errors; 0: they are logged. The default is 0 in a container, else 1."""
@@ -64,7 +64,7 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskAddress:
     """A task, the key of its address in the description, and the address."""
 
     task: str
@@ -75,17 +75,17 @@ class Place:
         return f"{self.key} ({self.task})"
 
 
-def places_of(cluster: ClusterSpec, jobs: Sequence[str]) -> list[Place]:
+def places_of(cluster: ClusterSpec, jobs: Sequence[str]) -> list[TaskAddress]:
     """Return the tasks of the jobs, if the cluster has these jobs."""
     return [
-        Place(f"{job} {i}", f"cluster[{job!r}][{i}]", cluster.task_address(job, i))
+        TaskAddress(f"{job} {i}", f"cluster[{job!r}][{i}]", cluster.task_address(job, i))
         for job in jobs
         if job in cluster.jobs
         for i in cluster.task_indices(job)
     ]
 
 
-def parted(address: str) -> tuple[str, int] | None:
+def host_and_port_of(address: str) -> tuple[str, int] | None:
     """Return the host and the port of an address, or None if it is not ``host:port``."""
     host, colon, port = address.rpartition(":")
     if not colon or not is_number(port) or not 0 < int(port) < 65536:
@@ -102,14 +102,14 @@ def parted(address: str) -> tuple[str, int] | None:
     return host, int(port)
 
 
-def address_problems(places: Sequence[Place]) -> list[str]:
+def address_problems(places: Sequence[TaskAddress]) -> list[str]:
     """Return a problem for each address that is invalid or that another task has too."""
     found: list[str] = []
-    seen: dict[tuple[str, int], Place] = {}
+    seen: dict[tuple[str, int], TaskAddress] = {}
     for place in places:
         if isinstance(place.address, NoAddress):
             continue
-        where = parted(place.address)
+        where = host_and_port_of(place.address)
         if where is None:
             scheme = place.address.partition("://")[0] + "://"
             hint = f" (leave out {shown(scheme)})" if place.address.startswith(scheme) else ""
@@ -145,14 +145,14 @@ def _in_container(environ: Mapping[str, str]) -> bool:
     return "KUBERNETES_SERVICE_HOST" in environ or any(Path(mark).exists() for mark in marks)
 
 
-def tried_here(
-    places: Sequence[Place], own: int | None, listens: bool
+def problems_here(
+    places: Sequence[TaskAddress], own: int | None, listens: bool
 ) -> tuple[list[str], list[str]]:
     """Look up the names, and test this process's port.
 
     Parameters
     ----------
-    places : sequence of Place
+    places : sequence of TaskAddress
         Tasks with addresses ``host:port``, worker 0 first.
     own : int or None
         Index of this process in ``places``, if it is there.
@@ -171,7 +171,7 @@ def tried_here(
     found = dict(zip(named, _looked_up([places[i] for i in named]), strict=True))
     wrong: list[str] = []
     doubtful: list[str] = []
-    seen: dict[Any, Place] = {}
+    seen: dict[Any, TaskAddress] = {}
     for i, resolved in found.items():
         place = places[i]
         if isinstance(resolved, str):
@@ -208,7 +208,7 @@ def tried_here(
             wrong.append(
                 f"{place}, this process, is {place.address}, where no socket can listen: "
                 + os.strerror(problem)
-                + " (by another process: two tasks with one address, or one that was not ended)"
+                + ". Another process may use it: a second task, or an earlier one that still runs"
                 * taken
             )
     return wrong, doubtful
@@ -218,12 +218,12 @@ _Resolved = tuple[int, tuple[Any, ...]]
 """An address family, and an address as the socket module returns it."""
 
 
-def _looked_up(places: Sequence[Place]) -> list[_Resolved | str]:
+def _looked_up(places: Sequence[TaskAddress]) -> list[_Resolved | str]:
     """Return the address of each place, or the reason why there is none; all are asked at once."""
     found: list[_Resolved | str] = [f"no answer within {_LOOKUP_SECONDS:g} s"] * len(places)
 
     def ask(i: int, flags: int = 0) -> None:
-        where = parted(places[i].address)
+        where = host_and_port_of(places[i].address)
         assert where is not None
         for again in (True, False):
             try:

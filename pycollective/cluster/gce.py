@@ -230,7 +230,7 @@ class _OnInstance:
             token, seconds = found.get("access_token"), found.get("expires_in", 0)
             if not isinstance(token, str) or not token or not isinstance(seconds, int):
                 raise RuntimeError(
-                    "The metadata server gives no token: has the instance an account?"
+                    "The metadata server gives no token: give the instance a service account"
                 )
             self._token, self._until = token, time.monotonic() + seconds - _TOKEN_SPARE
         return self._token

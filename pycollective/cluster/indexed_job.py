@@ -53,8 +53,8 @@ class KubernetesJobClusterResolver(ClusterResolver):
     Raises
     ------
     ValueError
-        At the first use: a variable is missing or no number, or the variables contradict each other or
-        the host's name.
+        At the first use: a variable is missing or is not a number, or the variables contradict each
+        other or the host's name.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
     @task_id.setter
     def task_id(self, value: int | None) -> None:
         if value is not None:
-            raise ValueError(f"{INDEX} says which task this is: task_id cannot be set")
+            raise ValueError(f"task_id cannot be set: {INDEX} determines it")
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster."""

@@ -191,8 +191,8 @@ class _InPod:
             return path.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise RuntimeError(
-                f"the service account's {path} cannot be read ({error.strerror}): has the pod "
-                "automountServiceAccountToken: false?"
+                f"the service account's {path} cannot be read ({error.strerror}): check that the "
+                "pod does not set automountServiceAccountToken: false"
             ) from None
 
 

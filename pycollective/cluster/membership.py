@@ -11,16 +11,16 @@ from pycollective import environment
 from pycollective.cluster import rules
 from pycollective.cluster.examined import (
     Examined,
-    Place,
+    TaskAddress,
     address_problems,
     are_errors,
-    parted,
+    host_and_port_of,
     places_of,
-    tried_here,
+    problems_here,
 )
 from pycollective.cluster.ranked import RankedClusterResolver
 from pycollective.cluster.resolver import ClusterResolver
-from pycollective.cluster.sources import resolver_of_environment, unheeded
+from pycollective.cluster.sources import overlooked_variables, resolver_of_environment
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.environment import MAX_RANKS
@@ -81,12 +81,12 @@ def examine(
         except ValueError as error:
             misspelt = [str(error)]
     if resolver is None:
-        return None, misspelt + ([] if environ is None else unheeded(environ)), []
+        return None, misspelt + ([] if environ is None else overlooked_variables(environ)), []
     member, wrong, doubtful = _examined(resolver, here, listens)
     wrong = misspelt + wrong
     if environ is not None and not wrong:
         alone = resolver.task_type != "evaluator" if member is None else member.size == 1
-        wrong = unheeded(environ) if alone else []
+        wrong = overlooked_variables(environ) if alone else []
     return (None if wrong else member), wrong, doubtful
 
 
@@ -99,7 +99,8 @@ def _examined(
         if isinstance(resolver, RankedClusterResolver):
             member = ranked = _ranked(resolver)
             places = [
-                Place("worker 0", resolver.address_key(), address) for address in ranked.addresses
+                TaskAddress("worker 0", resolver.address_key(), address)
+                for address in ranked.addresses
             ]
             wrong, own = address_problems(places), None if ranked.rank else 0
         else:
@@ -113,13 +114,17 @@ def _examined(
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         return None, [str(error.args[0]) if isinstance(error, KeyError) else str(error)], []
     if len(places) > MAX_RANKS:
-        return None, [f"{len(places)} workers are too many: {MAX_RANKS} are the most", *wrong], []
+        return (
+            None,
+            [f"{len(places)} workers are too many: at most {MAX_RANKS} are supported", *wrong],
+            [],
+        )
     doubtful: list[str] = []
-    sound = [i for i, place in enumerate(places) if parted(place.address)]
+    sound = [i for i, place in enumerate(places) if host_and_port_of(place.address)]
     alone = len(places) == 1 if member is None else member.size == 1
     if here and sound and not alone:
         index = sound.index(own) if own in sound else None
-        more, doubtful = tried_here([places[i] for i in sound], index, listens)
+        more, doubtful = problems_here([places[i] for i in sound], index, listens)
         wrong += more
     return (None if wrong else member), wrong, doubtful
 
@@ -192,7 +197,7 @@ def _text(resolver: ClusterResolver | None, wrong: list[str]) -> str:
 
 def _numbered(
     source: str, seen: Examined
-) -> tuple[Membership | None, list[Place], int | None, list[str]]:
+) -> tuple[Membership | None, list[TaskAddress], int | None, list[str]]:
     """Return this process's place, the tasks that train, this one's index in them, and the errors."""
     cluster, wrong = seen.cluster, list(seen.problems)
     task_type, task_id = seen.task_type, seen.task_id
@@ -230,7 +235,7 @@ def _ranked(resolver: RankedClusterResolver) -> Membership:
         )
     if size > MAX_RANKS:
         raise ValueError(
-            f"{resolver.needs[1]}={size} workers are too many: {MAX_RANKS} are the most"
+            f"{resolver.needs[1]}={size} workers are too many: at most {MAX_RANKS} are supported"
         )
     address = resolver.address()
     names = tuple(f"worker {i}" for i in range(size))

@@ -42,7 +42,7 @@ class RankedClusterResolver(ClusterResolver):
     Raises
     ------
     ValueError
-        At the first use: a variable is missing or no number, or worker 0's address is unknown.
+        At the first use: a variable is missing or is not a number, or worker 0's address is unknown.
     """
 
     #: Variables that the launcher always sets: the process's number, the number of processes, ...
@@ -74,7 +74,7 @@ class RankedClusterResolver(ClusterResolver):
     @task_id.setter
     def task_id(self, value: int | None) -> None:
         if value is not None:
-            raise ValueError(f"{self.launcher} says which task this is: task_id cannot be set")
+            raise ValueError(f"task_id cannot be set: {self.launcher} determines it")
 
     @property
     def num_tasks(self) -> int:

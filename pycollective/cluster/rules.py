@@ -155,4 +155,4 @@ def _first(cluster: ClusterSpec, *types: str) -> str:
     for task_type in types:
         if task_type in cluster.jobs:
             return f"/job:{task_type}/replica:0/task:0"
-    raise ValueError(f"no task of the types {types} in {cluster}: nobody can lead")
+    raise ValueError(f"no task of the types {types} in {cluster}, so the cluster has no leader")

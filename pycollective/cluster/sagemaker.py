@@ -55,7 +55,7 @@ class SageMakerClusterResolver(ClusterResolver):
     @task_id.setter
     def task_id(self, value: int | None) -> None:
         if value is not None:
-            raise ValueError("SM_CURRENT_HOST says which task this is: task_id cannot be set")
+            raise ValueError("task_id cannot be set: SM_CURRENT_HOST determines it")
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster."""

@@ -38,7 +38,7 @@ class SlurmClusterResolver(ClusterResolver):
         it), or in the list of ``nvidia-smi``.
     gpus_per_task : int, optional
         The default is an equal share of ``gpus_per_node``. If Slurm shows each task only its own GPUs
-        (``--gpus-per-task``, ``--gpu-bind``), these.
+        (``--gpus-per-task``, ``--gpu-bind``), it is their number.
     tasks_per_node : int or dict, optional
         One number for all hosts, or numbers by host name; by default Slurm's.
     auto_set_gpu : bool

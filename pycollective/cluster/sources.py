@@ -15,7 +15,7 @@ The first source in this list whose variables are set counts::
     JOB_COMPLETION_INDEX, PYCOLLECTIVE_SIZE : an indexed job of Kubernetes
 
 Without any of them the process is alone. If a variable nevertheless means several processes, this is an
-error (`unheeded`).
+error (`overlooked_variables`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "Source",
     "resolver_of_environment",
     "sources_of_environment",
-    "unheeded",
+    "overlooked_variables",
 ]
 
 
@@ -173,7 +173,7 @@ def resolver_of_environment(environ: Mapping[str, str] | None = None) -> Cluster
     return None
 
 
-def unheeded(environ: Mapping[str, str]) -> list[str]:
+def overlooked_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the variables that mean several processes, for a process that would be alone.
 
     ``PYCOLLECTIVE_RANK=0`` and ``PYCOLLECTIVE_SIZE=1`` mean that the process is alone on purpose.

@@ -40,7 +40,7 @@ def environ(monkeypatch):
 
 def test_process_without_a_cluster_is_alone(environ, capsys):
     assert main(["doctor"]) == 0
-    assert "no variable names one; this process is alone" in capsys.readouterr().out
+    assert "no variable describes one; this process is alone" in capsys.readouterr().out
     environ(["127.0.0.1:1"])
     assert main(["doctor"]) == 0
     assert "worker 0 trains alone" in capsys.readouterr().out
@@ -222,7 +222,7 @@ def test_links_between_hosts_are_measured(hosts, tmp_path):
     assert [number for number, _ in rows] == ["0", "1", "2"] * 2
     for i, (_, cells) in enumerate(rows):
         assert [cell == "-" for cell in cells.split()] == [i % 3 == b for b in range(3)]
-    assert re.search(r"slowest: \d -> \d, \d+ MB/s; longest way: \d - \d, [\d.]+ µs", out)
+    assert re.search(r"slowest: \d -> \d, \d+ MB/s; longest latency: \d - \d, [\d.]+ µs", out)
 
 
 @pytest.mark.parametrize("way, speed", [(0.0, 0.5), (0.5, 2 / 3), (1.5, 1.0), (9.0, 1.0)])
@@ -332,7 +332,7 @@ def test_links_are_measured_once_by_the_first_worker(on_ranks):
         "       0         -         1         3",
         "       1         2         -         5",
         "       2         4         6         -",
-        "slowest: 0 -> 1, 1 MB/s; longest way: 1 - 2, 9.0 µs",
+        "slowest: 0 -> 1, 1 MB/s; longest latency: 1 - 2, 9.0 µs",
     ]
 
 
@@ -342,7 +342,7 @@ def test_worker_lost_while_links_are_measured_is_named(capsys, monkeypatch):
     ours, theirs = pycollective.local_group(2)
     theirs.abort("it is gone")
     monkeypatch.setattr(doctor, "join_workers", lambda member, seconds: ours)
-    assert doctor._met(Membership("a test", 0, 2, (), names), 1.0) == 1
+    assert doctor._test_links(Membership("a test", 0, 2, (), names), 1.0) == 1
     assert "WRONG: while links were measured: it is gone" in capsys.readouterr().out
 
 

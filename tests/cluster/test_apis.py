@@ -498,7 +498,7 @@ def test_a_token_that_has_expired_is_asked_for_again(engine):
         (f"{ZONE}/instances/trainer-a", {"name": "trainer-a", "networkInterfaces": []},
          "Instance 'trainer-a' has no address in a network"),
         (TOKEN, (404, b"<html>"), "The metadata server answers 404: Not Found"),
-        (TOKEN, {"error": "no account"}, "gives no token: has the instance an account"),
+        (TOKEN, {"error": "no account"}, "gives no token: give the instance a service account"),
         (TOKEN, b"token", "The metadata server at 127.0.0.1:.* answers no JSON object"),
     ],
 )  # fmt: skip

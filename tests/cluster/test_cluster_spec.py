@@ -122,5 +122,5 @@ def test_leaders_are_the_first_tasks_of_their_jobs():
         "/job:chief/replica:0/task:0"
     )
     assert rules.coordination_leader(WORKERS) == "/job:worker/replica:0/task:0"
-    with pytest.raises(ValueError, match="nobody can lead"):
+    with pytest.raises(ValueError, match="so the cluster has no leader"):
         rules.coordination_leader({"evaluator": ["e:1"]})

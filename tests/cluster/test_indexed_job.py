@@ -119,6 +119,6 @@ def test_indexed_job_wrong_variables_raise(pod, host, index, variables, message)
 
 def test_the_number_cannot_be_set(pod):
     resolver = pod("t-1", 1, SIZE=2)
-    with pytest.raises(ValueError, match="JOB_COMPLETION_INDEX says which task this is"):
+    with pytest.raises(ValueError, match="JOB_COMPLETION_INDEX determines it"):
         resolver.task_id = 0
     assert KubernetesJobClusterResolver(4, port=1).cluster_spec().num_tasks("worker") == 4

@@ -194,7 +194,7 @@ def test_tasks_that_the_launcher_numbers_cannot_be_renumbered():
     resolver = cluster.TorchrunClusterResolver(TORCHRUN)
     assert (resolver.task_type, resolver.task_id, resolver.num_tasks) == ("worker", 1, 4)
     assert resolver.cluster_spec() == ClusterSpec({"worker": {0: "node0:29500"}})
-    with pytest.raises(ValueError, match="torchrun says which task this is"):
+    with pytest.raises(ValueError, match="torchrun determines it"):
         resolver.task_id = 0
 
 
