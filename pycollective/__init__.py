@@ -38,7 +38,7 @@ from pycollective.errors import (
     RankError,
 )
 
-if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+if TYPE_CHECKING:  # the names that `__getattr__` finds, for type checkers
     from pycollective import algorithms as algorithms
     from pycollective import cluster as cluster
     from pycollective import compat as compat

@@ -1,7 +1,7 @@
 """Memory that the operations of a thread reuse, because fresh pages cost more than the kernels.
 
 Scratch memory belongs to an operation until it returns. Memory of results is reused when the last array
-on it is gone.
+on it is freed.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class SessionRunHook:
         """Handle the time after `begin` of all hooks; the arguments are None."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Return the values that `after_run` shall get, before a step."""
+        """Return the values that `after_run` gets after the step; called before a step."""
         return None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -217,7 +217,7 @@ class HookRun:
             self._asked.append((hook, None if asked is None else asked.fetches))
 
     def after(self, values: dict[str, Any]) -> bool:
-        """Call the hooks after a step; return True if the run shall end."""
+        """Call the hooks after a step; return True if one of them requested the end of the run."""
         for hook, fetches in self._asked:
             results = nest.map_structure(lambda wanted: _value(wanted, values), fetches)
             hook.after_run(self._context, SessionRunValues(results))

@@ -16,7 +16,7 @@ from pycollective.estimator.specs import EvalSpec, TrainSpec
 
 _log = logging.getLogger("pycollective")
 
-#: Seconds between two looks of an evaluator task for a new checkpoint.
+#: Seconds between two searches of an evaluator task for a new checkpoint.
 _POLL = 1.0
 
 

@@ -92,7 +92,7 @@ def _reduced(tensor: Any, op: Any) -> tuple[Array, Array, str]:
 
 
 def _call(label: str) -> Callable[[_Method], _Method]:
-    """Raise errors as PyTorch's, give other devices' tensors to their backend, and profile."""
+    """Decorate a call: PyTorch's errors, the profiler, and other backends for other devices."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -148,7 +148,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     Parameters
     ----------
     store : torch.distributed.Store
-        The store of the group, through which the ranks meet.
+        The store of the group, through which the ranks exchange their addresses.
     rank, size : int
         This process's rank, and the number of ranks.
     timeout : datetime.timedelta
@@ -289,7 +289,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         return made
 
     def _all(self, result: Any, works: Sequence[Work]) -> Work:
-        """Return a work for several ones."""
+        """Return one work for several works."""
         begun = [work._work for work in works if work._work is not None]
         if not begun:
             return Work(result)

@@ -22,6 +22,11 @@ def shared_buckets(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[
     bucket : torch.distributed.GradBucket
         The bucket.
 
+    Returns
+    -------
+    torch.futures.Future
+        The future of the averaged gradients, a flat tensor.
+
     Examples
     --------
     ::

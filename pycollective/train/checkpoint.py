@@ -106,7 +106,7 @@ class Checkpoint(Trackable):
         counter.assign_add(1)
         path = f"{prefix}-{int(counter)}"
         try:
-            self._write(path, note=True, after=after, begins_anew=True)
+            self._write(path, record=True, after=after, begins_anew=True)
         except BaseException:
             counter.assign_sub(1)
             raise
@@ -115,13 +115,13 @@ class Checkpoint(Trackable):
     def write(self, file_prefix: str | os.PathLike[str]) -> str:
         """Write a checkpoint with exactly this path, without a number or a record; return the path."""
         _require_outside_replicas("write")
-        return self.write_noted(file_prefix, False)
+        return self.write_recorded(file_prefix, False)
 
-    def write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
-        """Write a checkpoint as `write` does; with ``note``, record it as the directory's latest."""
+    def write_recorded(self, file_prefix: str | os.PathLike[str], record: bool) -> str:
+        """Write a checkpoint as `write` does; with ``record``, record it as the directory's latest."""
         path = path_of("file_prefix", file_prefix)
         self._begin_together("write", path)
-        self._write(path, note)
+        self._write(path, record)
         return path
 
     def _begin_together(self, call: str, path: str | None) -> None:
@@ -150,7 +150,7 @@ class Checkpoint(Trackable):
     def _write(
         self,
         path: str,
-        note: bool = False,
+        record: bool = False,
         after: Callable[[], None] | None = None,
         begins_anew: bool = False,
     ) -> None:
@@ -164,7 +164,7 @@ class Checkpoint(Trackable):
         def write() -> None:
             with locked(os.path.dirname(path) or "."):
                 write_files(path, contents)
-                if note:
+                if record:
                     add_to_state(path)
                 if after is not None:
                     after()
@@ -343,7 +343,7 @@ def _remedy(path: str) -> str:
             except CheckpointError:
                 continue
             return f"The newest intact other checkpoint is {other!r}; restore that one"
-    return f"No other intact checkpoint is noted in {directory!r}"
+    return f"No other intact checkpoint is recorded in {directory!r}"
 
 
 def _require_outside_replicas(method: str) -> None:

@@ -23,10 +23,18 @@ _log = logging.getLogger(__name__)
 class Plan(NamedTuple):
     """The actions that restore an object and its parts.
 
-    The pairs are variables with the nodes of their values. The holders are objects that lack parts, with
-    the nodes that have these parts. The problems name variables whose saved values have another shape or
-    dtype. A plan is complete if every saved value has its variable. The places have each object, its
-    node, the name of a part, and that part.
+    Attributes
+    ----------
+    pairs : list of tuple
+        Variables, with the nodes of their saved values.
+    holders : list of tuple
+        Objects that lack parts, with the nodes that have these parts.
+    problems : list of str
+        Texts about variables whose saved values have another shape or dtype.
+    complete : bool
+        True if every saved value has its variable.
+    places : list of tuple
+        Each object, its node, the name of a part, and that part.
     """
 
     pairs: list[tuple[Variable, int]]

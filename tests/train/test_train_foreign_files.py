@@ -182,7 +182,7 @@ def test_data_with_the_right_digest_that_is_no_safetensors_raises_checkpoint_err
 @pytest.mark.parametrize("name", ["c.index.json", "c.safetensors", "checkpoint"])
 def test_a_folder_in_the_place_of_a_file_raises_checkpoint_error(folder, name):
     checkpoint = train.Checkpoint(v=Variable(1.0))
-    path = checkpoint.write_noted(folder / "c", True)
+    path = checkpoint.write_recorded(folder / "c", True)
     (folder / name).unlink()
     (folder / name).mkdir()
     with pytest.raises(CheckpointError):

@@ -25,7 +25,7 @@ class LossScaleOptimizer(Optimizer):
     """An optimizer that applies another one to the gradients of a scaled loss.
 
     If a gradient is not finite, the step is skipped and the scale is halved. The scale is doubled after
-    ``dynamic_growth_steps`` steps in a row. The test uses the sums over the replicas, so that all
+    ``dynamic_growth_steps`` finite steps in a row. The test uses the sums over the replicas, so that all
     replicas have the same result.
 
     Parameters

@@ -549,7 +549,7 @@ class Optimizer(OptimizerState):
 def _split(
     pairs: list[tuple[Any, Variable]],
 ) -> tuple[list[tuple[Any, Variable]], list[tuple[IndexedSlices, Variable]]]:
-    """Return the pairs without those that change rows alone, and the latter."""
+    """Return the pairs whose gradients are arrays, and the pairs whose gradients are rows."""
     if True not in [gradient.__class__ is IndexedSlices for gradient, _ in pairs]:
         return pairs, []
     sparse = [

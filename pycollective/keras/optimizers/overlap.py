@@ -36,7 +36,7 @@ def summed_gradients(
     target
         The loss.
     variables
-        The variables. The same of them must have a gradient in every replica.
+        The variables. In every replica the same variables must have a gradient.
     scale
         A factor of the gradients.
     """

@@ -15,7 +15,7 @@ from pycollective.train.trackable import children_of
 def write_checkpoint(model: Learner, path: str) -> None:
     """Write a checkpoint of a model and its optimizer, and mark it as the latest in its folder."""
     chief = model.distribute_strategy.extended.should_checkpoint
-    Checkpoint(model=model).write_noted(path, chief)
+    Checkpoint(model=model).write_recorded(path, chief)
 
 
 def read_checkpoint(model: Learner, path: str, skip_mismatch: bool) -> None:
