@@ -122,7 +122,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void compare(const Message& message, const Envelope& envelope);
   void check_peers(Clock::time_point now);
   void check_peers(Message& message, Clock::time_point now, bool moved);
-  // Tells the peers in which message this rank waits.
+  // Tells the peers the message in which this rank waits.
   void announce_waiting();
   void done(Message& message, std::exception_ptr error) noexcept;
   void fail_all(std::exception_ptr error) noexcept;

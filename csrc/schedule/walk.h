@@ -30,8 +30,9 @@ class Walk {
     }
   }
 
-  // Ranks that can perhaps go on. Those of two neighbouring blocks go as far as they can before the
-  // walk moves on by one block: what they touch stays in the second-level cache.
+  // Returns true if a rank may be able to advance. Before the walk moves to the next block, the
+  // ranks of two neighbouring blocks advance as far as they can: their data stays in the
+  // second-level cache.
   bool any() const { return queued_ > 0; }
   int pop() {
     while (blocks_[block_].first < 0 && blocks_[behind(block_)].first < 0) block_ = behind(block_);
@@ -52,7 +53,7 @@ class Walk {
     (block.first < 0 ? block.first : of(block.last).next) = r;
     block.last = r;
   }
-  // Rank r can go on when `peer` does something for it.
+  // Rank r can advance when `peer` sends to it or reads from it.
   void wait(int r, int peer) { of(r).waits_for = peer; }
   void wake_if_waiting(int r, int peer) {
     if (of(r).waits_for == peer) wake(r);
@@ -64,7 +65,7 @@ class Walk {
   void advance(int r) {
     of(r).step = of(r).steps.next();
     ++of(r).number;
-    if ((++walked_ & kLook) == 0 && watch_) {
+    if ((++walked_ & kReportMask) == 0 && watch_) {
       if (total_ == 0) total_ = estimate();
       watch_(std::min(1.0, static_cast<double>(walked_) / total_));
     }
@@ -93,7 +94,7 @@ class Walk {
   }
 
  private:
-  static constexpr std::uint64_t kLook = (1 << 20) - 1;
+  static constexpr std::uint64_t kReportMask = (1 << 20) - 1;
   static constexpr int kCounted = 16;
   static constexpr int kBlock = 128;
   struct Rank {
@@ -103,7 +104,7 @@ class Walk {
     bool queued = false;
     int next = -1;  // behind it in the queue of its block
   };
-  // A queue, in the order in which it became known that ranks can go on.
+  // A queue of the ranks that can advance.
   struct Block {
     int first = -1, last = -1;
   };
@@ -142,7 +143,7 @@ class Walk {
   std::vector<Block> blocks_;
   std::size_t block_ = 0, queued_ = 0;
   std::uint64_t walked_ = 0;
-  double total_ = 0;  // steps, about; 0: not yet asked for
+  double total_ = 0;  // estimated number of steps; 0: not estimated yet
 };
 
 // Messages in flight, in order for each ordered pair of ranks. Each receiver has a box for one

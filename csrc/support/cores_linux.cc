@@ -59,7 +59,8 @@ using Clock = std::chrono::steady_clock;
 // The yields of one thread.
 class Yields {
  public:
-  // Counts a yield that let other threads run for this time. Returns true if the thread shall move.
+  // Counts a yield that let other threads run for this time. Returns true if the thread should
+  // move.
   bool count(Clock::duration others, Clock::time_point now) {
     if (others < kOthersRan) {
       shared_ = std::max(shared_ - 1, 0);

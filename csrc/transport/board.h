@@ -100,8 +100,8 @@ class Board {
   // Maps a peer's array by its handle. Returns nullptr if the peer has no such memory.
   virtual std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) = 0;
   // Begins a call that is not one-shot, of `bytes` for an array or a part. Returns true if the
-  // peers shall read this rank's ordinary arrays through the system, instead of staging them; false
-  // if all its arrays are mapped.
+  // peers must read this rank's ordinary arrays through the system, and false if this rank stages
+  // them or all its arrays are mapped.
   virtual bool begin_long_call(Collective, std::size_t /*bytes*/, bool /*is_mapped*/) {
     return false;
   }

@@ -79,7 +79,7 @@ class Group {
   virtual std::vector<int> silent(double /*seconds*/) { return {}; }
   // Describes what a rank is doing: "rank 0 is in …".
   virtual std::string describe(int rank) const = 0;
-  // Tells the peers in which point-to-point message this rank waits. Empty: in none.
+  // Tells the peers the point-to-point message in which this rank waits. Empty: in none.
   virtual void announce_message(int /*rank*/, const std::string& /*message*/) noexcept {}
   // Describes all ranks: "rank 0 is in …; rank 1 has …".
   std::string describe_ranks() const;

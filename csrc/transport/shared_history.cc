@@ -15,7 +15,7 @@ CallRecord SharedHistory::call(std::uint64_t number) const {
     // The rank may have begun to overwrite this entry with its next call.
     bool whole = before % 2 == 0 && writing_.load() == before;
     if (whole && number_.load() + 1 - number < kLength) break;
-    if (tries == 1000) break;  // the process was stopped while it wrote: return what is there
+    if (tries == 1000) break;  // the process was stopped while it wrote: return the entry as it is
     std::this_thread::yield();
   }
   // Names must end, whatever bytes the memory has.
