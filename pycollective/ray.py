@@ -155,7 +155,7 @@ class _Workers:
 
     def _no_resources(self, what: str) -> RendezvousError:
         return RendezvousError(
-            f"Ray has no room for {what} of {self._bundle} within {self._timeout:g} s; it has "
+            f"Ray has no resources for {what} of {self._bundle} within {self._timeout:g} s; it has "
             f"{self._ray.available_resources()}"
         )
 
@@ -228,7 +228,7 @@ class _Workers:
                 if moved:
                     places[rank] = place
                 if moved and rank == 0:  # all workers use this address
-                    self._anew(under_way.values())
+                    self._restarted(under_way.values())
                     under_way.clear()
                     late.clear()
                     begin(r for r in range(count) if r not in coming.values())
@@ -290,7 +290,7 @@ class _Workers:
         self._actors[rank] = self._actor(rank)
         return self._actors[rank].place.remote()
 
-    def _anew(self, ranks: Iterable[int]) -> None:
+    def _restarted(self, ranks: Iterable[int]) -> None:
         """Start new actors for workers that try to connect to the address of a lost worker."""
         for rank in ranks:
             self._ray.kill(self._actors[rank])

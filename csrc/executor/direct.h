@@ -1,6 +1,6 @@
 // The direct path: collectives of ranks that share a board (transport/board.h), without messages.
 // Short calls are one-shot: every rank posts its array, then reads the arrays that it needs.
-// Longer calls run block by block, in at most two phases ("two-shot"):
+// Longer calls run block by block, in at most two phases ("two-shot"). This table shows both.
 //
 //   exchange  Each source offers one chunk to each consumer, which combines or copies the chunks.
 //   publish   Each publisher offers one chunk to all readers, which copy it out.

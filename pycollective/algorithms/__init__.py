@@ -90,6 +90,11 @@ def names(collective: str = "all_reduce") -> list[str]:
     collective : str
         The collective: all_reduce, reduce, reduce_scatter, broadcast, scatter, gather, all_gather,
         all_to_all, barrier, scan or exscan.
+
+    Raises
+    ------
+    ValueError
+        No collective has this name.
     """
     return algorithm_names(collective_of(collective))
 
@@ -105,6 +110,14 @@ def schedule(what: str | Algorithm, size: int, collective: str = "all_reduce") -
         Number of ranks.
     collective : str
         The collective of a named algorithm.
+
+    Raises
+    ------
+    ValueError
+        No algorithm or collective has this name.
+    TypeError
+        ``what`` is neither a name nor an `Algorithm`, or the `Algorithm` yields other objects than
+        steps.
     """
     if isinstance(what, Algorithm):
         return what.schedule(size)

@@ -13,7 +13,7 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.data.dataset import Dataset, kind
-from pycollective.data.rows import Rows, cut_anew, number_of_rows, regroup
+from pycollective.data.rows import Rows, number_of_rows, rebatched, regroup
 from pycollective.data.spec import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -51,7 +51,7 @@ class Batch(Transformed):
                 yield rows.take(indices)
             return
         if isinstance(self._source, Unbatch):
-            yield from cut_anew(
+            yield from rebatched(
                 self._source._source._iter(), itertools.repeat(self._size), self._drop
             )
             return
@@ -265,7 +265,7 @@ class Rebatch(Transformed):
         return self._source._is_at_hand()
 
     def _iter(self) -> Iterator[Any]:
-        return cut_anew(self._source._iter(), itertools.cycle(self._sizes), self._drop)
+        return rebatched(self._source._iter(), itertools.cycle(self._sizes), self._drop)
 
     def cardinality(self) -> int:
         count = self._source.cardinality()

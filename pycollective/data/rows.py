@@ -170,7 +170,7 @@ def number_of_rows(batch: Any) -> int:
     )
 
 
-def cut_anew(batches: Iterator[Any], sizes: Iterable[int], drop_remainder: bool) -> Iterator[Any]:
+def rebatched(batches: Iterator[Any], sizes: Iterable[int], drop_remainder: bool) -> Iterator[Any]:
     """Yield batches of the given numbers of rows, made from batches of any numbers of rows.
 
     Arrays are only copied if a new batch spans two old ones.

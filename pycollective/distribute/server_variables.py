@@ -2,8 +2,8 @@
 
 A task of the server's host maps a variable, and reads and updates it in place. Another task has a copy
 of the value, with the version that the server gave to it. `Servers.pull` asks for the changes since
-then. `Servers.push` sends the difference between a copy and the value that was pulled. Lookups in a large
-variable pull single rows, and updates send single rows.
+then. `Servers.push` sends the difference between a copy and the value that was pulled. Lookups in a
+large variable pull single rows, and updates send single rows.
 """
 
 from __future__ import annotations

@@ -215,10 +215,10 @@ class Workers:
                 "restore, the same objects at the same time"
             )
 
-    def write_once(self, path: str, write: Callable[[], None], begins_anew: bool = False) -> None:
+    def write_once(self, path: str, write: Callable[[], None], may_restart: bool = False) -> None:
         """Write files: worker 0, and each worker with another path, calls ``write``.
 
-        Return when all files are written, or raise an error on every worker. With ``begins_anew``,
+        Return when all files are written, or raise an error on every worker. With ``may_restart``,
         raise an `AbortedError` after the files are written if a lost worker asks to join again.
         """
         name = hashlib.sha256(os.path.abspath(path).encode()).digest()[:8]
@@ -229,7 +229,7 @@ class Workers:
                 write()
             except Exception as failure:
                 error = failure
-        waits = begins_anew and self.worker_waits is not None and self.worker_waits()
+        waits = may_restart and self.worker_waits is not None and self.worker_waits()
         mine = _FAILED if error is not None else _WORKER_WAITS if waits else 0
         states, _ = self.gather(np.asarray([mine]), 0)
         if error is not None:
@@ -239,7 +239,7 @@ class Workers:
             raise CheckpointError(
                 f"{path!r} was not written: worker {others} failed; see its error for the reason"
             )
-        self.has_saved = self.has_saved or begins_anew
+        self.has_saved = self.has_saved or may_restart
         if (states == _WORKER_WAITS).any():
             raise AbortedError(
                 f"a lost worker joins again, so training restarts from {path!r} with it"

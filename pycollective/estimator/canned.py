@@ -407,19 +407,19 @@ class LinearRegressor(_Canned):
 
     Parameters
     ----------
-    feature_columns
+    feature_columns : sequence of NumericColumn
         The columns that are the model's inputs; see `numeric_column`.
     model_dir, config, warm_start_from
         As for `Estimator`.
-    label_dimension
+    label_dimension : int
         The number of targets of an example.
-    weight_column
+    weight_column : str, optional
         The key of the feature with the examples' weights.
-    optimizer
+    optimizer : str, Optimizer or callable
         A Keras optimizer, its name, or a function that returns one.
-    loss_reduction
+    loss_reduction : {"sum_over_batch_size", "sum"}
         ``"sum_over_batch_size"``, a mean, or ``"sum"``.
-    sparse_combiner
+    sparse_combiner : optional
         Ignored: there are no sparse columns.
 
     Notes
@@ -453,12 +453,12 @@ class LinearClassifier(_Canned):
     ----------
     feature_columns, model_dir, weight_column, optimizer, config, warm_start_from, loss_reduction
         As for `LinearRegressor`.
-    n_classes
+    n_classes : int
         The number of classes. Labels are class numbers, from 0 on.
     label_vocabulary : list of str, optional
         The labels of the classes in the input, which are texts then. Predictions have them as
         ``classes``. By default labels are class numbers, from 0 on.
-    sparse_combiner
+    sparse_combiner : optional
         Ignored: there are no sparse columns.
 
     Notes
@@ -493,17 +493,17 @@ class DNNRegressor(_Canned):
 
     Parameters
     ----------
-    hidden_units
+    hidden_units : sequence of int
         The sizes of the hidden layers.
     feature_columns, model_dir, label_dimension, weight_column, optimizer, config, warm_start_from
         As for `LinearRegressor`.
-    activation_fn
+    activation_fn : callable
         The activation of the hidden layers.
-    dropout
+    dropout : float, optional
         The probability of dropping a hidden value in training.
-    loss_reduction
+    loss_reduction : {"sum_over_batch_size", "sum"}
         As for `LinearRegressor`.
-    batch_norm
+    batch_norm : bool
         True to normalize the values of the hidden layers.
 
     Notes

@@ -106,7 +106,7 @@ class Checkpoint(Trackable):
         counter.assign_add(1)
         path = f"{prefix}-{int(counter)}"
         try:
-            self._write(path, record=True, after=after, begins_anew=True)
+            self._write(path, record=True, after=after, may_restart=True)
         except BaseException:
             counter.assign_sub(1)
             raise
@@ -152,7 +152,7 @@ class Checkpoint(Trackable):
         path: str,
         record: bool = False,
         after: Callable[[], None] | None = None,
-        begins_anew: bool = False,
+        may_restart: bool = False,
     ) -> None:
         """Write the files; of several workers with the same path, only the first one writes.
 
@@ -169,7 +169,7 @@ class Checkpoint(Trackable):
                 if after is not None:
                     after()
 
-        workers.write_once(path, write, begins_anew)
+        workers.write_once(path, write, may_restart)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         """Restore a checkpoint of `save`: existing variables now, others when they are made.

@@ -161,5 +161,5 @@ def test_elastic_training_goes_on_as_if_undisturbed(tmp_path, lost, least):
 
 
 def test_run_without_resources_raises():
-    with pytest.raises(RuntimeError, match="Ray has no room for 3 workers of {'CPU': 1}"):
+    with pytest.raises(RuntimeError, match="Ray has no resources for 3 workers of {'CPU': 1}"):
         tf.ray.run(train, 3, placement_timeout=1)

@@ -205,7 +205,7 @@ def test_too_few_are_left(ray_of):
     with pytest.raises(RayActorError):
         tf.ray.run(train, 3, min_workers=2)
     ray_of(["a"], ["b", "full"], ["c", "full"])
-    with pytest.raises(RuntimeError, match="no room for a replacement of worker 1, 2"):
+    with pytest.raises(RuntimeError, match="no resources for a replacement of worker 1, 2"):
         tf.ray.run(train, 3, min_workers=2, max_failures=2, placement_timeout=0.2)
 
 
