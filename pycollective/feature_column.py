@@ -70,15 +70,15 @@ def numeric_column(
 
     Parameters
     ----------
-    key
+    key : str
         The key of the feature.
-    shape
+    shape : int or sequence of int
         The shape of an example's values.
     default_value
         Must be None: it is for features in serialized examples, which are not implemented.
     dtype
         The floating-point type of the values.
-    normalizer_fn
+    normalizer_fn : callable, optional
         A function of the batch's values, such as ``lambda x: (x - 3.0) / 4.2``.
 
     Raises

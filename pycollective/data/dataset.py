@@ -465,7 +465,7 @@ class Dataset:
 
         Parameters
         ----------
-        filename
+        filename : path
             A file for the elements, which a later program reads instead of making them again; by default
             they are kept in memory. The first pass that reaches the end writes the file.
 

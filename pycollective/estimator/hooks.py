@@ -110,9 +110,9 @@ class StopAtStepHook(SessionRunHook):
 
     Parameters
     ----------
-    num_steps
+    num_steps : int, optional
         The number of steps of each run.
-    last_step
+    last_step : int, optional
         The global step after which training ends.
 
     Raises
@@ -151,7 +151,7 @@ class LoggingTensorHook(SessionRunHook):
         A dict of values by label, each as in `SessionRunArgs`, or a list of names.
     every_n_iter, every_n_secs
         The number of steps, or of seconds, between two lines.
-    formatter
+    formatter : callable, optional
         A function that returns the line for the dict of values.
     """
 

@@ -29,9 +29,9 @@ class StepModel(Model):
 
     Parameters
     ----------
-    model_fn
+    model_fn : callable
         A function of features, labels and mode.
-    seed
+    seed : int or None
         The seed of random numbers, or None.
     """
 

@@ -77,7 +77,7 @@ def train_and_evaluate(
 
     Parameters
     ----------
-    estimator
+    estimator : Estimator
         The estimator.
     train_spec, eval_spec
         The input and the number of steps of training and of each evaluation.

@@ -44,7 +44,7 @@ class ModelVariables(Trackable):
 
     Parameters
     ----------
-    seed
+    seed : int or None
         The seed of initial values, or None.
 
     Attributes

@@ -80,11 +80,11 @@ def relu(
     ----------
     x
         A floating-point tensor.
-    negative_slope
+    negative_slope : float
         The slope below the threshold, where the result is ``negative_slope * (x - threshold)``.
-    max_value
+    max_value : float, optional
         The largest result; None: no limit.
-    threshold
+    threshold : float
         The smallest ``x`` for which the result is ``x``.
     """
     if not negative_slope and not threshold:

@@ -65,7 +65,7 @@ class MaxNorm(_Norm):
 
     Parameters
     ----------
-    max_value
+    max_value : float
         The largest Euclidean norm.
     axis
         The axis, or axes, of a vector: 0 for the inputs of each unit of `Dense`, ``[0, 1, 2]`` for
@@ -96,9 +96,9 @@ class MinMaxNorm(_Norm):
 
     Parameters
     ----------
-    min_value, max_value
+    min_value, max_value : float
         The smallest and the largest norm.
-    rate
+    rate : float
         The fraction of the distance to this range that a norm is moved in each step; 1: all of it.
     axis
         As for `MaxNorm`.

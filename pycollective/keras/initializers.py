@@ -205,16 +205,16 @@ class VarianceScaling(_Random):
 
     Parameters
     ----------
-    scale
+    scale : float
         The numerator of the variance.
-    mode
+    mode : str
         ``"fan_in"``, ``"fan_out"`` or ``"fan_avg"``.
-    distribution
+    distribution : str
         ``"uniform"``, ``"truncated_normal"`` (also called ``"normal"``) or
         ``"untruncated_normal"``.
-    seed
+    seed : int, optional
         With a seed each call gives the same values.
-    input_axes, output_axes
+    input_axes, output_axes : sequence of int, optional
         The axes of inputs and of outputs. The defaults are the second-to-last and the last axis; the
         size of each is multiplied by the axes of the window.
     """

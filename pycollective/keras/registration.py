@@ -159,9 +159,9 @@ def get_registered_object(
 
     Parameters
     ----------
-    name
+    name : str
         The name in files.
-    custom_objects, module_objects
+    custom_objects, module_objects : mapping, optional
         Further objects by name; current scopes and registered objects take precedence.
     """
     for known in (_scopes.objects, _registered, custom_objects or {}, module_objects or {}):
@@ -175,7 +175,7 @@ class CustomObjectScope:
 
     Parameters
     ----------
-    custom_objects
+    custom_objects : mapping or None
         The classes and functions by name.
     """
 

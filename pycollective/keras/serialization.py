@@ -244,9 +244,9 @@ def deserialize_keras_object(
     ----------
     config
         The config.
-    custom_objects
+    custom_objects : mapping, optional
         Custom classes and functions, by name.
-    safe_mode
+    safe_mode : bool
         Accepted for compatibility with Keras: a lambda is an error in any case, because code in files
         is never run.
 

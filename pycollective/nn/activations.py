@@ -354,12 +354,12 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
     ----------
     x
         A floating-point tensor.
-    rate
+    rate : float
         The share of elements that are set to 0, from 0 to below 1.
     noise_shape
         Shape of the random mask; elements along an axis of length 1 are dropped together. None for the
         shape or for an axis means that of ``x``.
-    seed
+    seed : int, optional
         Seed of the mask; each seed has its own generator.
     """
     tensor = as_tensor(x)

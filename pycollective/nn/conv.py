@@ -359,10 +359,10 @@ def conv2d(
     strides, dilations
         Steps of the window and between its taps: an int, ``(height, width)`` or
         ``(1, height, width, 1)``.
-    padding
+    padding : str
         ``"VALID"``: the window stays inside the image. ``"SAME"``: zeros around the image, so that
         the result has ``ceil(size / stride)`` rows and columns.
-    activation
+    activation : str, optional
         ``"relu"`` replaces negative results by 0 in the same pass.
 
     Returns

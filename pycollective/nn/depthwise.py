@@ -77,7 +77,7 @@ def depthwise_conv2d(
     strides, dilations
         Steps of the window and between its taps: an int, ``(height, width)`` or
         ``(1, height, width, 1)``.
-    padding
+    padding : str
         ``"VALID"`` or ``"SAME"``, as in `conv2d`.
     bias
         ``[channels * multiplier]``, added to each pixel.
@@ -163,7 +163,7 @@ def grouped_conv2d(
     w
         Filters ``[kernel_h, kernel_w, channels / groups, filters]``: the first group's filters, then the
         second group's, and so on.
-    groups
+    groups : int
         Number of groups; it must divide the numbers of channels and of filters.
     bias, strides, padding, dilations, activation
         As in `conv2d`.

@@ -38,7 +38,7 @@ def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tup
         An axis, several axes, or None for all.
     shift
         Ignored, for TensorFlow's programs; the mean itself is subtracted.
-    keepdims
+    keepdims : bool
         Keep the axes, with length 1.
 
     Returns
@@ -230,9 +230,9 @@ def normalize_batch(
         ``[..., channels]``, floating point. Halves are computed in float32.
     scale, offset
         ``[channels]`` or None.
-    epsilon
+    epsilon : float
         Added to the variance.
-    activation
+    activation : str, optional
         ``"relu"`` replaces negative results by 0 in the same passes.
 
     Returns
@@ -311,7 +311,7 @@ def layer_normalization(
         As many numbers as elements along ``axis``, or None.
     axis
         An axis, or several.
-    epsilon
+    epsilon : float
         Added to the variance.
 
     Returns

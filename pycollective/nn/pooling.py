@@ -122,7 +122,7 @@ def max_pool2d(
         Height and width of the window: an int, ``(height, width)`` or ``(1, height, width, 1)``.
     strides
         Steps of the window, in the same forms; by default ``pool_size``.
-    padding
+    padding : str
         ``"VALID"``: windows stay inside the image. ``"SAME"``: ``ceil(size / stride)`` rows and
         columns; pixels outside the image do not count.
 

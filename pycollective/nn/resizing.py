@@ -57,7 +57,7 @@ def resize_bilinear(images: Any, height: int, width: int) -> Tensor:
     ----------
     images
         ``[n, height, width, channels]``, floating point.
-    height, width
+    height, width : int
         The new size.
     """
     x = as_tensor(images)

@@ -18,7 +18,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
     Parameters
     ----------
-    f
+    f : callable
         ``f(*args, **kwargs)`` returns ``(y, grad_fn)``, where y is a tensor or a nest of tensors.
         ``grad_fn(*dys)`` takes the gradient of each tensor of y, and returns the gradient of each tensor
         in ``args``, or a single gradient. If ``f`` reads trainable variables, ``grad_fn`` must take

@@ -163,10 +163,10 @@ class GradientTape:
 
     Parameters
     ----------
-    persistent
+    persistent : bool
         Allow more than one call of `gradient`. A persistent tape keeps the whole record until it is
         deleted; any other tape frees the record while it computes the gradient.
-    watch_accessed_variables
+    watch_accessed_variables : bool
         Watch trainable variables when they are read. If False, only the arguments of `watch` are
         watched.
 
@@ -276,9 +276,9 @@ class GradientTape:
             A tensor or variable, or a nest of them, that the tape watched or computed.
         output_gradients
             Weights of the elements of ``target``, in its shapes; by default ones.
-        unconnected_gradients
+        unconnected_gradients : str
             The gradient for a source on which ``target`` does not depend: ``"none"`` or ``"zero"``.
-        ready
+        ready : callable, optional
             A function that is called as ``ready(place, gradient)`` as soon as a source's gradient is
             complete, while other gradients are still computed. ``place`` is the source's number in the
             nest. It is not called for sources on which ``target`` does not depend.

@@ -213,7 +213,7 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
     dtype
         The dtype of the result. Arrays, scalars and lists are converted, but floats never to
         integers. Tensors and variables are not converted.
-    like
+    like : Tensor, optional
         A tensor whose dtype and device scalars and lists take if ``dtype`` is not given.
 
     Raises

@@ -122,16 +122,16 @@ class Variable(Operators, metaclass=_VariableMeta):
     initial_value
         A value that `as_tensor` accepts, or a function without arguments that returns one. It is
         copied.
-    trainable
+    trainable : bool, optional
         True: tapes watch the variable, and optimizers update it. The default is True, except for
         ``ON_READ`` variables.
-    name
+    name : str, optional
         The name, by default ``"Variable"``.
     dtype, shape
         Required dtype and shape of the initial value. Arrays and scalars are converted to ``dtype``.
     synchronization, aggregation
         The way in which a strategy keeps the replicas' copies; without a strategy plain attributes.
-    per_worker_variable
+    per_worker_variable : bool
         True: under a ``ParameterServerStrategy`` each worker has its own value. Ignored elsewhere.
 
     Raises

@@ -178,7 +178,7 @@ class Checkpoint(Trackable):
 
         Parameters
         ----------
-        save_path
+        save_path : path or None
             The result of `save` or `latest_checkpoint`; None restores nothing.
 
         Raises

@@ -16,13 +16,13 @@ class CheckpointManager:
 
     Parameters
     ----------
-    checkpoint
+    checkpoint : Checkpoint
         The checkpoint to save.
-    directory
+    directory : path
         The directory, made if it is missing. Checkpoints that it already has count.
-    max_to_keep
+    max_to_keep : int or None
         The number of checkpoints to keep; None keeps all.
-    checkpoint_name
+    checkpoint_name : str
         The beginning of the checkpoints' names.
 
     Raises
@@ -85,7 +85,7 @@ class CheckpointManager:
 
         Parameters
         ----------
-        checkpoint_number
+        checkpoint_number : int, optional
             The number in the name, by default that of the last checkpoint + 1.
         """
         if checkpoint_number is not None:

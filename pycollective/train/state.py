@@ -22,9 +22,9 @@ class CheckpointState(NamedTuple):
 
     Attributes
     ----------
-    model_checkpoint_path
+    model_checkpoint_path : str
         The last checkpoint that was written.
-    all_model_checkpoint_paths
+    all_model_checkpoint_paths : list of str
         All checkpoints that are kept, oldest first.
     """
 

@@ -80,7 +80,7 @@ class Optimizer:
         ----------
         loss
             The loss of the batch.
-        global_step
+        global_step : Variable, optional
             Accepted and ignored: the estimator counts each training step.
         var_list
             The variables; by default all trainable variables that the model function has used.

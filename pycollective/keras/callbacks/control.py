@@ -21,7 +21,7 @@ class TerminateOnNaN(Callback):
 
     Parameters
     ----------
-    raise_error
+    raise_error : bool
         True to raise an error.
 
     Raises
@@ -51,9 +51,9 @@ class LearningRateScheduler(Callback):
 
     Parameters
     ----------
-    schedule
+    schedule : callable
         ``schedule(epoch, learning_rate)``, or ``schedule(epoch)``, returns the learning rate.
-    verbose
+    verbose : int
         1: print the learning rate.
 
     Raises
@@ -100,11 +100,11 @@ class Monitor(Callback):
 
     Parameters
     ----------
-    monitor
+    monitor : str
         The name of the value.
-    mode
+    mode : str
         ``"min"``: smaller is better. ``"max"``: larger is better. ``"auto"``: the metric decides.
-    min_delta
+    min_delta : float
         The smallest change that counts as an improvement.
 
     Raises
@@ -167,16 +167,16 @@ class EarlyStopping(Monitor):
     ----------
     monitor, min_delta, mode
         As for `Monitor`.
-    patience
+    patience : int
         The number of epochs without an improvement after which training ends.
-    verbose
+    verbose : int
         1: print a message.
-    baseline
+    baseline : float, optional
         A value that an improvement must also beat to reset the count of epochs. As in Keras, an epoch
         with an improvement does not end training.
-    restore_best_weights
+    restore_best_weights : bool
         True to restore the weights of the best epoch at the end.
-    start_from_epoch
+    start_from_epoch : int
         The first epoch that counts.
     """
 
@@ -242,15 +242,15 @@ class ReduceLROnPlateau(Monitor):
     ----------
     monitor, mode, min_delta
         As for `Monitor`.
-    factor
+    factor : float
         The factor of the learning rate.
-    patience
+    patience : int
         The number of epochs without an improvement before a reduction.
-    verbose
+    verbose : int
         1: print a message.
-    cooldown
+    cooldown : int
         The number of epochs after a reduction that do not count.
-    min_lr
+    min_lr : float
         The smallest learning rate.
 
     Raises

@@ -34,7 +34,7 @@ class EventFile:
 
     Parameters
     ----------
-    directory
+    directory : path
         The directory, which is created if missing. TensorBoard shows its name as the run's name.
     """
 

@@ -57,7 +57,7 @@ class History(Callback):
 
         Parameters
         ----------
-        names
+        names : sequence of str, optional
             The names of the results to plot, without ``val_``; the default is all. Validation
             results are in the same plots.
 
@@ -135,7 +135,7 @@ class CallbackList(Callback):
     ----------
     callbacks
         The callbacks, in order.
-    add_history, add_progbar
+    add_history, add_progbar : bool
         True to append a `History`, or a `ProgbarLogger`, if the list has none.
     model
         The model, which is set in each callback.

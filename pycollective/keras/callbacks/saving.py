@@ -33,20 +33,20 @@ class ModelCheckpoint(Monitor):
 
     Parameters
     ----------
-    filepath
+    filepath : path
         The path. ``{epoch}``, and ``{batch}`` if ``save_freq`` is a number, are replaced by numbers
         counted from 1, and names of results by their values.
     monitor, mode
         As for `Monitor`, with ``save_best_only``.
-    verbose
+    verbose : int
         1: print a message.
-    save_best_only
+    save_best_only : bool
         True to save only when the monitored value has improved.
-    save_weights_only
+    save_weights_only : bool
         True to save the variables without the layers.
-    save_freq
+    save_freq : str or int
         ``"epoch"``, or a number of batches.
-    initial_value_threshold
+    initial_value_threshold : float, optional
         The value that the first saved model must improve on.
 
     Raises
@@ -136,15 +136,15 @@ class BackupAndRestore(Callback):
 
     Parameters
     ----------
-    backup_dir
+    backup_dir : path
         The directory, which should hold no other files.
-    save_freq
+    save_freq : str or int or None
         ``"epoch"``, or a number of batches; None: only with ``save_before_preemption``.
-    double_checkpoint
+    double_checkpoint : bool
         True to keep the previous checkpoint too.
-    delete_checkpoint
+    delete_checkpoint : bool
         True to delete the checkpoints at the end of training.
-    save_before_preemption
+    save_before_preemption : bool
         True to handle SIGTERM during `Model.fit`. When any worker gets the signal, all workers save
         after the current step, and exit with code 42. See
         `distribute.experimental.PreemptionCheckpointHandler`.

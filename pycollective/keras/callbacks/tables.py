@@ -19,11 +19,11 @@ class CSVLogger(Callback):
 
     Parameters
     ----------
-    filename
+    filename : path
         The path of the file.
-    separator
+    separator : str
         The separator of columns.
-    append
+    append : bool
         True to append to an existing file.
     """
 

@@ -33,17 +33,17 @@ class TensorBoard(Callback):
 
     Parameters
     ----------
-    log_dir
+    log_dir : path
         The directory of the runs.
-    histogram_freq
+    histogram_freq : int
         A number n, for histograms of the weights after every n-th epoch; 0: never.
-    write_graph
+    write_graph : bool
         True to write the layers, as a graph and as the text of `Model.summary`.
-    write_images
+    write_images : bool
         True to write weights as images too, along with their histograms.
-    write_steps_per_second
+    write_steps_per_second : bool
         True to write the speed.
-    update_freq
+    update_freq : str or int
         ``"epoch"``, or to write ``batch_<name>`` too, ``"batch"`` or a number of batches.
     profile_batch, embeddings_freq, embeddings_metadata
         Must be 0, 0 and None; for a profile, set ``PYCOLLECTIVE_TIMELINE``.

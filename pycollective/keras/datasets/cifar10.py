@@ -33,7 +33,7 @@ def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Image
 
     Parameters
     ----------
-    path
+    path : path, optional
         The file ``cifar-10-binary.tar.gz``, or a folder with this file or with its six ``.bin``
         files. The default folders are ``$PYCOLLECTIVE_DATA``, its subfolder ``cifar10``, and the
         cache ``pycollective/cifar10`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. If none has the data,

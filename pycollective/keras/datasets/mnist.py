@@ -14,7 +14,7 @@ def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Image
 
     Parameters
     ----------
-    path
+    path : path, optional
         A folder with the four idx files (``.gz`` or unpacked) or ``mnist.npz``, or an npz file. The
         default folders are ``$PYCOLLECTIVE_DATA``, its subfolder ``mnist``, and the cache
         ``pycollective/mnist`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. If none has the data, it is

@@ -55,7 +55,7 @@ class KerasTensor:
         The lengths of the axes; None is any length.
     dtype
         The dtype of the elements.
-    name
+    name : str, optional
         The name; the default is ``keras_tensor`` with a number.
     """
 

@@ -109,19 +109,19 @@ class Conv2D(_Convolution):
 
     Parameters
     ----------
-    filters
+    filters : int
         The number of filters, which is the length of the output's last axis.
     kernel_size, strides, dilation_rate
         An int, or (height, width).
-    padding
+    padding : str
         ``"valid"``: filters stay inside the image. ``"same"``: the image is padded with zeros.
-    data_format
+    data_format : str, optional
         Must be ``"channels_last"``.
-    groups
+    groups : int
         The number of groups of channels and filters. A filter reads its own group's channels only.
     activation
         A name or function; the default is no activation.
-    use_bias
+    use_bias : bool
         True to add a bias.
     kernel_initializer, bias_initializer
         Initializers of ``kernel`` ``[height, width, channels / groups, filters]`` and of ``bias``
@@ -224,7 +224,7 @@ class DepthwiseConv2D(_Convolution):
     ----------
     kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias
         As for `Conv2D`.
-    depth_multiplier
+    depth_multiplier : int
         The number of filters of a channel.
     depthwise_initializer, depthwise_regularizer, depthwise_constraint
         The settings of ``kernel`` ``[height, width, channels, depth_multiplier]``.
@@ -317,7 +317,7 @@ class Conv2DTranspose(_Convolution):
     kernel_size, strides, dilation_rate
         The parameters of the convolution: an int, or (height, width). Strides and dilations cannot
         both be larger than 1.
-    padding
+    padding : str
         The padding of the convolution. With ``"same"`` the output is ``strides`` times as large as
         the input.
     output_padding

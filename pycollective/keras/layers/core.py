@@ -22,11 +22,11 @@ class Dense(Layer):
 
     Parameters
     ----------
-    units
+    units : int
         The length of the output's last axis.
     activation
         A name or function; the default is no activation.
-    use_bias
+    use_bias : bool
         True to add a bias.
     kernel_initializer, bias_initializer
         Initializers of ``kernel`` ``[inputs, units]`` and ``bias`` ``[units]``.
@@ -118,13 +118,13 @@ class Embedding(Layer):
 
     Parameters
     ----------
-    input_dim
+    input_dim : int
         The number of rows of the table: inputs are 0 to ``input_dim - 1``.
-    output_dim
+    output_dim : int
         The length of a row.
     embeddings_initializer, embeddings_regularizer, embeddings_constraint
         The initializer, regularizer and constraint of ``embeddings`` ``[input_dim, output_dim]``.
-    mask_zero
+    mask_zero : bool
         Must be False: masks are not supported.
     weights
         The table, or a list that holds only the table.

@@ -22,13 +22,13 @@ class InputLayer(SameShape):
     ----------
     shape
         The shape of an example; None is any length.
-    batch_size
+    batch_size : int, optional
         The declared batch size. Batches may have any number of examples nevertheless.
     dtype
         The dtype that inputs are converted to; the default is ``floatx()``.
     batch_shape
         The batch size and the shape together.
-    name
+    name : str, optional
         The name; the default is ``input_layer`` with a number.
     input_shape
         The older name of ``shape``.

@@ -22,15 +22,15 @@ class InputSpec:
         The dtype.
     shape
         The lengths of all axes; None is any length.
-    ndim, max_ndim, min_ndim
+    ndim, max_ndim, min_ndim : int, optional
         The exact, largest and smallest number of axes.
     axes
         The lengths of some axes, by axis number, which may be negative.
-    allow_last_axis_squeeze
+    allow_last_axis_squeeze : bool
         True to allow a last axis of length 1 to be added or omitted, regardless of ``shape``.
-    name
+    name : str, optional
         The key of the input, if the inputs are in a dict.
-    optional
+    optional : bool
         Accepted for compatibility with Keras and ignored: every input is required.
     """
 

@@ -60,9 +60,9 @@ class Layer(Described, Holder):
     activity_regularizer
         A regularizer of the outputs: a name or a ``callable(tensor)``. Its value, divided by the
         number of rows, is one of `losses`.
-    trainable
+    trainable : bool
         True to train the variables.
-    name
+    name : str, optional
         The name; the default is the class's name with a number.
     dtype
         The dtype of variables and outputs, a `DTypePolicy`, or a policy's name. The default is
@@ -221,7 +221,7 @@ class Layer(Described, Holder):
             A name or a ``callable(variable)`` whose result is one of `losses`.
         constraint
             A name or a ``callable(tensor)`` that an optimizer applies to the value after each step.
-        trainable
+        trainable : bool
             True to train the variable.
         synchronization, aggregation
             Options that tell a strategy how to keep the replicas' copies.

@@ -67,19 +67,19 @@ class BatchNormalization(_Normalization):
 
     Parameters
     ----------
-    axis
+    axis : int
         The axis of the channels.
-    momentum
+    momentum : float
         The weight of the old value in the update of the moving mean and variance.
-    epsilon
+    epsilon : float
         The number added to the variance.
-    center, scale
+    center, scale : bool
         True to add ``beta``, and to multiply by ``gamma``.
     beta_initializer, gamma_initializer, moving_mean_initializer, moving_variance_initializer
         Initializers of the variables, each ``[channels]``.
     beta_regularizer, gamma_regularizer, beta_constraint, gamma_constraint
         Regularizers and constraints of ``beta`` and ``gamma``.
-    synchronized
+    synchronized : bool
         True to use the statistics of all replicas' batches instead of each replica's own batch.
 
     Raises
@@ -250,9 +250,9 @@ class LayerNormalization(_Normalization):
     ----------
     axis
         An axis, or several.
-    epsilon
+    epsilon : float
         The number added to the variance.
-    center, scale
+    center, scale : bool
         True to add ``beta``, and to multiply by ``gamma``. Both have the lengths of ``axis``.
     beta_initializer, beta_regularizer, beta_constraint
         The settings of ``beta``.

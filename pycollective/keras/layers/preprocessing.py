@@ -69,7 +69,7 @@ class Normalization(SameShape):
     mean, variance
         The statistics of the data. Without them, `adapt` computes them; until then the layer returns
         its inputs.
-    invert
+    invert : bool
         True to compute the inverse, ``mean + inputs * sqrt(variance)``.
     """
 
@@ -198,12 +198,12 @@ class RandomFlip(Seeded, ImageLayer):
 
     Parameters
     ----------
-    mode
+    mode : str
         ``"horizontal"``: exchange left and right. ``"vertical"``: exchange top and bottom.
         ``"horizontal_and_vertical"``: exchange both or neither.
-    seed
+    seed : int, optional
         The seed, from which each replica derives its own random numbers.
-    data_format
+    data_format : str, optional
         Must be ``"channels_last"``.
     """
 
@@ -243,11 +243,11 @@ class RandomCrop(Seeded, ImageLayer):
 
     Parameters
     ----------
-    height, width
+    height, width : int
         The size of the window, in pixels.
-    seed
+    seed : int, optional
         The seed, from which each replica derives its own random numbers.
-    data_format
+    data_format : str, optional
         Must be ``"channels_last"``.
     """
 

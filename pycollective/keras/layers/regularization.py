@@ -22,12 +22,12 @@ class Dropout(Seeded):
 
     Parameters
     ----------
-    rate
+    rate : float
         The probability that an element becomes 0.
     noise_shape
         The shape of the random mask, which broadcasts to the input: all elements along an axis of
         length 1 share one decision. None is the input's length.
-    seed
+    seed : int, optional
         The seed. Each replica derives its own random numbers from the seed and its replica number,
         so that a run can be repeated.
     """

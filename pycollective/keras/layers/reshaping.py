@@ -44,7 +44,7 @@ class Reshape(Layer):
 
     Parameters
     ----------
-    target_shape
+    target_shape : sequence of int
         The new shape of an example. A length of -1, at most one, is computed from the others.
     """
 
@@ -91,7 +91,7 @@ class Permute(Layer):
 
     Parameters
     ----------
-    dims
+    dims : sequence of int
         The axes, counted from 1.
     """
 
@@ -124,7 +124,7 @@ class ZeroPadding2D(ImageLayer):
     ----------
     padding
         An int, (height, width), or ((top, bottom), (left, right)), in pixels.
-    data_format
+    data_format : str, optional
         Must be ``"channels_last"``.
     """
 
@@ -167,9 +167,9 @@ class UpSampling2D(ImageLayer):
     ----------
     size
         The factors of height and width: an int, or two ints.
-    data_format
+    data_format : str, optional
         Must be ``"channels_last"``.
-    interpolation
+    interpolation : str
         ``"nearest"``, which repeats pixels, or ``"bilinear"``.
     """
 

@@ -17,7 +17,7 @@ class Seeded(SameShape):
 
     Parameters
     ----------
-    seed
+    seed : int, optional
         The seed; by default the default generator draws one.
     """
 

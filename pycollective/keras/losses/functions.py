@@ -48,11 +48,11 @@ def sparse_categorical_crossentropy(
         Class numbers from 0, ``[...]`` or ``[..., 1]``.
     y_pred
         Predictions, ``[..., classes]``.
-    from_logits
+    from_logits : bool
         True if predictions are logits, False if they are probabilities.
-    ignore_class
+    ignore_class : int, optional
         Must be None.
-    axis
+    axis : int
         The axis of the classes in ``y_pred``.
 
     Raises
@@ -119,11 +119,11 @@ def categorical_crossentropy(
         The probability of each class, ``[..., classes]``.
     y_pred
         Predictions, ``[..., classes]``.
-    from_logits
+    from_logits : bool
         True if predictions are logits, False if they are probabilities.
-    label_smoothing
+    label_smoothing : float
         The fraction of ``y_true`` that is distributed equally over all classes.
-    axis
+    axis : int
         The axis of the classes.
     """
     true, predicted = (_classes_last(value, axis) for value in matched(y_true, y_pred))
@@ -150,11 +150,11 @@ def binary_crossentropy(
         The probability of the positive class, in the shape of ``y_pred``.
     y_pred
         Predictions.
-    from_logits
+    from_logits : bool
         True if predictions are logits, False if they are probabilities.
-    label_smoothing
+    label_smoothing : float
         The fraction of the distance to 0.5 that labels are moved.
-    axis
+    axis : int
         The axis of the mean.
     """
     true, predicted = matched(y_true, y_pred)

@@ -73,7 +73,7 @@ class Loss:
 
     Parameters
     ----------
-    name
+    name : str, optional
         The name; the default is the class's name with a number.
     reduction
         The reduction of the examples' values.

@@ -36,7 +36,7 @@ class LossFunctionWrapper(Loss):
 
     Parameters
     ----------
-    fn
+    fn : callable
         A function ``fn(y_true, y_pred, **kwargs)`` that returns a value for each example.
     reduction, name, dtype
         As for `Loss`.

@@ -46,7 +46,7 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
         Labels, 0 or 1.
     y_pred
         Predictions, of the same shape.
-    threshold
+    threshold : float
         The limit above which a prediction counts as 1.
     """
     true, predicted = matched(y_true, y_pred)
@@ -90,9 +90,9 @@ def sparse_top_k_categorical_accuracy(
         Class numbers, ``[...]`` or ``[..., 1]``.
     y_pred
         Predictions, ``[..., classes]``.
-    k
+    k : int
         The number of predictions that count.
-    from_sorted_ids
+    from_sorted_ids : bool
         True if ``y_pred`` holds class numbers, sorted from the best.
     """
     labels, predicted = _labelled(y_true, y_pred)

@@ -314,25 +314,25 @@ class AUC(Metric):
 
     Parameters
     ----------
-    num_thresholds
+    num_thresholds : int
         The number of thresholds, which are evenly spaced from 0 to 1.
-    curve
+    curve : str
         ``"ROC"``: the true positive rate over the false positive rate. ``"PR"``: precision over
         recall.
-    summation_method
+    summation_method : str
         ``"interpolation"``: trapezoids (for ``"PR"`` the formula of Davis and Goadrich, 2006).
         ``"majoring"``, ``"minoring"``: upper and lower rectangles.
     name, dtype
         As for `Metric`.
-    thresholds
+    thresholds : sequence of float, optional
         The thresholds, instead of ``num_thresholds``; 0 and 1 are added to them.
-    multi_label
+    multi_label : bool
         True to give each label its own curve; the result is the mean of their areas.
-    num_labels
+    num_labels : int, optional
         The number of labels, to make the variables before the first batch.
-    label_weights
+    label_weights : sequence of float, optional
         The weight of each label's area with ``multi_label``, else of each label's predictions.
-    from_logits
+    from_logits : bool
         True if predictions are logits, False if they are probabilities.
     """
 

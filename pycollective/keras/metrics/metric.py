@@ -42,7 +42,7 @@ class Metric(CopiedByConfig, Trackable):
     ----------
     dtype
         The dtype of the sums and the result; the default is ``floatx()``.
-    name
+    name : str, optional
         The name; the default is the class's name with a number.
     """
 
@@ -79,9 +79,9 @@ class Metric(CopiedByConfig, Trackable):
             The shape and dtype; the default is the metric's dtype.
         initializer
             The initializer of the value.
-        aggregation
+        aggregation : str
             Must be ``"sum"``.
-        name
+        name : str, optional
             The variable's name inside the metric.
         """
         if aggregation != "sum":
@@ -277,7 +277,7 @@ class MeanMetricWrapper(Mean):
 
     Parameters
     ----------
-    fn
+    fn : callable
         A function ``fn(y_true, y_pred, **kwargs)`` that returns a value for each example.
     name, dtype
         As for `Metric`.

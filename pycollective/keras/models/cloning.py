@@ -32,12 +32,12 @@ def clone_model(
         functions.
     input_tensors
         The symbolic inputs of the copy; the default is new inputs like the model's.
-    clone_function
+    clone_function : callable, optional
         ``f(layer)``, which returns the new layer; the default makes one from the same config. Inputs
         are cloned without it.
-    call_function
+    call_function : callable, optional
         ``f(layer, *args, **kwargs)``, which calls a new layer; not for `Sequential`.
-    recursive
+    recursive : bool
         True to clone nested models with these functions too, layer by layer.
 
     Raises

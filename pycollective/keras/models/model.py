@@ -206,9 +206,9 @@ class Model(Trainer):
 
         Parameters
         ----------
-        config
+        config : mapping
             The result of `get_config`.
-        custom_objects
+        custom_objects : mapping, optional
             The custom classes and functions in the config, by name.
         """
         with CustomObjectScope(custom_objects):
@@ -274,18 +274,18 @@ class Model(Trainer):
 
         Parameters
         ----------
-        line_length
+        line_length : int, optional
             The width of the table in characters. The default is the terminal's width, at most 88, or
             108 for a graph with branches.
-        positions
+        positions : sequence of float, optional
             The ends of the columns, as fractions of the width.
-        print_fn
+        print_fn : callable, optional
             The function to call with each line; the default is ``print``.
-        expand_nested
+        expand_nested : bool
             True to show the layers of nested models too.
-        show_trainable
+        show_trainable : bool
             True to add a column that shows which layers are trained.
-        layer_range
+        layer_range : sequence of str, optional
             The names of the first and the last layer to show, or regular expressions for them.
 
         Raises

@@ -23,9 +23,9 @@ class Adagrad(Optimizer):
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
-    initial_accumulator_value
+    initial_accumulator_value : float
         The initial value of the sum.
-    epsilon
+    epsilon : float
         A small number that keeps the step finite.
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.
@@ -87,9 +87,9 @@ class Adadelta(Optimizer):
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments; the paper has 1.
-    rho
+    rho : float
         The decay rate of the means.
-    epsilon
+    epsilon : float
         A small number that keeps the step finite, and the first step above 0.
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.

@@ -27,11 +27,11 @@ class Adam(Optimizer):
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
-    beta_1, beta_2
+    beta_1, beta_2 : float
         The decay rates of the means of the gradient and of its square.
-    epsilon
+    epsilon : float
         A small number that keeps the step finite.
-    amsgrad
+    amsgrad : bool
         True: use the largest ``v`` of all steps (Reddi et al., 2018).
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.

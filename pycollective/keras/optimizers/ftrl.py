@@ -23,15 +23,15 @@ class Ftrl(Optimizer):
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
-    learning_rate_power
+    learning_rate_power : float
         The power with which the sum of squared gradients ``n`` reduces steps, at most 0.
-    initial_accumulator_value
+    initial_accumulator_value : float
         The initial value of ``n``.
-    l1_regularization_strength, l2_regularization_strength
+    l1_regularization_strength, l2_regularization_strength : float
         The factors ``l1`` and ``l2`` of the penalties.
-    l2_shrinkage_regularization_strength
+    l2_shrinkage_regularization_strength : float
         ``g`` grows by twice this factor times ``w``.
-    beta
+    beta : float
         ``l2`` grows by ``beta / (2 learning_rate)``.
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.

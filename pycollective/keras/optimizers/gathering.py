@@ -63,11 +63,11 @@ class Recording:
 
     Parameters
     ----------
-    tape
+    tape : GradientTape
         The tape, which records.
-    share
+    share : callable
         A function that returns this replica's share of a loss, to be minimized in its place.
-    variables
+    variables : callable
         A function that returns the trainable variables that were read.
 
     Attributes

@@ -30,13 +30,13 @@ class LossScaleOptimizer(Optimizer):
 
     Parameters
     ----------
-    inner_optimizer
+    inner_optimizer : Optimizer
         The optimizer that makes the steps.
-    initial_scale
+    initial_scale : float
         The first scale; a scale that is too high is soon halved.
-    dynamic_growth_steps
+    dynamic_growth_steps : int
         The number of steps with finite gradients after which the scale is doubled.
-    name
+    name : str, optional
         The name, by default the class's name with a number.
 
     Attributes

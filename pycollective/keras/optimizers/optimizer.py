@@ -103,9 +103,9 @@ class Optimizer(OptimizerState):
             An array of the same shape and dtype, which must not change.
         slots
             The arrays of `slot_names`, of the same shape and dtype, to be changed in place.
-        learning_rate
+        learning_rate : float
             The learning rate of this step.
-        step
+        step : int
             The number of this step; the first is 1.
         """
         raise NotImplementedError(f"{type(self).__name__} must override update_step()")
@@ -157,9 +157,9 @@ class Optimizer(OptimizerState):
         grads_and_vars
             Pairs of a gradient, or None, and a variable. Gradients are converted to the dtypes of the
             variables. A variable with None does not change.
-        skip_gradients_aggregation
+        skip_gradients_aggregation : bool
             True if the gradients are summed over the replicas already.
-        experimental_aggregate_gradients
+        experimental_aggregate_gradients : bool
             The opposite; the older name.
 
         Returns
@@ -382,7 +382,7 @@ class Optimizer(OptimizerState):
             A function without arguments that returns the loss, or with ``tape`` a tensor.
         var_list
             The variables, or a function that returns them after the loss was computed.
-        tape
+        tape : GradientTape, optional
             The tape that recorded the loss, if it is a tensor. The ``model_fn`` of an `Estimator`
             needs none.
         """

@@ -31,7 +31,7 @@ def summed_gradients(
     ----------
     context
         The replica's context. Every replica must make this call with the same variables.
-    tape
+    tape : GradientTape
         The tape that recorded the target.
     target
         The loss.

@@ -21,13 +21,13 @@ class RMSprop(Optimizer):
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
-    rho
+    rho : float
         The decay rate of the mean.
-    momentum
+    momentum : float
         If not 0, ``w -= s`` with ``s = momentum s + learning_rate g / sqrt(v + epsilon)``.
-    epsilon
+    epsilon : float
         A small number that keeps the step finite.
-    centered
+    centered : bool
         True: subtract the square of the gradient's mean from ``v``, which gives the variance.
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.

@@ -82,15 +82,15 @@ class ExponentialDecay(_Formula):
 
     Parameters
     ----------
-    initial_learning_rate
+    initial_learning_rate : float
         The rate of step 0.
-    decay_steps
+    decay_steps : float
         The number of steps in which the rate is multiplied by ``decay_rate``.
-    decay_rate
+    decay_rate : float
         The factor.
-    staircase
+    staircase : bool
         True: the rate changes only every ``decay_steps`` steps.
-    name
+    name : str
         The name in a serialized description.
     """
 
@@ -145,18 +145,18 @@ class PolynomialDecay(_Formula):
 
     Parameters
     ----------
-    initial_learning_rate
+    initial_learning_rate : float
         The rate of step 0.
-    decay_steps
+    decay_steps : float
         The number of steps of the decay.
-    end_learning_rate
+    end_learning_rate : float
         The last rate.
-    power
+    power : float
         The exponent; 1 is a linear decay.
-    cycle
+    cycle : bool
         True: after its end the decay is extended to the next multiple of ``decay_steps``, so that the
         rate rises again. False: the rate stays at the last one.
-    name
+    name : str
         The name in a serialized description.
     """
 
@@ -183,15 +183,15 @@ class InverseTimeDecay(_Formula):
 
     Parameters
     ----------
-    initial_learning_rate
+    initial_learning_rate : float
         The rate of step 0.
-    decay_steps
+    decay_steps : float
         The number of steps in which the denominator grows by ``decay_rate``.
-    decay_rate
+    decay_rate : float
         The growth.
-    staircase
+    staircase : bool
         True: the rate changes only every ``decay_steps`` steps.
-    name
+    name : str
         The name in a serialized description.
     """
 
@@ -215,17 +215,17 @@ class CosineDecay(_Formula):
 
     Parameters
     ----------
-    initial_learning_rate
+    initial_learning_rate : float
         The rate of step 0.
-    decay_steps
+    decay_steps : float
         The number of steps of the decay.
-    alpha
+    alpha : float
         The last rate as a share of the first.
-    name
+    name : str
         The name in a serialized description.
-    warmup_target
+    warmup_target : float, optional
         The rate at the end of a warmup from the initial rate, where the decay begins.
-    warmup_steps
+    warmup_steps : float
         The number of steps of the warmup.
     """
 
@@ -255,17 +255,17 @@ class CosineDecayRestarts(_Formula):
 
     Parameters
     ----------
-    initial_learning_rate
+    initial_learning_rate : float
         The rate of step 0.
-    first_decay_steps
+    first_decay_steps : float
         The number of steps of the first decay.
-    t_mul
+    t_mul : float
         The factor between the lengths of two decays.
-    m_mul
+    m_mul : float
         The factor between the first rates of two decays.
-    alpha
+    alpha : float
         The last rate of the first decay as a share of the first rate.
-    name
+    name : str
         The name in a serialized description.
     """
 

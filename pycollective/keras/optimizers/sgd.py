@@ -19,9 +19,9 @@ class SGD(Optimizer):
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
-    momentum
+    momentum : float
         If not 0, ``velocity = momentum * velocity - learning_rate * g`` and ``w += velocity``.
-    nesterov
+    nesterov : bool
         True: ``w += momentum * velocity - learning_rate * g`` instead.
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.

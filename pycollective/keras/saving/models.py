@@ -47,9 +47,9 @@ def save_model(
         The model to save.
     filepath
         The path of the file, which must end in ``.keras``.
-    overwrite
+    overwrite : bool
         True to replace an existing file.
-    zipped
+    zipped : bool, optional
         Must be True or None: the unzipped format is not supported.
 
     Raises
@@ -90,11 +90,11 @@ def load_model(
     ----------
     filepath
         The path of the file.
-    custom_objects
+    custom_objects : mapping, optional
         The custom classes and functions of the model, by name, unless they are registered.
-    compile
+    compile : bool
         True to compile a model that was saved compiled, and to load the optimizer's variables.
-    safe_mode
+    safe_mode : bool
         Accepted for compatibility with Keras and ignored: code in files (lambdas) is never run.
 
     Raises
@@ -154,7 +154,7 @@ def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> Non
         The path of the file, which must end in ``.weights.h5``. The file gets its name after it is
         completely written. A path without an ending makes a checkpoint, as ``tf.train.Checkpoint``
         does; ``tf.train.latest_checkpoint`` finds it.
-    overwrite
+    overwrite : bool
         True to replace an existing file.
 
     Raises
@@ -194,7 +194,7 @@ def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = F
     filepath
         The path of a ``.weights.h5`` or ``.keras`` file of this package or of Keras 3, or of a
         checkpoint of `save_weights`, `ModelCheckpoint` or ``tf.train.Checkpoint``.
-    skip_mismatch
+    skip_mismatch : bool
         True to skip layers that do not fit, with a warning. If False, such a layer is an error, and
         nothing is changed.
 
@@ -238,9 +238,9 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
 
     Parameters
     ----------
-    json_string
+    json_string : str
         The result of `Model.to_json`, of this package or of Keras.
-    custom_objects
+    custom_objects : mapping, optional
         The custom classes and functions of the model, by name.
 
     Raises

@@ -23,13 +23,13 @@ class Executor:
 
     Parameters
     ----------
-    strategy
+    strategy : Strategy
         The strategy.
-    steps
+    steps : callable
         A ``tf.function`` that takes a list of elements and ``settings``, and returns a list of results.
     settings
         The other arguments of ``steps``, which can be sent to a worker in another process.
-    keep_all
+    keep_all : bool
         True if `finish` returns the results of all calls, and not only those of the last one.
     """
 

@@ -117,14 +117,14 @@ class Learner(Layer):
             for each output.
         weighted_metrics
             Metrics that get the weights of the examples, in the form of ``metrics``.
-        steps_per_execution
+        steps_per_execution : int
             The number of steps between calls of the batch callbacks.
         run_eagerly, jit_compile
             Accepted for compatibility with TensorFlow and ignored.
-        auto_scale_loss
+        auto_scale_loss : bool
             True to wrap the optimizer of a model with the policy ``mixed_float16`` in a
             `LossScaleOptimizer`.
-        accumulate_steps
+        accumulate_steps : int
             The number of batches in one step of the optimizer, whose gradients are those of the
             joined batch. The last step of an epoch may have fewer batches.
 
@@ -306,7 +306,7 @@ class Learner(Layer):
             The targets and the predictions.
         sample_weight
             A weight for each example.
-        training
+        training : bool
             True in a training step; ignored here.
 
         Raises

@@ -111,28 +111,28 @@ class Trainer(Learner):
             ``steps_per_epoch``, no more batches are read from an iterator than the epochs need.
         y, sample_weight
             Targets and a weight for each example; for arrays only.
-        batch_size
+        batch_size : int, optional
             The number of examples of a step, over all replicas; for arrays only. The default is 32.
-        epochs, initial_epoch
+        epochs, initial_epoch : int
             The epochs are ``range(initial_epoch, epochs)``.
         verbose
             0: silent. 1 or ``"auto"``: a progress line on a terminal, one line for each epoch
             elsewhere. 2: one line for each epoch.
         callbacks
             A list of `Callback`, or a `CallbackList`.
-        validation_split
+        validation_split : float
             The fraction of the arrays, at their end, that is held out for validation.
         validation_data
             ``(x, y)``, ``(x, y, sample_weight)``, or any other ``x`` of `evaluate`.
-        shuffle
+        shuffle : bool
             True to shuffle arrays in each epoch.
         class_weight
             The factor of the weights of a class's examples, by class number; the default is 1.
-        steps_per_epoch
+        steps_per_epoch : int, optional
             The number of steps of an epoch. The next epoch continues at the next batch.
-        validation_steps, validation_batch_size
+        validation_steps, validation_batch_size : int, optional
             ``steps`` and ``batch_size`` of `evaluate`.
-        validation_freq
+        validation_freq : int or sequence of int
             A number n, for a validation after every n-th epoch, or a list of epochs, from 1.
 
         Returns
@@ -278,9 +278,9 @@ class Trainer(Learner):
         ----------
         x, y, batch_size, verbose, sample_weight, callbacks
             As for `fit`.
-        steps
+        steps : int, optional
             The number of batches; the default is all.
-        return_dict
+        return_dict : bool
             True to return a dict by name.
 
         Returns

@@ -64,7 +64,7 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     ----------
     x
         Integers from 0, of any shape; a last axis of length 1 is removed.
-    num_classes
+    num_classes : int, optional
         The length of a row; the default is the largest number plus one.
 
     Returns

@@ -43,40 +43,40 @@ def image_dataset_from_directory(
 
     Parameters
     ----------
-    directory
+    directory : path
         A folder with a subfolder for each class, of ``.jpg``, ``.jpeg``, ``.png``, ``.bmp`` and
         ``.gif`` files.
     labels
         ``"inferred"``: the subfolders, in alphabetical order. A list of ints: one for each file, in
         the order of their paths. None: no labels.
-    label_mode
+    label_mode : str or None
         ``"int"``: int32 ``[n]``. ``"categorical"``: float32 ``[n, classes]``. ``"binary"``: float32
         ``[n, 1]``, for two classes. None: no labels.
-    class_names
+    class_names : sequence of str, optional
         The subfolders that are classes, in this order.
-    color_mode
+    color_mode : str
         ``"grayscale"``, ``"rgb"`` or ``"rgba"``: 1, 3 or 4 channels.
-    batch_size
+    batch_size : int or None
         The number of images in a batch; None: single images.
-    image_size
+    image_size : sequence of int
         The (height, width) that images are resized to.
-    shuffle
+    shuffle : bool
         True for a random order, different in each pass; False for the order of the paths.
-    seed
+    seed : int, optional
         The seed of the random order.
     validation_split, subset
         The fraction of the files, at their end, that is for validation; and the part to return:
         ``"training"``, ``"validation"`` or ``"both"``.
-    interpolation
+    interpolation : str
         The method of resizing: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"area"``,
         ``"lanczos3"`` or ``"lanczos5"``, without antialiasing, as in Keras.
-    follow_links
+    follow_links : bool
         True to search folders that are symbolic links.
-    crop_to_aspect_ratio, pad_to_aspect_ratio
+    crop_to_aspect_ratio, pad_to_aspect_ratio : bool
         True to crop images, or to pad them with black, instead of stretching them.
-    data_format
+    data_format : str, optional
         Must be ``"channels_last"``.
-    verbose
+    verbose : bool
         True to print the number of files.
 
     Returns

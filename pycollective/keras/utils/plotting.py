@@ -42,15 +42,15 @@ def plot_model(
     ----------
     model
         A built model.
-    to_file
+    to_file : path
         The path of the file, whose ending selects the format.
-    show_shapes, show_dtype, show_layer_names, show_layer_activations, show_trainable
+    show_shapes, show_dtype, show_layer_names, show_layer_activations, show_trainable : bool
         True to show these properties of a layer, in addition to its class.
-    rankdir
+    rankdir : str
         ``"TB"``: from top to bottom. ``"LR"``: from left to right.
-    expand_nested
+    expand_nested : bool
         True to draw the layers of nested models instead of one box.
-    dpi
+    dpi : int
         The resolution of raster images, in dots per inch.
 
     Returns

@@ -20,7 +20,7 @@ def split_dataset(
     ----------
     dataset
         A `Dataset` of known length, an array, or a list or tuple of arrays of the same length.
-    left_size, right_size
+    left_size, right_size : float, optional
         The sizes of the parts: a fraction (float) or a number of elements (int). The default is the
         remainder.
     shuffle, seed

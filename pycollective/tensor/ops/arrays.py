@@ -68,7 +68,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
         The dtype of the result.
     shape
         The shape of the result; a value with one element fills it.
-    name
+    name : str, optional
         Ignored, for TensorFlow's programs.
     """
     array = as_tensor(value, dtype).array
