@@ -36,7 +36,7 @@ class Guardian:
         )
         _guardians.add(self)
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(
             BrokenPipeError
@@ -45,11 +45,11 @@ class Guardian:
 
     def started(self, group: int) -> None:
         """Report a new process group."""
-        self._say(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def ended(self, group: int) -> None:
         """Report that no process of a group is left."""
-        self._say(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
         """End the guardian itself."""

@@ -68,7 +68,7 @@ class Joining:
     def __init__(self, about: Description, seconds: float, old: _core.Group | None) -> None:
         self._listener = inherited(about)  # first, because from now on this rank must close it
         try:
-            self.peers = Peers(about, seconds, self.attend, self._say)
+            self.peers = Peers(about, seconds, self.attend, self._log_wait)
         except BaseException:
             if self._listener is not None:
                 self._listener.close()
@@ -218,7 +218,7 @@ class Joining:
     def _wait_for(self, ready: Callable[[], T | None], what: str, until: float) -> T:
         """Return the result of ``ready`` as soon as there is one; ``until`` is rank 0's deadline."""
         late = 1.0  # rank 0 logs first, because it knows the missing ranks
-        say = time.monotonic() + leader.LOG_EVERY + late
+        log_at = time.monotonic() + leader.LOG_EVERY + late
         while (found := ready()) is None:
             has_heard = self.attend(0.05)
             now = time.monotonic()
@@ -226,15 +226,15 @@ class Joining:
                 waited = f"{self.title()} waited {round(until - self.peers.begun, 1):g} s {what}"
                 raise RendezvousError(waited, ranks=[0])
             if has_heard:
-                say = now + leader.LOG_EVERY + late
-            elif now >= say and self.leader is None:
+                log_at = now + leader.LOG_EVERY + late
+            elif now >= log_at and self.leader is None:
                 _log.warning("%s waits %s", self.title(), what)
-                say = now + leader.LOG_EVERY
+                log_at = now + leader.LOG_EVERY
         return found
 
-    def _say(self, waits: str) -> None:
+    def _log_wait(self, waits: str) -> None:
         if self.leader is not None:
-            self.leader.say(waits)
+            self.leader.log_wait(waits)
         else:
             _log.warning("%s", waits)
 

@@ -240,7 +240,7 @@ def run(
     _open_standard_streams()
     group = group or new_group(transport, size)
     if "TF_CONFIG" in os.environ:
-        _say("TF_CONFIG is removed from the ranks' environment: it describes another group")
+        _report("TF_CONFIG is removed from the ranks' environment: it describes another group")
     shares = cores.shares(size) if bind == "cores" else []
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
@@ -403,7 +403,7 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
             number = received.pop(0)
             interrupts += number == signal.SIGINT
             if interrupts >= 3:
-                _say("interrupted three times: killing the running ranks")
+                _report("interrupted three times: killing the running ranks")
                 ranks.signal(signal.SIGKILL)
             elif number == signal.SIGTSTP:
                 ranks.signal(signal.SIGSTOP)
@@ -419,19 +419,19 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
             if not code:
                 continue
             if not status and ranks.group.survives(rank, ranks.running):
-                _say(f"rank {rank}, a worker, {how}; the other workers continue")
+                _report(f"rank {rank}, a worker, {how}; the other workers continue")
                 continue
             if not status:
                 status = code if code > 0 else 128 - code
                 ranks.end_soon()
-                _say(f"rank {rank} {how}")
+                _report(f"rank {rank} {how}")
             else:
                 after.append(f"rank {rank} {how}")
         if ending := ranks.end_if_due():
-            _say(f"sending {ending.name} to running ranks: {_listed(ranks.running)}")
+            _report(f"sending {ending.name} to running ranks: {_listed(ranks.running)}")
         time.sleep(0.01)
     if after:
-        _say(f"then {', '.join(after)}")
+        _report(f"then {', '.join(after)}")
     return status
 
 
@@ -439,7 +439,7 @@ def _listed(ranks: set[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(f"pycollective run: {text}", file=sys.stderr, flush=True)
 

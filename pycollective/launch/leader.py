@@ -125,10 +125,10 @@ class Leader:
             return text, ranks
         if now >= self._transcript + LOG_EVERY and late < math.inf:
             self._transcript = now
-            self.say(f"rank 0 waits for {what}")
+            self.log_wait(f"rank 0 waits for {what}")
         return None
 
-    def say(self, waits: str) -> None:
+    def log_wait(self, waits: str) -> None:
         """Log the ranks that rank 0 waits for, and publish the text to all ranks."""
         _log.warning("%s", waits)
         self._store.set("all/waits", waits)

@@ -23,7 +23,7 @@ from pycollective.launch import secret
 from pycollective.launch.handshake import Channel, HandshakeError, introduce
 from pycollective.launch.handshake_server import HandshakeServer
 
-__all__ = ["PROOF_SECONDS", "Sharing", "take"]
+__all__ = ["PROOF_SECONDS", "Sharing", "join"]
 
 PROOF_SECONDS = 10.0
 """Seconds that a rank has to connect to another rank's socket."""
@@ -77,7 +77,7 @@ class Sharing:
             return None
         return sock
 
-    def lend(
+    def create(
         self, group: str, ranks: Sequence[int], attend: Callable[[], object]
     ) -> _core.ShmGroup | None:
         """Create memory, and return it when all ranks have joined it; None if one does not in time.
@@ -114,7 +114,7 @@ class Sharing:
         _close(list(self._arrived.values()))
 
 
-def take(sock: socket.socket, place: int, size: int) -> _core.ShmGroup | None:
+def join(sock: socket.socket, place: int, size: int) -> _core.ShmGroup | None:
     """Join the memory whose descriptor arrives over a connection; return None if that fails."""
     with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
         sock.settimeout(PROOF_SECONDS)

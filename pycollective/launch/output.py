@@ -66,7 +66,7 @@ class _Source:
     held: bytearray = field(default_factory=bytearray)
     since: float = 0.0
 
-    def take(self, data: bytes) -> None:
+    def add(self, data: bytes) -> None:
         """Add data, and print the complete lines."""
         if not self.held:
             self.since = time.monotonic()
@@ -105,7 +105,7 @@ class Output:
     def __init__(self, streams: tuple[Any, Any], prefix: str) -> None:
         self._screens = [_Screen(stream, prefix) for stream in streams]
         self._selector = selectors.DefaultSelector()
-        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread = threading.Thread(target=self._copy_output, daemon=True)
         self._ending = threading.Event()
 
     def add(self, rank: int, pipes: tuple[IO[bytes], IO[bytes]]) -> None:
@@ -130,7 +130,7 @@ class Output:
             self._close(key.data)
         self._selector.close()
 
-    def _carry(self) -> None:
+    def _copy_output(self) -> None:
         while self._selector.get_map():
             ending = self._ending.is_set()
             events = self._selector.select(0 if ending else 0.05)
@@ -138,7 +138,7 @@ class Output:
                 source: _Source = key.data
                 data = os.read(source.pipe.fileno(), 1 << 16)
                 if data:
-                    source.take(data)
+                    source.add(data)
                 if not data or source.screen.closed:  # the next write fails
                     self._close(source)
             for key in self._selector.get_map().values():

@@ -50,8 +50,8 @@ class NotNowError(HandshakeError):
 class Peers:
     """The connections of a rank to the others, and its time limit: from `begun` to `deadline`.
 
-    ``attend`` reads rank 0's messages, and raises an error if the rendezvous has failed. ``say`` logs
-    the ranks for which this rank waits. The rank and size in ``about`` change when the members are
+    ``attend`` reads rank 0's messages, and raises an error if the rendezvous has failed. ``log_wait``
+    logs the ranks for which this rank waits. The rank and size in ``about`` change when the members are
     known.
     """
 
@@ -60,9 +60,9 @@ class Peers:
         about: Description,
         seconds: float,
         attend: Callable[[], object],
-        say: Callable[[str], object],
+        log_wait: Callable[[str], object],
     ) -> None:
-        self._about, self._attend, self._say = about, attend, say
+        self._about, self._attend, self._log_wait = about, attend, log_wait
         self.seconds = seconds
         self.begin()
         self.sockets = Sockets(about)
@@ -75,7 +75,7 @@ class Peers:
         if host:
             self.memory = memory.Sharing(key, about.size, bool(about.secret))
             self.sockets.servers.append(self.memory.server)
-        self._lender: socket.socket | None = None  # to the rank that creates the memory
+        self._creator: socket.socket | None = None  # to the rank that creates the memory
         self._changed = threading.Condition()  # guards the next three
         self.name = ""  # of the group; empty until the members are known
         self._channels: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
@@ -126,7 +126,7 @@ class Peers:
         """
         deadline = time.monotonic() + seconds
         whom = f"{self.title(peer)} at {where}"
-        pause, say = 0.02, time.monotonic() + leader.LOG_EVERY
+        pause, log_at = 0.02, time.monotonic() + leader.LOG_EVERY
         refusal: Refused | None = None
         while True:
             self._attend()
@@ -149,9 +149,9 @@ class Peers:
                         raise refusal from None
                     waited = f"{self.title()} did not reach {whom} within {round(seconds, 1):g} s"
                     raise RendezvousError(f"{waited}: {error}", ranks=[peer]) from None
-                if now >= say or is_news:
+                if now >= log_at or is_news:
                     _log.warning("%s still tries to reach %s: %s", self.title(), whom, error)
-                    say = now + leader.LOG_EVERY
+                    log_at = now + leader.LOG_EVERY
                 time.sleep(min(pause, max(0.0, deadline - now)))
                 pause = min(2 * pause, 0.5, max(0.02, seconds / 8))
 
@@ -182,9 +182,9 @@ class Peers:
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
-            if self._lender is not None:
-                self._lender.close()
-                self._lender = None
+            if self._creator is not None:
+                self._creator.close()
+                self._creator = None
             self._changed.notify_all()
         if for_ever and self.memory is not None:
             self.memory.close()
@@ -231,7 +231,7 @@ class Peers:
                 with self._changed:
                     self._channels[peer, stream] = channel
         everything = [(r, s) for r in range(rank + 1, size) for s in range(self.streams)]
-        say = time.monotonic() + leader.LOG_EVERY
+        log_at = time.monotonic() + leader.LOG_EVERY
         while True:
             self._attend()
             with self._changed:
@@ -244,9 +244,9 @@ class Peers:
             if now >= self.ends:
                 waited = f"{self.title()} waited {round(self.ends - self.begun, 1):g} s"
                 raise BrokenError(f"{waited} for {who}{self._note}", ranks=absent)
-            if now >= say:
-                self._say(f"{self.title()} waits for {who}")
-                say = now + leader.LOG_EVERY
+            if now >= log_at:
+                self._log_wait(f"{self.title()} waits for {who}")
+                log_at = now + leader.LOG_EVERY
 
     def nearest(self) -> int:
         """Return the lowest rank that this rank reaches on its host; this rank if there is none."""
@@ -254,8 +254,8 @@ class Peers:
         until = min(self.ends, time.monotonic() + memory.PROOF_SECONDS)
         for other in range(rank):
             if other in self._near and self.memory is not None:
-                self._lender = self.memory.reach(self._near[other], self.name, rank, until)
-                if self._lender is not None:
+                self._creator = self.memory.reach(self._near[other], self.name, rank, until)
+                if self._creator is not None:
                     return other
         return rank
 
@@ -268,9 +268,9 @@ class Peers:
         here = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
         if len(here) == 1 or self.memory is None:
             return None
-        if self._lender is None:
-            return self.memory.lend(self.name, here, self._attend)
-        return memory.take(self._lender, here.index(rank), len(here))
+        if self._creator is None:
+            return self.memory.create(self.name, here, self._attend)
+        return memory.join(self._creator, here.index(rank), len(here))
 
     def group(self, hosts: list[int], shared: _core.ShmGroup | None) -> tuple[_core.Group, str]:
         """Return the core's group and a text on its transport; ``hosts`` numbers each rank's host."""

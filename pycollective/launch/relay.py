@@ -40,11 +40,11 @@ class Relay:
             assert isinstance(secure, ssl.SSLSocket)
             self.ends[rank], plain = socket.socketpair()
             self._pairs.append(_Pair(secure, plain))
-        self._thread = threading.Thread(target=self._carry, name="pycollective-tls", daemon=True)
+        self._thread = threading.Thread(target=self._copy_all, name="pycollective-tls", daemon=True)
         _running.add(self)
         self._thread.start()
 
-    def _carry(self) -> None:
+    def _copy_all(self) -> None:
         poll = select.poll()
         pairs = set(self._pairs)
         watched: dict[int, _Pair] = {}

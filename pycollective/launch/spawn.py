@@ -283,7 +283,7 @@ class _Place:
     cores: set[int] | None
     timeout: float
 
-    def take(self) -> Communicator:
+    def join(self) -> Communicator:
         """Make this process the rank."""
         numbers = {name: str(one.number) for name, one in self.descriptors.items()}
         launcher.prepare_environment(os.environ, self.size, self.variables | numbers)
@@ -304,7 +304,7 @@ def _rank(place: _Place, call: _Call, writer: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         fn, args = call.get()
-        comm = place.take()
+        comm = place.join()
     except BaseException as error:
         ended = _failure(place.rank, error)
     else:

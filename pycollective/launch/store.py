@@ -107,10 +107,10 @@ class Store(_Values):
             if descriptor in ready:
                 self._serve(session, changes)
         if self._wake.fileno() in ready:
-            self._welcome()
+            self._serve_new()
         return changes
 
-    def _welcome(self) -> None:
+    def _serve_new(self) -> None:
         """Begin to serve new connections: send them the values for all ranks."""
         with self._lock:
             self._wake.recv(4096)
@@ -125,11 +125,11 @@ class Store(_Values):
         try:
             while session.channel.readable():
                 request = session.channel.receive(time.monotonic() + SECONDS)
-                changes += self._carry_out(session, request)
+                changes += self._execute(session, request)
         except (OSError, HandshakeError):
             changes += self._end(session)
 
-    def _carry_out(self, session: _Session, request: dict[str, Any]) -> list[Change]:
+    def _execute(self, session: _Session, request: dict[str, Any]) -> list[Change]:
         key, value = request.get("set"), request.get("value")
         if not isinstance(key, str) or len(key) > _LONGEST_KEY:
             raise HandshakeError("the other side sent a malformed request")
