@@ -172,7 +172,7 @@ inline constexpr auto kEndedPipe = std::chrono::milliseconds(500);
 
 // Interval at which a waiting rank checks its deadline and Ctrl-C.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
-// Interval at which a waiting rank sends a sign of life, and the seconds of silence after which the
+// Interval at which a waiting rank sends a heartbeat, and the seconds of silence after which the
 // waiting ranks name a rank as the late one.
 inline constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 inline constexpr double kSilence = 2.5;
