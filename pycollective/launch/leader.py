@@ -59,7 +59,7 @@ class Leader:
         self._about, self._roster = about, about.roster
         self._where = f"to join at {about.host}:{about.port}"
         self._store, self._seconds, self._streams = store, seconds, streams
-        self._turned_away = rejected
+        self._rejected = rejected
         self._joined: dict[int, Candidate] = {}  # in the order of arrival
         self._chosen: dict[int, Candidate] = {}  # the members in this attempt
         self._asked: list[int] = []  # the members during a roll call
@@ -149,7 +149,7 @@ class Leader:
             first = max(first, self._begun + _CONNECT_SECONDS)
             if first < until:
                 until, note = first, f", because {self._about.title(rank)} gives up then"
-        away = self._turned_away()
+        away = self._rejected()
         rejected = f" ({away} connections failed the handshake)" * bool(away)
         what = f"{self._about.titles(absent)} of {self._size} {self._where}{rejected}"
         if problem := self._waits(what, absent, self._begun, until, note):

@@ -259,7 +259,7 @@ def places(monkeypatch, capsys):
         pc.init()
     with pytest.raises(Met) as by_strategy:
         pc.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
-    monkeypatch.setattr("pycollective.cli.doctor._met", lambda member, seconds: 0)
+    monkeypatch.setattr("pycollective.cli.doctor._test_links", lambda member, seconds: 0)
     main(["doctor"])
     said = capsys.readouterr().out
     doctor = re.search(r"cluster: (.*): (\d+) workers, this is worker (\d+)\n", said)
