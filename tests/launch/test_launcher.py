@@ -431,5 +431,6 @@ def test_ranks_do_not_see_the_cluster_that_the_launcher_is_in(tmp_path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "False 2\nFalse 2\n")
     assert err == (
-        "pycollective run: the ranks do not see TF_CONFIG, which describes another group than theirs\n"
+        "pycollective run: TF_CONFIG is removed from the ranks' environment: "
+        "it describes another group\n"
     )
