@@ -406,7 +406,7 @@ void Messages::compare(const Message& message, const Envelope& envelope) {
   }
   fail_group({FailureKind::mismatch,
               me + " receives " + mine.describe() + " from " + it + " with tag " +
-                  std::to_string(mine.tag) + ", and " + it + " sent " + envelope.describe() +
+                  std::to_string(mine.tag) + ", but " + it + " sent " + envelope.describe() +
                   ": sender and receiver must agree on shape and dtype",
               std::move(ranks), std::move(calls)});
 }

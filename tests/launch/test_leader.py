@@ -174,7 +174,7 @@ def test_leader_missing_ranks_are_logged_at_intervals(group, monkeypatch, caplog
     for _ in range(11):
         now += 1.0
         three.says()
-    assert caplog.messages == ["rank 0 waits for ranks 1, 2 of 3 to come to 127.0.0.1:1"] * 3
+    assert caplog.messages == ["rank 0 waits for ranks 1, 2 of 3 to join at 127.0.0.1:1"] * 3
 
 
 def test_leader_that_comes_late_names_rank_0_too(group, monkeypatch):

@@ -106,7 +106,7 @@ def test_spawn_takes_the_transport_of_the_environment(monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
     assert pc.spawn(transport_of, 2, context="fork") == ["TCP"] * 2
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "thread")
-    with pytest.raises(ValueError, match="PYCOLLECTIVE_TRANSPORT=thread, and processes talk"):
+    with pytest.raises(ValueError, match="PYCOLLECTIVE_TRANSPORT=thread, but processes use"):
         pc.spawn(transport_of, 2)
 
 
@@ -233,7 +233,7 @@ def test_spawn_wrong_arguments_are_refused():
     for wrong, error, text in (
         ({"threads": True, "transport": "shm"}, TypeError, "are for processes"),
         ({"context": "thread"}, ValueError, "context must be 'fork', 'spawn'"),
-        ({"transport": "mpi"}, ValueError, "transport='mpi', and processes talk through"),
+        ({"transport": "mpi"}, ValueError, "transport='mpi', but processes use"),
         ({"timeout": 0}, ValueError, "timeout must be a positive"),
     ):
         with pytest.raises(error, match=text):

@@ -321,7 +321,7 @@ def test_ranks_and_sizes_that_differ_raise_and_are_named(on_ranks, monkeypatch):
     port = free_port()
     envs = [environment(0, 2, port), environment(1, 3, port)]
     first, second = refused(on_ranks, monkeypatch, *map(joining, envs))
-    assert "the group has 2 ranks for rank 0, and 3 for you" in str(second)
+    assert "rank 0 expects 2 ranks, but this rank expects 3" in str(second)
     assert "rank 1 of 2" in str(first)
     port = free_port()
     results = join([environment(r, 3, port) for r in (0, 1, 1)], 4.0)

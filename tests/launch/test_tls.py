@@ -273,7 +273,7 @@ def met_or_refused(environments):
     [
         pytest.param(
             ("theirs", "theirs"),
-            "its certificate is refused .*PYCOLLECTIVE_TLS_CA",
+            "this rank refuses the other side's certificate .*PYCOLLECTIVE_TLS_CA",
             marks=pytest.mark.slow,
         ),
         (("theirs", "ours"), "the other side refuses this rank's certificate .*unknown ca"),

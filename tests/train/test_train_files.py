@@ -316,7 +316,7 @@ def test_damaged_state_file_beside_a_damaged_checkpoint_names_the_checkpoint(two
     truncate(f"{second}.safetensors")
     (Path(second).parent / "checkpoint").write_text("{")
     with pytest.raises(
-        CheckpointError, match=r"its index says.*No other intact checkpoint is noted"
+        CheckpointError, match=r"its index says.*No other intact checkpoint is recorded"
     ):
         checkpoint.restore(second)
 
