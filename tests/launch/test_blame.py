@@ -125,8 +125,8 @@ def test_rendezvous_rank_that_never_joins_is_named_when_another_times_out(on_ran
 
     def steps(self, changes):
         step(self, changes)
-        if 1 in self._came:  # its time is over, however late it started
-            self._came[1] = dataclasses.replace(self._came[1], deadline=time.monotonic())
+        if 1 in self._joined:  # its time is over, however late it started
+            self._joined[1] = dataclasses.replace(self._joined[1], deadline=time.monotonic())
 
     monkeypatch.setattr(Leader, "step", steps)
     addresses = at(free_ports(3))

@@ -67,7 +67,7 @@ def end_wait(monkeypatch, is_over):
 
     def steps(self, changes):
         step(self, changes)
-        if is_over(list(self._came)) and not self._chosen and not self._asked:
+        if is_over(list(self._joined)) and not self._chosen and not self._asked:
             self._deadline = min(self._deadline, time.monotonic())
 
     monkeypatch.setattr(Leader, "step", steps)
