@@ -208,7 +208,7 @@ struct ConvolutionForward {
   Index images, filters;
   bool relu;
 };
-// Of one or three channels with 3 x 3 filters and stride 1, with relu and 2 x 2 pooling
+// Handles one or three channels with 3 x 3 filters and stride 1, with relu and 2 x 2 pooling
 // (direct.cc).
 void direct_forward(const ConvolutionForward& a);
 
