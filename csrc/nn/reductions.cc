@@ -11,6 +11,7 @@ namespace pycollective::nn {
 namespace {
 
 struct Sum {
+  static constexpr bool kCompares = false;
   template <typename T>
   static constexpr T kStart = 0;
   template <typename T>
@@ -20,6 +21,7 @@ struct Sum {
 };
 
 struct Product {
+  static constexpr bool kCompares = false;
   template <typename T>
   static constexpr T kStart = 1;
   template <typename T>
@@ -30,20 +32,22 @@ struct Product {
 
 // NaN is greater and less than every number.
 struct Maximum {
+  static constexpr bool kCompares = true;
   template <typename T>
   static constexpr T kStart = -std::numeric_limits<T>::infinity();
   template <typename T>
   static PYCOLLECTIVE_INLINE T joined(T a, T b) {
-    return (a >= b) | (a != a) ? a : b;  // without a branch, so that compilers vectorize it
+    return a >= b || a != a ? a : b;
   }
 };
 
 struct Minimum {
+  static constexpr bool kCompares = true;
   template <typename T>
   static constexpr T kStart = std::numeric_limits<T>::infinity();
   template <typename T>
   static PYCOLLECTIVE_INLINE T joined(T a, T b) {
-    return (a <= b) | (a != a) ? a : b;
+    return a <= b || a != a ? a : b;
   }
 };
 
@@ -76,7 +80,8 @@ PYCOLLECTIVE_INLINE void fold_columns(const T* __restrict x, T* __restrict y, In
   std::fill(total, total + wide, Kind::template kStart<T>);
   const Index apart = joined * step;
   Index r = 0;
-  for (; r + 8 <= tall; r += 8, x += 8 * apart) {
+  // Compilers do not vectorize nested comparisons.
+  for (; !Kind::kCompares && r + 8 <= tall; r += 8, x += 8 * apart) {
     for (Index c = 0; c < wide; ++c) {
       const T* at = x + c;
       const T first =
