@@ -87,7 +87,7 @@ def test_a_description_that_is_wrong(environ, capsys, monkeypatch):
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"},
             "WRONG: MASTER_PORT='x' is not a number from 1",
         ),
-        ({"PYCOLLECTIVE_SECRET": "short"}, "the secret of PYCOLLECTIVE_SECRET has 5 bytes"),
+        ({"PYCOLLECTIVE_SECRET": "short"}, "the secret in PYCOLLECTIVE_SECRET has 5 bytes"),
         ({"PYCOLLECTIVE_TLS_CERT": "a"}, "PYCOLLECTIVE_TLS_CA is not: TLS needs all three"),
         ({"PYCOLLECTIVE_CHECK_ADDRESSES": "x"}, "PYCOLLECTIVE_CHECK_ADDRESSES='x': must be 0 or 1"),
     ],
@@ -127,7 +127,7 @@ def test_name_that_may_resolve_later_is_a_doubt(environ, capsys, monkeypatch):
     ("variables", "said"),
     [
         ({}, "secret: none, so only processes of this user on this machine are accepted; no TLS"),
-        ({"PYCOLLECTIVE_SECRET": "0123456789abcdef"}, "secret: of PYCOLLECTIVE_SECRET; no TLS"),
+        ({"PYCOLLECTIVE_SECRET": "0123456789abcdef"}, "secret: from PYCOLLECTIVE_SECRET; no TLS"),
         ({"PYCOLLECTIVE_INSECURE": "1"}, "everybody on the network is trusted"),
     ],
 )
