@@ -871,7 +871,7 @@ def test_store_counts_updates_and_bytes():
 def test_store_refuses_wrong_rows(indices):
     store = Store()
     number = create(store, "table#0", np.zeros((4096, 2)))["number"]
-    with pytest.raises(HandshakeError, match="indices"):
+    with pytest.raises(HandshakeError, match="indices|an index"):
         store.answer(
             {"request": "push", "items": [[number, "rows"]]}, [np.array(indices), np.ones((2, 2))]
         )
