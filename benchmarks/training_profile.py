@@ -1,14 +1,14 @@
 """Split a training step into its compiled kernels and the Python code around them.
 
     python benchmarks/training_profile.py [--model tutorial|resnet20] [--replicas 1 2] [--steps 200]
-                                          [--data DIR] [--json FILE]
+                                          [--eagerly] [--data DIR] [--json FILE]
 
 The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read. The
 calling thread, which runs replica 0, is timed in all functions of ``pycollective._nn``, NumPy's matmul,
-the replicas' all-reduce, and waits for other replicas. Times are medians over the steps. With one
-replica the rest is the time of Python code. With several, the time to take the GIL again counts for the
-kernel that released it. Python calls are those of the calling thread, including functions in C, as
-cProfile counts them.
+replays of recorded kernels, the replicas' all-reduce, and waits for other replicas. Times are medians
+over the steps. With one replica the rest is the time of Python code. With several, the time to take the
+GIL again counts for the kernel that released it. Python calls are those of the calling thread, including
+functions in C, as cProfile counts them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ from pycollective.nn import conv
 
 COUNTED_STEPS = 10
 QUESTIONS = ("alike", "sparse_fits", "threads", "set_threads", "vector_bytes")
-REPLICAS = {(Communicator, "all_reduce"): "all_reduce",
+METHODS = {(Communicator, "all_reduce"): "all_reduce",
+            (_nn.Replay, "run"): "replay",
             (ReplicaRun, "_wait"): "waiting for replicas",
             (ReplicaRun, "wait_for_ends"): "waiting for replicas"}  # fmt: skip
 
 
 def kind(name: str) -> str:
     """Return the kind of work of a timed function."""
-    if name in REPLICAS.values():
+    if name == "replay":
+        return "replayed kernels"
+    if name in METHODS.values():
         return "other replicas"
     if name.startswith("winograd"):
         return "Winograd's kernels"
@@ -75,7 +78,7 @@ def timed(seconds: Counter[str], calls: Counter[str]) -> Iterator[None]:
     places = {(_nn, name): name for name, function in inspect.getmembers(_nn)
               if inspect.isbuiltin(function) and name not in QUESTIONS}  # fmt: skip
     with contextlib.ExitStack() as stack:
-        for (owner, attribute), name in {**places, (np, "matmul"): "matmul", **REPLICAS}.items():
+        for (owner, attribute), name in {**places, (np, "matmul"): "matmul", **METHODS}.items():
             wrapped = wrap(getattr(owner, attribute), name)
             stack.enter_context(mock.patch.object(owner, attribute, wrapped))
         # The cache holds functions: clear it before, to find the timed ones, and after.
@@ -182,7 +185,9 @@ def main() -> None:
     p.add_argument("--steps", type=int, default=200, help="that are timed (200)")
     p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
     p.add_argument("--json", type=Path, help="write the results there too")
+    p.add_argument("--eagerly", action="store_true", help="replay nothing, and so time each kernel")
     args = p.parse_args()
+    tf.config.run_functions_eagerly(args.eagerly)
     profiles = []
     for replicas in args.replicas:
         profiles.append(profile(args.model, replicas, args.steps, args.data))

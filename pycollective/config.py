@@ -236,10 +236,18 @@ def first_on(kind: str, processor: int) -> int:
     return sum(_count(kind, i) for i in range(processor))
 
 
+_eagerly = False
+
+
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Do nothing: functions of ``tf.function`` always run as Python."""
+    """Run each layer from Python if True, and replay recorded kernels if False, the default.
+
+    Functions of ``tf.function`` run as Python in both cases.
+    """
+    global _eagerly
+    _eagerly = bool(run_eagerly)
 
 
 def functions_run_eagerly() -> bool:
-    """Return True: functions of ``tf.function`` always run as Python."""
-    return True
+    """Return the setting of `run_functions_eagerly`."""
+    return _eagerly

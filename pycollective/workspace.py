@@ -10,6 +10,8 @@ import math
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +106,7 @@ class Workspace(threading.local):
                 array = np.ndarray(shape, dtype, blocks[index])
                 return array
         if not self._has_room(size):
-            self._drop_idle()
+            self.drop_idle()
             if not self._has_room(size):
                 return np.empty(shape, dtype)
             blocks = self._results.setdefault(size, [])
@@ -125,7 +127,17 @@ class Workspace(threading.local):
         product = np.matmul(a, b)
         return product
 
-    def _drop_idle(self) -> None:
+    @contextmanager
+    def fresh(self) -> Iterator[None]:
+        """Return memory from NumPy for each result in the block, which no result had before."""
+        kept = self._limit, self._results, self._rest
+        self._limit, self._results, self._rest = 0, {}, memoryview(bytearray())
+        try:
+            yield
+        finally:
+            self._limit, self._results, self._rest = kept
+
+    def drop_idle(self) -> None:
         """Release every idle block, because other sizes are requested now."""
         for size, blocks in list(self._results.items()):
             references = list(map(sys.getrefcount, blocks))

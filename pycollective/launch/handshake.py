@@ -14,7 +14,6 @@ import functools
 import hashlib
 import hmac
 import json
-import marshal
 import os
 import secrets
 import select
@@ -224,13 +223,13 @@ def _parsed(data: bytes) -> dict[str, Any]:
 _parsed_before = functools.lru_cache(maxsize=64)(_parsed)
 
 
-_texts: dict[bytes, bytes] = {}
+_texts: dict[str, bytes] = {}
 
 
 def _text_before(message: dict[str, Any]) -> bytes:
     """Return a message as JSON; equal short messages are encoded once."""
-    # Equal values of different types, such as 1 and True, have different bytes.
-    key = marshal.dumps(message, 2)
+    # Equal values of different types, such as 1 and True, have different texts.
+    key = repr(message)
     text = _texts.get(key)
     if text is None:
         text = _json_of(message).encode()

@@ -8,6 +8,7 @@ reused. A tape therefore keeps no tensor alive. Between the forward and the back
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import threading
@@ -49,6 +50,8 @@ class _ThreadState(threading.local):
     tapes: tuple[GradientTape, ...] = ()
     #: The dtype to which reads convert trainable floating-point variables, or None.
     reads_as: np.dtype[Any] | None = None
+    #: True to run each layer from Python.
+    eagerly: bool = False
 
 
 thread_state = _ThreadState()
@@ -60,6 +63,34 @@ _key_lock = threading.Lock()
 def recording() -> bool:
     """Return True if a tape records in this thread."""
     return bool(thread_state.tapes)
+
+
+def needs_of(tensors: Sequence[Tensor]) -> tuple[bool, ...] | None:
+    """Return for each tensor True if a gradient reaches it, or None without exactly one plain tape.
+
+    No tape counts as one that needs no gradient.
+    """
+    tapes = thread_state.tapes
+    if not tapes:
+        return (False,) * len(tensors)
+    if len(tapes) > 1 or tapes[0]._persistent:
+        return None
+    tracked = tapes[0]._tracked
+    return tuple([tensor._key in tracked for tensor in tensors])
+
+
+def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs each layer from Python."""
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        before, thread_state.eagerly = thread_state.eagerly, True
+        try:
+            return function(*args)
+        finally:
+            thread_state.eagerly = before
+
+    return call
 
 
 @contextmanager

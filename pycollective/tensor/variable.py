@@ -570,6 +570,11 @@ class Variable(Operators, metaclass=_VariableMeta):
         )
 
 
+def reads(variables: Sequence[Variable]) -> list[Tensor]:
+    """Return the values of variables for operations, and record the reads on tapes."""
+    return [variable._read() for variable in variables]
+
+
 def update_together(variables: Sequence[Variable], update: Callable[[list[Array]], Any]) -> None:
     """Call ``update(arrays)``, which changes the arrays of several plain variables in place.
 

@@ -37,7 +37,8 @@ def compare(monkeypatch):
 def training_profile(compare, monkeypatch):
     module = loaded("training_profile", monkeypatch)
     monkeypatch.setattr(module, "COUNTED_STEPS", 1)
-    return module
+    yield module
+    module.tf.config.run_functions_eagerly(False)
 
 
 OWN = ["pycollective x1", "pycollective x2", "pycollective fit x2"]
@@ -83,7 +84,7 @@ def test_profile_counts_kernels_and_restores_them(
     training_profile, tmp_path, monkeypatch, capsys, model, replicas
 ):
     file = tmp_path / "profile.json"
-    words = ["profile", "--model", model, "--replicas", str(replicas), "--steps", "2"]
+    words = ["profile", "--eagerly", "--model", model, "--replicas", str(replicas), "--steps", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--json", str(file)])
     kernels = vars(training_profile._nn).copy()
     training_profile.main()
@@ -110,3 +111,14 @@ def test_profile_counts_kernels_and_restores_them(
     out = capsys.readouterr().out
     assert out.startswith(f"{model}, {replicas} replica(s) of 4: a step takes ")
     assert "rest: the interpreter" in out
+
+
+def test_profile_of_replays_counts_two_in_a_step(training_profile, tmp_path, monkeypatch):
+    monkeypatch.setattr(training_profile, "WARMUP_STEPS", 6)
+    file = tmp_path / "profile.json"
+    words = ["profile", "--replicas", "1", "--steps", "2", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", words)
+    training_profile.main()
+    (found,) = json.loads(file.read_text())["profiles"]
+    assert found["functions"]["replay"]["calls"] == 2
+    assert found["kinds_ms"]["replayed kernels"] > 0

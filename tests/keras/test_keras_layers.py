@@ -484,7 +484,7 @@ def test_sequential_equals_its_layers_in_order():
                 y = step(y)
             loss = ops.reduce_sum(ops.tanh(y))
         results.append([y, *tape.gradient(loss, [x, *model.trainable_variables])])
-    assert isinstance(model._steps[0], ConvReluPool)
+    assert isinstance(steps_of(model.layers)[0], ConvReluPool)
     for fused, single in zip(*results, strict=True):
         np.testing.assert_allclose(fused.numpy(), single.numpy(), rtol=1e-12, atol=1e-14)
 
@@ -590,7 +590,7 @@ def test_fusion_depends_on_layer_settings(pair, fused):
     model = keras.Sequential(pair())
     x = np.random.default_rng(0).standard_normal((2, 12, 12, 3)).astype(np.float32)
     y = model(x)
-    assert len(model._steps) == (1 if fused else 2)
+    assert len(steps_of(model.layers)) == (1 if fused else 2)
     single = x
     for layer in model.layers:
         single = layer(single)

@@ -94,9 +94,14 @@ def test_print_goes_to_the_standard_error_or_a_file(tmp_path, capsys):
         tf.print("a", output_stream="stdout")
 
 
-def test_functions_always_run_as_python():
-    tf.config.run_functions_eagerly(False)
-    assert tf.config.functions_run_eagerly()
+def test_run_functions_eagerly_sets_functions_run_eagerly():
+    assert not tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert tf.config.functions_run_eagerly()
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert not tf.config.functions_run_eagerly()
 
 
 def test_printing_function_is_called_for_each_row():

@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
 
+#include "nn/bindings/record.h"
 #include "nn/kernels.h"
 
 namespace pycollective {
@@ -41,8 +44,46 @@ void check(const Array& a, const char* name, Index size, bool writeable) {
   }
 }
 
+// For kernels that run in `launch`.
+template <typename T>
+Operand<T> operand(const Array& a, const char* name, Index size, Record::Access access) {
+  check<std::remove_const_t<T>>(a, name, size, !std::is_const_v<T>);
+  Operand<T> found{static_cast<T*>(const_cast<void*>(a.data()))};
+  if (Record* record = Record::active()) {
+    std::tie(found.buffer, found.offset) = record->note(a, access);
+  }
+  return found;
+}
+
+template <typename T>
+Operand<const T> reads(const Array& a, const char* name, Index size) {
+  return operand<const T>(a, name, size, Record::Access::kRead);
+}
+
+template <typename T>
+Operand<const T> reads(const MaybeArray& a, const char* name, Index size) {
+  return a ? reads<T>(*a, name, size) : Operand<const T>{};
+}
+
+// The kernel must write every element, and read none of the old ones.
+template <typename T>
+Operand<T> writes(Array& a, const char* name, Index size) {
+  return operand<T>(a, name, size, Record::Access::kWrite);
+}
+
+template <typename T>
+Operand<T> writes(MaybeArray& a, const char* name, Index size) {
+  return a ? writes<T>(*a, name, size) : Operand<T>{};
+}
+
+// For all other kernels, which cannot be recorded.
+inline void refuse_record() {
+  if (Record* record = Record::active()) record->refuse("a kernel ran that cannot be recorded");
+}
+
 template <typename T>
 const T* in(const Array& a, const char* name, Index size) {
+  refuse_record();
   check<T>(a, name, size, false);
   return static_cast<const T*>(a.data());
 }
@@ -54,6 +95,7 @@ const T* in(const MaybeArray& a, const char* name, Index size) {
 
 template <typename T>
 T* out(Array& a, const char* name, Index size) {
+  refuse_record();
   check<T>(a, name, size, true);
   return static_cast<T*>(a.mutable_data());
 }

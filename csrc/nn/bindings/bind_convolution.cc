@@ -87,18 +87,15 @@ void forward_of(const Kernel& kernel, const Array& x, const Array& weights, cons
   }
   const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
   const Index size = area(images * pixels, filters);
-  const nn::ConvolutionForward a{in<float>(x, "x", x.size()),
-                                 in<float>(weights, "weights", weights.size()),
-                                 in<float>(bias, "bias", filters),
-                                 out<float>(y, "y", size),
-                                 out<std::uint8_t>(codes, "codes", size),
-                                 w,
-                                 pool ? &*pool : nullptr,
-                                 images,
-                                 filters,
-                                 relu};
-  InterpreterRelease release;
-  kernel(a);
+  const auto from = reads<float>(x, "x", x.size());
+  const auto factors = reads<float>(weights, "weights", weights.size());
+  const auto shift = reads<float>(bias, "bias", filters);
+  const auto to = writes<float>(y, "y", size);
+  const auto tap = writes<std::uint8_t>(codes, "codes", size);
+  launch(false, [=](const Places& at) {
+    kernel({at(from), at(factors), at(shift), at(to), at(tap), w, pool ? &*pool : nullptr, images,
+            filters, relu});
+  });
 }
 
 void winograd_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
@@ -124,18 +121,17 @@ void winograd_gradient(const Array& x, const Array& weights, const Array& g, con
   if (filters < 1) throw py::value_error("weights hold no filter");
   check_winograd(w);
   const Index size = area(images * w.out_h * w.out_w, filters);
-  const nn::WinogradGradient a{in<float>(x, "x", x.size()),
-                               in<float>(weights, "weights", weights.size()),
-                               in<float>(g, "g", size),
-                               in<float>(y, "y", size),
-                               out<float>(x_gradient, "x_gradient", x.size()),
-                               out<float>(weight_gradient, "weight_gradient", weights.size()),
-                               out<float>(bias_gradient, "bias_gradient", filters),
-                               w,
-                               images,
-                               filters};
-  InterpreterRelease release;
-  nn::winograd_gradient(a);
+  const auto from = reads<float>(x, "x", x.size());
+  const auto factors = reads<float>(weights, "weights", weights.size());
+  const auto upstream = reads<float>(g, "g", size);
+  const auto result = reads<float>(y, "y", size);
+  const auto dx = writes<float>(x_gradient, "x_gradient", x.size());
+  const auto dw = writes<float>(weight_gradient, "weight_gradient", weights.size());
+  const auto db = writes<float>(bias_gradient, "bias_gradient", filters);
+  launch(false, [=](const Places& at) {
+    nn::winograd_gradient({at(from), at(factors), at(upstream), at(result), at(dx), at(dw), at(db),
+                           w, images, filters});
+  });
 }
 
 void sparse_gradient(const Array& x, const Array& weights, const Array& g, const Array& codes,
@@ -149,21 +145,18 @@ void sparse_gradient(const Array& x, const Array& weights, const Array& g, const
     throw py::value_error("images or weights are too large for the lists of places");
   }
   const Index size = area(images * pool.out_h * pool.out_w, filters);
-  const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
-  const nn::SparseGradient a{in<float>(x, "x", x.size()),
-                             in<float>(weights, "weights", weights.size()),
-                             in<float>(g, "g", size),
-                             tap,
-                             out<float>(x_gradient, "x_gradient", x.size()),
-                             out<float>(weight_gradient, "weight_gradient", weights.size()),
-                             out<float>(bias_gradient, "bias_gradient", filters),
-                             w,
-                             pool,
-                             images,
-                             filters};
-  InterpreterRelease release;
-  check_codes(tap, size, pool);
-  nn::sparse_gradient(a);
+  const auto from = reads<float>(x, "x", x.size());
+  const auto factors = reads<float>(weights, "weights", weights.size());
+  const auto upstream = reads<float>(g, "g", size);
+  const auto tap = reads<std::uint8_t>(codes, "codes", size);
+  const auto dx = writes<float>(x_gradient, "x_gradient", x.size());
+  const auto dw = writes<float>(weight_gradient, "weight_gradient", weights.size());
+  const auto db = writes<float>(bias_gradient, "bias_gradient", filters);
+  launch(false, [=](const Places& at) {
+    check_codes(at(tap), size, pool);
+    nn::sparse_gradient({at(from), at(factors), at(upstream), at(tap), at(dx), at(dw), at(db), w,
+                         pool, images, filters});
+  });
 }
 
 // Checks that pooling windows lie directly below each other, so that they divide the rows into
@@ -187,18 +180,15 @@ void blocked_forward(const Array& x, const Array& weights, const MaybeArray& bia
   }
   const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
   const Index size = area(images * pixels, filters);
-  const nn::ConvolutionForward a{in<float>(x, "x", x.size()),
-                                 in<float>(weights, "weights", weights.size()),
-                                 in<float>(bias, "bias", filters),
-                                 out<float>(y, "y", size),
-                                 out<std::uint8_t>(codes, "codes", size),
-                                 w,
-                                 pool ? &*pool : nullptr,
-                                 images,
-                                 filters,
-                                 relu};
-  InterpreterRelease release;
-  nn::blocked_forward(a);
+  const auto from = reads<float>(x, "x", x.size());
+  const auto factors = reads<float>(weights, "weights", weights.size());
+  const auto shift = reads<float>(bias, "bias", filters);
+  const auto to = writes<float>(y, "y", size);
+  const auto tap = writes<std::uint8_t>(codes, "codes", size);
+  launch(false, [=](const Places& at) {
+    nn::blocked_forward({at(from), at(factors), at(shift), at(to), at(tap), w,
+                         pool ? &*pool : nullptr, images, filters, relu});
+  });
 }
 
 void blocked_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
@@ -214,22 +204,19 @@ void blocked_gradient(const Array& x, const Array& weights, const Array& g, cons
   }
   const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
   const Index size = area(images * pixels, filters);
-  const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
-  const nn::BlockedGradient a{in<float>(x, "x", x.size()),
-                              in<float>(weights, "weights", weights.size()),
-                              in<float>(g, "g", size),
-                              in<float>(y, "y", size),
-                              tap,
-                              out<float>(x_gradient, "x_gradient", x.size()),
-                              out<float>(weight_gradient, "weight_gradient", weights.size()),
-                              out<float>(bias_gradient, "bias_gradient", filters),
-                              w,
-                              pool ? &*pool : nullptr,
-                              images,
-                              filters};
-  InterpreterRelease release;
-  if (tap) check_codes(tap, size, *pool);
-  nn::blocked_gradient(a);
+  const auto from = reads<float>(x, "x", x.size());
+  const auto factors = reads<float>(weights, "weights", weights.size());
+  const auto upstream = reads<float>(g, "g", size);
+  const auto result = reads<float>(y, "y", size);
+  const auto tap = reads<std::uint8_t>(codes, "codes", size);
+  const auto dx = writes<float>(x_gradient, "x_gradient", x.size());
+  const auto dw = writes<float>(weight_gradient, "weight_gradient", weights.size());
+  const auto db = writes<float>(bias_gradient, "bias_gradient", filters);
+  launch(false, [=](const Places& at) {
+    if (pool) check_codes(at(tap), size, *pool);
+    nn::blocked_gradient({at(from), at(factors), at(upstream), at(result), at(tap), at(dx), at(dw),
+                          at(db), w, pool ? &*pool : nullptr, images, filters});
+  });
 }
 
 }  // namespace

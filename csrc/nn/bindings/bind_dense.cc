@@ -6,7 +6,6 @@
 #include "nn/bindings/bindings.h"
 #include "nn/bindings/parts.h"
 #include "nn/kernels.h"
-#include "support/interpreter_release.h"
 
 namespace pycollective {
 namespace {
@@ -31,30 +30,30 @@ bool brief(const DenseSizes& s) { return area(area(s.rows, s.inputs), s.units) <
 void dense_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
                    bool relu) {
   const DenseSizes s = check_dense(x, weights);
-  const float* from = in<float>(x, "x", x.size());
-  const float* factors = in<float>(weights, "weights", weights.size());
-  const float* shift = in<float>(bias, "bias", s.units);
-  float* to = out<float>(y, "y", area(s.rows, s.units));
-  InterpreterRelease release(brief(s));
-  nn::dense_forward(from, factors, shift, to, s.rows, s.inputs, s.units, relu);
+  const auto from = reads<float>(x, "x", x.size());
+  const auto factors = reads<float>(weights, "weights", weights.size());
+  const auto shift = reads<float>(bias, "bias", s.units);
+  const auto to = writes<float>(y, "y", area(s.rows, s.units));
+  launch(brief(s), [=](const Places& at) {
+    nn::dense_forward(at(from), at(factors), at(shift), at(to), s.rows, s.inputs, s.units, relu);
+  });
 }
 
 void dense_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
                     MaybeArray x_gradient, MaybeArray weight_gradient, MaybeArray bias_gradient) {
   const DenseSizes s = check_dense(x, weights);
   const Index size = area(s.rows, s.units);
-  const nn::DenseGradient a{in<float>(x, "x", x.size()),
-                            in<float>(weights, "weights", weights.size()),
-                            in<float>(g, "g", size),
-                            in<float>(y, "y", size),
-                            out<float>(x_gradient, "x_gradient", x.size()),
-                            out<float>(weight_gradient, "weight_gradient", weights.size()),
-                            out<float>(bias_gradient, "bias_gradient", s.units),
-                            s.rows,
-                            s.inputs,
-                            s.units};
-  InterpreterRelease release(brief(s));
-  nn::dense_gradient(a);
+  const auto from = reads<float>(x, "x", x.size());
+  const auto factors = reads<float>(weights, "weights", weights.size());
+  const auto upstream = reads<float>(g, "g", size);
+  const auto result = reads<float>(y, "y", size);
+  const auto dx = writes<float>(x_gradient, "x_gradient", x.size());
+  const auto dw = writes<float>(weight_gradient, "weight_gradient", weights.size());
+  const auto db = writes<float>(bias_gradient, "bias_gradient", s.units);
+  launch(brief(s), [=](const Places& at) {
+    nn::dense_gradient({at(from), at(factors), at(upstream), at(result), at(dx), at(dw), at(db),
+                        s.rows, s.inputs, s.units});
+  });
 }
 
 }  // namespace

@@ -80,12 +80,15 @@ const nn::Activation<T>& activation_of(const std::string& name) {
 void activation(const std::string& name, const Array& x, Array& y, double alpha) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const nn::Activation<T>& kind = activation_of<T>(name);
-    const T* from = in<T>(x, "x", x.size());
-    T* to = out<T>(y, "y", x.size());
-    InterpreterRelease release(x.size() <= kBrief / 16);
-    by_parts(x.size(), [&](Index first, Index last) {
-      kind.values(from + first, T(alpha), to + first, last - first);
+    const auto values = activation_of<T>(name).values;
+    const auto from = reads<T>(x, "x", x.size());
+    const auto to = writes<T>(y, "y", x.size());
+    launch(x.size() <= kBrief / 16, [=, size = x.size()](const Places& at) {
+      const T* numbers = at(from);
+      T* results = at(to);
+      by_parts(size, [&](Index first, Index last) {
+        values(numbers + first, T(alpha), results + first, last - first);
+      });
     });
   });
 }
@@ -94,13 +97,16 @@ void activation_gradient(const std::string& name, const Array& g, const Array& x
                          double alpha) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const nn::Activation<T>& kind = activation_of<T>(name);
-    const T* upstream = in<T>(g, "g", x.size());
-    const T* from = in<T>(x, "x", x.size());
-    T* to = out<T>(dx, "dx", x.size());
-    InterpreterRelease release(x.size() <= kBrief / 16);
-    by_parts(x.size(), [&](Index first, Index last) {
-      kind.gradients(upstream + first, from + first, T(alpha), to + first, last - first);
+    const auto gradients = activation_of<T>(name).gradients;
+    const auto upstream = reads<T>(g, "g", x.size());
+    const auto from = reads<T>(x, "x", x.size());
+    const auto to = writes<T>(dx, "dx", x.size());
+    launch(x.size() <= kBrief / 16, [=, size = x.size()](const Places& at) {
+      const T *above = at(upstream), *numbers = at(from);
+      T* results = at(to);
+      by_parts(size, [&](Index first, Index last) {
+        gradients(above + first, numbers + first, T(alpha), results + first, last - first);
+      });
     });
   });
 }
@@ -221,6 +227,7 @@ bool copy(const Array& source, Array& target) {
                           shape_text(target));
   }
   if (!target.writeable()) throw py::value_error("the target is read-only");
+  refuse_record();
   nn::Strided strided{axes, {}, {}, {}};
   std::copy_n(target.shape(), axes, strided.sizes);
   std::copy_n(source.strides(), axes, strided.from);
@@ -251,25 +258,28 @@ void add_rows(const Array& rows, const Array& index, Array& y) {
   });
 }
 
-// Checks [rows, classes], and calls body(first, last) for parts of the rows.
+// Checks [rows, classes], and launches body(places, first, last, classes) for parts of the rows.
 template <typename Body>
 void by_class_rows(const Array& x, const Body& body) {
   if (x.ndim() != 2 || x.shape(1) < 1) {
     throw py::value_error("logits must be [rows, classes], not " + shape_text(x));
   }
-  const Index classes = x.shape(1);
-  InterpreterRelease release(x.size() <= kBrief / 16);
-  by_parts(x.size(), [&](Index first, Index last) { body(first / classes, last / classes); });
+  launch(x.size() <= kBrief / 16,
+         [=, size = x.size(), classes = Index{x.shape(1)}](const Places& at) {
+           by_parts(size, [&](Index first, Index last) {
+             body(at, first / classes, last / classes, classes);
+           });
+         });
 }
 
 void softmax(const Array& x, Array& y, bool logarithm) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const T* from = in<T>(x, "x", x.size());
-    T* to = out<T>(y, "y", x.size());
-    by_class_rows(x, [&](Index first, Index last) {
-      const Index classes = x.shape(1), at = first * classes;
-      nn::softmax(from + at, to + at, last - first, classes, logarithm);
+    const auto from = reads<T>(x, "x", x.size());
+    const auto to = writes<T>(y, "y", x.size());
+    by_class_rows(x, [=](const Places& at, Index first, Index last, Index classes) {
+      const Index skipped = first * classes;
+      nn::softmax(at(from) + skipped, at(to) + skipped, last - first, classes, logarithm);
     });
   });
 }
@@ -277,12 +287,13 @@ void softmax(const Array& x, Array& y, bool logarithm) {
 void softmax_gradient(const Array& g, const Array& y, Array& dx, bool logarithm) {
   with_real(y, "y", [&](auto zero) {
     using T = decltype(zero);
-    const T* upstream = in<T>(g, "g", y.size());
-    const T* from = in<T>(y, "y", y.size());
-    T* to = out<T>(dx, "dx", y.size());
-    by_class_rows(y, [&](Index first, Index last) {
-      const Index classes = y.shape(1), at = first * classes;
-      nn::softmax_gradient(upstream + at, from + at, to + at, last - first, classes, logarithm);
+    const auto upstream = reads<T>(g, "g", y.size());
+    const auto from = reads<T>(y, "y", y.size());
+    const auto to = writes<T>(dx, "dx", y.size());
+    by_class_rows(y, [=](const Places& at, Index first, Index last, Index classes) {
+      const Index skipped = first * classes;
+      nn::softmax_gradient(at(upstream) + skipped, at(from) + skipped, at(to) + skipped,
+                           last - first, classes, logarithm);
     });
   });
 }

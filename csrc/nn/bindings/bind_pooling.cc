@@ -29,18 +29,22 @@ void max_pool(const Array& x, const MaybeArray& bias, Array& y, Array& codes, co
   const Index size = images * w.out_h * w.out_w * w.channels;
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const T* from = in<T>(x, "x", x.size());
-    const T* b = in<T>(bias, "bias", w.channels);
-    T* to = out<T>(y, "y", size);
+    const auto from = reads<T>(x, "x", x.size());
+    const auto b = reads<T>(bias, "bias", w.channels);
+    const auto to = writes<T>(y, "y", size);
     with_code(codes, [&](auto code) {
       using Code = decltype(code);
       check_pool(w, nn::kNone<Code>);
-      Code* tap = out<Code>(codes, "codes", size);
-      InterpreterRelease release;
-      by_parts(x.size(), [&](Index first, Index last) {
-        const Index image = first / w.image(), at = image * (w.out_h * w.out_w * w.channels);
-        nn::max_pool(from + image * w.image(), b, to + at, tap + at, w, last / w.image() - image,
-                     relu);
+      const auto tap = writes<Code>(codes, "codes", size);
+      launch(false, [=, all = x.size()](const Places& at) {
+        const T *pixels = at(from), *shift = at(b);
+        T* results = at(to);
+        Code* taps = at(tap);
+        by_parts(all, [&](Index first, Index last) {
+          const Index image = first / w.image(), skipped = image * (w.out_h * w.out_w * w.channels);
+          nn::max_pool(pixels + image * w.image(), shift, results + skipped, taps + skipped, w,
+                       last / w.image() - image, relu);
+        });
       });
     });
   });
@@ -52,25 +56,29 @@ void max_pool_gradient(const Array& g, const Array& codes, Array& dx, MaybeArray
   const Index size = images * w.out_h * w.out_w * w.channels;
   with_real(g, "g", [&](auto zero) {
     using T = decltype(zero);
-    const T* from = in<T>(g, "g", size);
-    T* to = out<T>(dx, "dx", dx.size());
-    T* sums = out<T>(bias_gradient, "bias_gradient", w.channels);
+    const auto from = reads<T>(g, "g", size);
+    const auto to = writes<T>(dx, "dx", dx.size());
+    const Operand<T> sums{out<T>(bias_gradient, "bias_gradient", w.channels)};
     with_code(codes, [&](auto code) {
       using Code = decltype(code);
       check_pool(w, nn::kNone<Code>);
-      const Code* tap = in<Code>(codes, "codes", size);
-      const auto run = [&](Index first, Index last) {
-        const Index image = first / w.image(), at = image * (w.out_h * w.out_w * w.channels);
-        nn::max_pool_gradient(from + at, tap + at, to + image * w.image(), sums, w,
-                              last / w.image() - image);
-      };
-      InterpreterRelease release;
-      check_codes(tap, size, w);
-      if (sums) {
-        run(0, dx.size());
-      } else {
-        by_parts(dx.size(), run);
-      }
+      const auto tap = reads<Code>(codes, "codes", size);
+      launch(false, [=, all = dx.size()](const Places& at) {
+        const T* upstream = at(from);
+        const Code* taps = at(tap);
+        T *results = at(to), *totals = at(sums);
+        const auto run = [&](Index first, Index last) {
+          const Index image = first / w.image(), skipped = image * (w.out_h * w.out_w * w.channels);
+          nn::max_pool_gradient(upstream + skipped, taps + skipped, results + image * w.image(),
+                                totals, w, last / w.image() - image);
+        };
+        check_codes(taps, size, w);
+        if (totals) {
+          run(0, all);
+        } else {
+          by_parts(all, run);
+        }
+      });
     });
   });
 }
@@ -80,12 +88,13 @@ void depthwise_forward(const Array& x, const MaybeArray& weights, const MaybeArr
   const Index images = count(x, "x", w.image());
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const T* from = in<T>(x, "x", x.size());
-    const T* factors = in<T>(weights, "weights", w.patch());
-    const T* start = in<T>(bias, "bias", w.channels);
-    T* to = out<T>(y, "y", images * w.out_h * w.out_w * w.channels);
-    InterpreterRelease release;
-    nn::depthwise_forward(from, factors, start, to, w, images);
+    const auto from = reads<T>(x, "x", x.size());
+    const auto factors = reads<T>(weights, "weights", w.patch());
+    const auto start = reads<T>(bias, "bias", w.channels);
+    const auto to = writes<T>(y, "y", images * w.out_h * w.out_w * w.channels);
+    launch(false, [=](const Places& at) {
+      nn::depthwise_forward(at(from), at(factors), at(start), at(to), w, images);
+    });
   });
 }
 
@@ -93,11 +102,12 @@ void depthwise_gradient(const Array& g, const MaybeArray& weights, Array& dx, co
   const Index images = count(dx, "dx", w.image());
   with_real(g, "g", [&](auto zero) {
     using T = decltype(zero);
-    const T* from = in<T>(g, "g", images * w.out_h * w.out_w * w.channels);
-    const T* factors = in<T>(weights, "weights", w.patch());
-    T* to = out<T>(dx, "dx", dx.size());
-    InterpreterRelease release;
-    nn::depthwise_gradient(from, factors, to, w, images);
+    const auto from = reads<T>(g, "g", images * w.out_h * w.out_w * w.channels);
+    const auto factors = reads<T>(weights, "weights", w.patch());
+    const auto to = writes<T>(dx, "dx", dx.size());
+    launch(false, [=](const Places& at) {
+      nn::depthwise_gradient(at(from), at(factors), at(to), w, images);
+    });
   });
 }
 
@@ -106,11 +116,12 @@ void depthwise_weight_gradient(const Array& x, const Array& g, Array& weight_gra
   const Index images = count(x, "x", w.image());
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const T* from = in<T>(x, "x", x.size());
-    const T* upstream = in<T>(g, "g", images * w.out_h * w.out_w * w.channels);
-    T* to = out<T>(weight_gradient, "weight_gradient", w.patch());
-    InterpreterRelease release;
-    nn::depthwise_weight_gradient(from, upstream, to, w, images);
+    const auto from = reads<T>(x, "x", x.size());
+    const auto upstream = reads<T>(g, "g", images * w.out_h * w.out_w * w.channels);
+    const auto to = writes<T>(weight_gradient, "weight_gradient", w.patch());
+    launch(false, [=](const Places& at) {
+      nn::depthwise_weight_gradient(at(from), at(upstream), at(to), w, images);
+    });
   });
 }
 

@@ -10,6 +10,7 @@ void bind_dense(pybind11::module_& m);
 void bind_normalization(pybind11::module_& m);
 void bind_pointwise(pybind11::module_& m);
 void bind_pooling(pybind11::module_& m);
+void bind_record(pybind11::module_& m);
 void bind_update(pybind11::module_& m);
 
 }  // namespace pycollective

@@ -63,5 +63,6 @@ PYBIND11_MODULE(_nn, m) {
   pycollective::bind_pointwise(m);
   pycollective::bind_dense(m);
   pycollective::bind_normalization(m);
+  pycollective::bind_record(m);
   pycollective::bind_update(m);
 }

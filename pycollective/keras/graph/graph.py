@@ -18,7 +18,7 @@ from pycollective.keras.graph.symbols import (
     map_symbols,
 )
 from pycollective.keras.layers import Input, Layer
-from pycollective.keras.layers.fusion import steps_of
+from pycollective.keras.layers.fusion import steps_of, with_replays
 from pycollective.tensor import Tensor, as_tensor, ops
 
 
@@ -213,7 +213,7 @@ class _Plan:
         if not isinstance(head.operation, Layer) or head.kwargs or len(head.args) != 1:
             steps = [head.operation]
         else:
-            steps = steps_of([node.operation for node in chain])
+            steps = with_replays(steps_of([node.operation for node in chain]))
         return _Part(
             steps,
             map_symbols(lambda tensor: _Slot(self._slot(tensor)), head.args),

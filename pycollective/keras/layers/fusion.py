@@ -2,10 +2,12 @@
 
 A `Sequential` runs steps; by default each step is one layer. `steps_of` decides once which
 consecutive layers become one step. Outputs and gradients equal those of the separate layers.
+`with_replays` joins consecutive steps whose kernels can be recorded.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from pycollective.keras.layers import (
     MaxPooling2D,
     ReLU,
 )
+from pycollective.keras.layers.replayed import Replayed, can_replay
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
@@ -41,7 +44,9 @@ def _same_dtype(layers: Sequence[Layer]) -> bool:
 class ConvReluPool:
     """`Conv2D` with relu (an activation or a separate layer), followed by `MaxPooling2D`."""
 
-    def __init__(self, conv: Conv2D, pool: MaxPooling2D) -> None:
+    def __init__(self, layers: Sequence[Layer], conv: Conv2D, pool: MaxPooling2D) -> None:
+        #: The layers that are one step.
+        self.layers = list(layers)
         self._conv = conv
         self._pool = pool
         #: The last image shape that passed the check of both windows.
@@ -67,7 +72,7 @@ class ConvReluPool:
             or not _same_dtype(layers[:count])
         ):
             return None
-        return ConvReluPool(conv, pool), count
+        return ConvReluPool(layers[:count], conv, pool), count
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the pooled images."""
@@ -125,3 +130,19 @@ def steps_of(layers: Sequence[Layer]) -> list[Any]:
         steps.append(step)
         rest = rest[count:]
     return steps
+
+
+def with_replays(steps: Sequence[Any]) -> list[Any]:
+    """Return the steps, in which consecutive ones whose kernels can be recorded are joined."""
+
+    def layers_of(step: Any) -> list[Layer]:
+        return step.layers if isinstance(step, ConvReluPool) else [step]
+
+    joined: list[Any] = []
+    for replays, found in itertools.groupby(steps, lambda s: all(map(can_replay, layers_of(s)))):
+        group = list(found)
+        if replays and len(group) > 1:
+            joined.append(Replayed(group, [layer for step in group for layer in layers_of(step)]))
+        else:
+            joined += group
+    return joined

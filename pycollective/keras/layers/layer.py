@@ -92,6 +92,8 @@ class Layer(Described, Holder):
     takes_one_tensor = False
     #: True if integer inputs give integer outputs.
     _keeps_dtype = False
+    #: The number of assignments to attributes.
+    _changes = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -136,6 +138,7 @@ class Layer(Described, Holder):
                 "the layer can keep track of it"
             )
         super().__setattr__(name, value)
+        object.__setattr__(self, "_changes", self._changes + 1)
 
     # Properties ------------------------------------------------------------------------------
 

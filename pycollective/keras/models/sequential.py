@@ -12,7 +12,7 @@ from pycollective.distribute.context import current_mode
 from pycollective.keras.graph.graph import Graph, as_declared
 from pycollective.keras.graph.symbols import KerasTensor
 from pycollective.keras.layers import Embedding, InputLayer, Layer
-from pycollective.keras.layers.fusion import steps_of
+from pycollective.keras.layers.fusion import steps_of, with_replays
 from pycollective.keras.layers.shapes import Shape, is_shape
 from pycollective.keras.models.model import Model
 from pycollective.keras.registration import CustomObjectScope, public
@@ -227,7 +227,7 @@ class Sequential(Model):
             inputs = as_declared(inputs, self._input_shape, self._input_dtype)
         steps = self._steps
         if steps is None:
-            steps = self._steps = steps_of(self._stack)
+            steps = self._steps = with_replays(steps_of(self._stack))
         for step in steps:
             inputs = step(inputs)
         return inputs

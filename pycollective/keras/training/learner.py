@@ -36,8 +36,10 @@ class Learner(Layer):
         True after `compile`.
     optimizer, loss
         The arguments of `compile`, with objects in the place of names.
-    run_eagerly, jit_compile
-        The arguments of `compile`, which may be set but have no effect.
+    run_eagerly
+        True if the model's steps run each layer from Python, and replay no recorded kernels.
+    jit_compile
+        The argument of `compile`, which may be set but has no effect.
     """
 
     _untracked = Layer._untracked | {"_compiled", "_rehearsed", "compile_arguments"}
@@ -119,7 +121,10 @@ class Learner(Layer):
             Metrics that get the weights of the examples, in the form of ``metrics``.
         steps_per_execution : int
             The number of steps between calls of the batch callbacks.
-        run_eagerly, jit_compile
+        run_eagerly
+            True to run each layer from Python in the model's steps. Else the kernels of consecutive
+            layers are recorded once, and then replayed.
+        jit_compile
             Accepted for compatibility with TensorFlow and ignored.
         auto_scale_loss : bool
             True to wrap the optimizer of a model with the policy ``mixed_float16`` in a

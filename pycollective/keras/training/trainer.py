@@ -34,6 +34,7 @@ from pycollective.keras.training.share import StepShare, share_scope
 from pycollective.keras.training.steps import Steps
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import function
+from pycollective.tensor.tape import eagerly
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -510,6 +511,8 @@ class Trainer(Learner):
     ) -> list[Any]:
         """Make a step, a method of the model, with each element; return the results."""
         strategy, make = self.distribute_strategy, getattr(self, step)
+        if self.run_eagerly:
+            make = eagerly(make)
         prepare = None if class_weight is None else weighted_by_class(class_weight)
         rows = [rows_of_element(strategy, element) for element in elements]
 

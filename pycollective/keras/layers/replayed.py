@@ -1,0 +1,337 @@
+"""Replay of consecutive layers: their kernels are recorded once, and then run in one call.
+
+Only layers whose outputs are a function of their inputs and variables alone are replayed. The compiled
+module records the kernels, and refuses a record that misses an operation. A record is used once a replay
+has given the bits of the layers themselves, for the outputs and for all gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective import _nn as kernels
+from pycollective.array_backend import Array, in_c_order
+from pycollective.config import functions_run_eagerly
+from pycollective.distribute.variables import MirroredVariable
+from pycollective.keras import activations
+from pycollective.keras.layers import (
+    ELU,
+    Activation,
+    AveragePooling2D,
+    Conv2D,
+    Dense,
+    Flatten,
+    Layer,
+    LeakyReLU,
+    MaxPooling2D,
+    ReLU,
+    Reshape,
+    Softmax,
+)
+from pycollective.tensor import GradientTape, Tensor, Variable
+from pycollective.tensor.tape import needs_of, paused, record, recording, thread_state
+from pycollective.tensor.variable import reads
+from pycollective.workspace import workspace
+
+#: The layers that kernels compute. Their subclasses may compute something else.
+_LAYERS = frozenset(
+    (
+        *(Activation, AveragePooling2D, Conv2D, Dense, ELU, Flatten, LeakyReLU, MaxPooling2D, ReLU),
+        *(Reshape, Softmax),
+    )
+)
+_ACTIVATIONS = [getattr(activations, name) for name in activations.__all__]
+_VARIABLES = (Variable, MirroredVariable)
+#: The calls of all replicas with inputs of one shape before a call is recorded, and until a record must
+#: have been used. Later calls record nothing: the gradients of some programs' calls are never computed.
+_BEFORE, _UNTIL = 2, 64
+#: The number of shapes of inputs that are remembered.
+_SHAPES = 8
+#: Limits in bytes. Large layers spend little of their time in Python, and the gradients of all variables
+#: are complete at the end of a replay only, which leaves no time to overlap their all-reduce.
+_MOST_OF_VARIABLES = 8 << 20
+_MOST_OF_MEMORY = 32 << 20
+
+#: ``gradients(g, need)`` returns the gradients of the inputs and the variables.
+_Gradients = Callable[[Array, tuple[bool, ...]], list[Any]]
+
+
+def can_replay(layer: Layer) -> bool:
+    """Return True if a layer's output is a function of its input and variables that kernels compute."""
+    activation = getattr(layer, "activation", activations.linear)
+    return (
+        type(layer) in _LAYERS
+        and layer.activity_regularizer is None
+        and any(activation is known for known in _ACTIVATIONS)
+        and getattr(layer, "groups", 1) == 1
+    )
+
+
+class _Recorded:
+    """A record, and the sizes of the arrays of its replays."""
+
+    def __init__(
+        self, kernel_calls: kernels.Record, output: Array, needs: tuple[bool, ...]
+    ) -> None:
+        self.calls = kernel_calls
+        self.memory = 0
+        self.output = output.shape, output.dtype
+        self.needs = needs
+        self.gradients: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+
+
+class _Known:
+    """The calls with inputs of one shape: their number, and the record."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.refused = False
+        self.recorded: _Recorded | None = None
+        #: The record of replays that gave the same bits.
+        self.trusted: _Recorded | None = None
+
+
+class Replayed:
+    """Consecutive steps of a model as one step, which replays their kernels.
+
+    Parameters
+    ----------
+    steps
+        The steps: functions of a tensor.
+    layers
+        The layers of the steps.
+    """
+
+    def __init__(self, steps: Sequence[Any], layers: Sequence[Layer]) -> None:
+        self._steps = list(steps)
+        self._layers = list(layers)
+        self._changes = -1
+        self._variables: list[Variable] = []
+        self._known: dict[Any, _Known] = {}
+
+    def ordinary(self, inputs: Any) -> Any:
+        """Return the output of the steps, called one after the other."""
+        for step in self._steps:
+            inputs = step(inputs)
+        return inputs
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the output; with one tape, gradients are replayed too."""
+        if (
+            inputs.__class__ is not Tensor
+            or inputs.array.__class__ is not np.ndarray
+            or thread_state.eagerly
+            or functions_run_eagerly()
+            or thread_state.reads_as is not None
+        ):
+            return self.ordinary(inputs)
+        changes = sum([layer._changes for layer in self._layers])
+        if changes != self._changes:
+            self._look_again(changes)
+        array = inputs.array
+        key = array.shape, array.dtype, recording()
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _SHAPES:
+                self._known.clear()
+            known = self._known[key] = _Known()
+        if known.refused or known.calls < _BEFORE or not self._variables:
+            known.calls += 1
+            return self.ordinary(inputs)
+        tensors = (inputs, *reads(self._variables))
+        needs = needs_of(tensors)
+        if needs is None:
+            return self.ordinary(inputs)
+        recorded = known.trusted
+        if recorded is None:
+            return self._rehearse(known, tensors, needs)
+        replay = kernels.Replay(recorded.calls, workspace.empty((recorded.memory,), np.uint8))
+        output = workspace.empty(*recorded.output)
+        if recorded.needs != needs or not replay.run([t.array for t in tensors], [output]):
+            return self.ordinary(inputs)
+
+        def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
+            # Kernels were recorded for these needs. Later calls run from Python.
+            known.refused = known.refused or need != needs
+            return _placed(_gradients_of(replay, recorded, g, workspace.empty), needs)
+
+        return record(output, tensors, vjp)
+
+    def _look_again(self, changes: int) -> None:
+        """Forget all records, and find the variables, after a change of a layer's attributes."""
+        self._changes = changes
+        self._known = {}
+        variables = [v for layer in self._layers for v in layer._own_variables()]
+        fits = (
+            len(set(map(id, self._layers))) == len(self._layers)
+            and all(layer.built and can_replay(layer) for layer in self._layers)
+            and all(type(v) in _VARIABLES for v in variables)
+            and sum([v.like().array.nbytes for v in variables]) <= _MOST_OF_VARIABLES
+        )
+        self._variables = variables if fits else []
+
+    def _rehearse(
+        self, known: _Known, tensors: tuple[Tensor, ...], needs: tuple[bool, ...]
+    ) -> Tensor:
+        """Call the steps, and record their kernels, or compare the bits with those of a replay."""
+        known.calls += 1
+        arrays = [tensor.array for tensor in tensors]
+        if known.calls > _UNTIL or any(a.__class__ is not np.ndarray for a in arrays):
+            known.refused = True
+            output: Tensor = self.ordinary(tensors[0])
+            return output
+        compare = known.recorded is not None
+        rehearse = self._compare if compare else self._record
+        array, gradients = rehearse(known, tensors, arrays, needs)
+        return record(array, tensors, gradients)
+
+    def _record(
+        self,
+        known: _Known,
+        tensors: tuple[Tensor, ...],
+        arrays: list[Array],
+        needs: tuple[bool, ...],
+    ) -> tuple[Array, _Gradients]:
+        """Return the output and its gradients, and record their kernels."""
+        calls = kernels.Record()
+        begun = calls.begin(arrays)
+        try:
+            with workspace.fresh():
+                output, exact = self._taped(tensors, needs)
+        finally:
+            calls.stop()
+        array = output.array
+        if not begun or array.__class__ is not np.ndarray or not calls.end([array]):
+            known.refused = True
+        recorded = _Recorded(calls, array, needs)
+        if not any(needs):
+            _finish(known, recorded)
+
+        def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
+            if known.refused or need != needs:
+                known.refused = True
+                return exact(g, need)
+            begun = calls.begin([in_c_order(g)])
+            try:
+                with workspace.fresh():
+                    found = exact(g, need)
+            finally:
+                calls.stop()
+            results = [part for part, needed in zip(found, needs, strict=True) if needed]
+            if (
+                begun
+                and all(part.__class__ is np.ndarray for part in results)
+                and calls.end(results)
+            ):
+                recorded.gradients = [(part.shape, part.dtype) for part in results]
+                _finish(known, recorded)
+            else:
+                known.refused = True
+            return found
+
+        return array, gradients
+
+    def _compare(
+        self,
+        known: _Known,
+        tensors: tuple[Tensor, ...],
+        arrays: list[Array],
+        needs: tuple[bool, ...],
+    ) -> tuple[Array, _Gradients]:
+        """Return the output and its gradients, and compare their bits with those of a replay."""
+        recorded = known.recorded
+        assert recorded is not None
+        output, exact = self._taped(tensors, needs)
+        replay = kernels.Replay(recorded.calls, _noise((recorded.memory,), np.dtype(np.uint8)))
+        found = _noise(*recorded.output)
+        same = recorded.needs == needs and replay.run(arrays, [found])
+        same = same and _same_bits([found], [output.array])
+        if not same:
+            known.refused = True
+        elif not any(needs):
+            _trust(known, recorded)
+
+        def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
+            expected = exact(g, need)
+            if known.refused or need != needs:
+                known.refused = True
+                return expected
+            found = _gradients_of(replay, recorded, g, _noise)
+            results = [part for part, needed in zip(expected, needs, strict=True) if needed]
+            if _same_bits(found, results):
+                _trust(known, recorded)
+            else:
+                known.refused = True
+            return expected
+
+        return output.array, gradients
+
+    def _taped(
+        self, tensors: tuple[Tensor, ...], needs: tuple[bool, ...]
+    ) -> tuple[Tensor, _Gradients]:
+        """Call the steps on a tape of their own; return the output and its gradients."""
+        tape = GradientTape(watch_accessed_variables=False)
+        with paused(), tape:
+            tape.watch([tensor for tensor, needed in zip(tensors, needs, strict=True) if needed])
+            output: Tensor = self.ordinary(tensors[0])
+
+        def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
+            wanted = [tensor for tensor, needed in zip(tensors, need, strict=True) if needed]
+            with paused():
+                found = tape.gradient(output, wanted, Tensor(g))
+            return _placed([None if part is None else part.array for part in found], need)
+
+        return output, gradients
+
+
+def _finish(known: _Known, recorded: _Recorded) -> None:
+    """Keep a complete record, unless a replay is impossible or needs too much memory."""
+    if not known.refused:
+        recorded.memory = recorded.calls.plan()
+        known.refused = recorded.memory > _MOST_OF_MEMORY
+        known.recorded = recorded
+
+
+def _trust(known: _Known, recorded: _Recorded) -> None:
+    """Use a record from now on. Its replays need other blocks."""
+    workspace.drop_idle()
+    known.trusted = recorded
+
+
+def _gradients_of(
+    replay: kernels.Replay,
+    recorded: _Recorded,
+    g: Array,
+    memory: Callable[[tuple[int, ...], Any], Array],
+) -> list[Array]:
+    """Replay the gradients into new arrays from ``memory``."""
+    found = [memory(*size) for size in recorded.gradients]
+    if not replay.run([in_c_order(g)], found):
+        raise RuntimeError(
+            f"a gradient of shape {g.shape} and dtype {g.dtype} does not fit the recorded output "
+            f"{recorded.output}; this is a bug in pycollective"
+        )
+    return found
+
+
+def _placed(found: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    """Return the elements of ``found`` in the places where ``needs`` is True, and None elsewhere."""
+    rest = iter(found)
+    return [next(rest) if needed else None for needed in needs]
+
+
+def _noise(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array that holds NaN, so that elements that no kernel writes are noticed."""
+    array: Array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[:] = 255
+    return array
+
+
+def _same_bits(found: Sequence[Array], expected: Sequence[Array]) -> bool:
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(found, expected, strict=True)
+    )

@@ -1,0 +1,381 @@
+"""Layers that are replayed give the bits of the same layers called from Python."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from fitting import mirrored
+
+import pycollective as tf
+from pycollective import keras
+from pycollective.keras import layers
+from pycollective.keras.layers.replayed import Replayed
+
+STEPS, BATCH = 9, 16
+RANDOM = np.random.default_rng(11)
+IMAGES = RANDOM.standard_normal((STEPS * BATCH, 10, 10, 2)).astype(np.float32)
+LABELS = RANDOM.integers(0, 4, len(IMAGES))
+
+
+def head(activation=None):
+    return [layers.Flatten(), layers.Dense(9, activation=activation), layers.Dense(4)]
+
+
+STACKS = {
+    "dense": lambda: head("relu"),
+    "pooled": lambda: [
+        layers.Conv2D(8, 3, activation="relu"),
+        layers.MaxPooling2D(),
+        layers.Conv2D(8, 3, activation="relu"),
+        layers.MaxPooling2D(),
+        *head("relu"),
+    ],
+    "winograd": lambda: [
+        layers.Conv2D(16, 3, activation="relu", padding="same"),
+        layers.Conv2D(16, 3, padding="same"),
+        layers.ReLU(),
+        *head(),
+    ],
+    "strided": lambda: [
+        layers.Conv2D(40, 5, strides=2),
+        layers.LeakyReLU(),
+        layers.Conv2D(3, 1, dilation_rate=1, use_bias=False),
+        *head(),
+    ],
+    "average": lambda: [
+        layers.AveragePooling2D(),
+        layers.MaxPooling2D(2, 1, padding="same"),
+        layers.Reshape((25, 2)),
+        layers.ELU(),
+        *head(),
+    ],
+    "activations": lambda: [
+        layers.Conv2D(4, 3, activation="tanh"),
+        *head("sigmoid"),
+        layers.Activation("gelu"),
+        layers.Dense(4, activation="softplus"),
+        layers.Softmax(),
+        layers.Dense(4, activation="softmax"),
+        layers.Activation("log_softmax"),
+    ],
+}
+
+
+def model_of(stack, functional=False):
+    keras.utils.set_random_seed(3)
+    made = STACKS[stack]() if isinstance(stack, str) else stack
+    if not functional:
+        return keras.Sequential([keras.Input((10, 10, 2)), *made])
+    tensor = first = keras.Input((10, 10, 2))
+    for layer in made:
+        tensor = layer(tensor)
+    return keras.Model(first, tensor)
+
+
+def replayed_steps(model):
+    steps = list(getattr(model, "_steps", None) or ())
+    if not steps and model._graph._plan is not None:
+        for part in model._graph._plan._parts:
+            steps += [part._first, *part._rest]
+    return [step for step in steps if isinstance(step, Replayed)]
+
+
+def uses_replay(model):
+    known = [known for step in replayed_steps(model) for known in step._known.values()]
+    return any(each.trusted is not None and not each.refused for each in known)
+
+
+def step_of(model, optimizer, x, y):
+    """Make a step; return copies of all results."""
+    with tf.GradientTape() as tape:
+        outputs = model(x, training=True)
+        losses = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+        loss = tf.reduce_mean(losses)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return [np.array(each) for each in (outputs, loss, *gradients) if each is not None]
+
+
+def trained(model, change=lambda model, step: None, size=lambda step: BATCH, images=IMAGES):
+    """Make steps; return the bytes of all results, weights and predictions."""
+    optimizer, found = keras.optimizers.SGD(0.05, momentum=0.9), []
+    for step in range(STEPS):
+        rows = slice(step * BATCH, step * BATCH + size(step))
+        change(model, step)
+        found += step_of(model, optimizer, tf.constant(images[rows]), LABELS[rows])
+        found.append(np.array(model(images[rows])))
+    return [array.tobytes() for array in [*found, *model.get_weights()]]
+
+
+@pytest.fixture
+def from_python():
+    """Return a function that calls another one with all layers run from Python."""
+
+    def call(function, *args, **kwargs):
+        tf.config.run_functions_eagerly(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            tf.config.run_functions_eagerly(False)
+
+    return call
+
+
+@pytest.mark.parametrize("functional", [False, True])
+@pytest.mark.parametrize("stack", STACKS)
+def test_training_replayed_has_the_same_bits(stack, functional, from_python):
+    if functional:
+        expected = from_python(trained, model := model_of(stack, True))
+        assert not uses_replay(model)
+    else:
+        expected = from_python(trained, model_of(stack))
+    model = model_of(stack, functional)
+    assert trained(model) == expected
+    assert uses_replay(model)
+
+
+def set_weights(model, step):
+    if step == 6:
+        model.set_weights([weights * 0.5 for weights in model.get_weights()])
+
+
+def set_activation(model, step):
+    if step == 6:
+        model.layers[-2].activation = keras.activations.tanh
+
+
+def set_own_activation(model, step):
+    if step == 6:
+        model.layers[-2].activation = lambda x: x + 1
+
+
+def set_trainable(model, step):
+    if step == 6:
+        model.layers[0].trainable = False
+    if step == 8:
+        model.layers[0].trainable = True
+
+
+def freeze(model, step):
+    model.layers[0].trainable = False
+
+
+CHANGES = [set_weights, set_activation, set_own_activation, set_trainable, freeze]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_change_after_replays_has_effect(change, from_python):
+    expected = from_python(trained, model_of("pooled"), change)
+    assert expected != from_python(trained, model_of("pooled"))
+    assert trained(model_of("pooled"), change) == expected
+
+
+def test_changed_strides_have_effect(from_python):
+    def stack():
+        return [layers.Conv2D(4, 1), layers.MaxPooling2D(2, 2, "same"), layers.Conv2D(4, 1)]
+
+    x = tf.constant(IMAGES[:4])
+    model = model_of(stack())
+    for _ in range(6):
+        model(x)
+    assert uses_replay(model)
+    model.layers[1].strides = (1, 1)
+    for _ in range(6):
+        assert np.array(model(x)).tobytes() == np.array(from_python(model, x)).tobytes()
+
+
+def test_replaced_variable_has_effect(from_python):
+    model = model_of("pooled")
+    for _ in range(6):
+        before = np.array(model(IMAGES[:4]))
+    model.layers[-1].kernel = tf.Variable(np.full((9, 4), 0.1, np.float32))
+    for _ in range(6):
+        found = np.array(model(IMAGES[:4]))
+        assert found.tobytes() != before.tobytes()
+        assert found.tobytes() == np.array(from_python(model, IMAGES[:4])).tobytes()
+
+
+def test_batches_of_other_sizes_have_the_same_bits(from_python):
+    sizes = [16, 16, 5, 16, 16, 16, 16, 5, 1]
+    expected = from_python(trained, model_of("pooled"), size=sizes.__getitem__)
+    model = model_of("pooled")
+    assert trained(model, size=sizes.__getitem__) == expected
+    assert uses_replay(model)
+
+
+def test_nan_and_infinity_have_the_same_bits(from_python):
+    images = IMAGES.copy()
+    images[7 * BATCH, 3, 3] = np.nan
+    images[8 * BATCH + 1, 5, 5] = np.inf
+    expected = from_python(trained, model_of("pooled"), images=images)
+    assert trained(model_of("pooled"), images=images) == expected
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_fit_has_the_same_bits_as_with_run_eagerly(replicas):
+    def fitted(run_eagerly):
+        with mirrored(replicas).scope():
+            model = model_of("pooled")
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("adam", loss, metrics=["accuracy"], run_eagerly=run_eagerly)
+        history = model.fit(IMAGES, LABELS, BATCH, epochs=3, shuffle=False, verbose=0)
+        evaluated = model.evaluate(IMAGES, LABELS, BATCH, verbose=0)
+        assert uses_replay(model) is not run_eagerly
+        weights = [w.tobytes() for w in model.get_weights()]
+        return (
+            weights,
+            history.history,
+            evaluated,
+            model.predict(IMAGES, BATCH, verbose=0).tobytes(),
+        )
+
+    assert fitted(False) == fitted(True)
+
+
+def test_results_are_not_written_again():
+    model = model_of("pooled")
+    optimizer = keras.optimizers.SGD(0.1)
+    kept = []
+    for step in range(STEPS):
+        x = tf.constant(IMAGES[step * BATCH :][:BATCH])
+        with tf.GradientTape() as tape:
+            outputs = model(x)
+            loss = tf.reduce_mean(outputs * outputs)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        kept += [(each, np.array(each)) for each in (outputs, *gradients)]
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    assert uses_replay(model)
+    for tensor, before in kept:
+        np.testing.assert_array_equal(tensor, before)
+
+
+def test_two_calls_on_one_tape_have_the_same_bits(from_python):
+    def steps(model):
+        found = []
+        for step in range(STEPS):
+            one, other = (
+                tf.constant(IMAGES[step:][:BATCH]),
+                tf.constant(IMAGES[step + 20 :][:BATCH]),
+            )
+            with tf.GradientTape() as tape:
+                tape.watch(one)
+                loss = tf.reduce_mean(model(one) * model(other))
+            gradients = tape.gradient(loss, [one, *model.trainable_variables])
+            found += [np.array(each).tobytes() for each in gradients]
+        return found
+
+    model = model_of("pooled")
+    assert steps(model) == from_python(steps, model)
+
+
+def test_gradients_of_some_variables_have_the_same_bits(from_python):
+    def steps(model, wanted):
+        found = []
+        for step in range(STEPS):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(tf.constant(IMAGES[step:][:BATCH])))
+            variables = model.trainable_variables
+            chosen = variables if step < 7 and not wanted else variables[1::3]
+            found += [np.array(each).tobytes() for each in tape.gradient(loss, chosen)]
+        return found
+
+    model = model_of("pooled")
+    assert steps(model, True) == from_python(steps, model, True)
+    assert not uses_replay(model)
+    model = model_of("pooled")
+    found, expected = steps(model, False), from_python(steps, model, False)
+    assert found == expected
+
+
+def test_nested_and_persistent_tapes_run_from_python():
+    model = model_of("dense")
+    x = tf.constant(IMAGES[:4])
+    for _ in range(8):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(model(x))
+        first = tape.gradient(loss, model.trainable_variables)
+        second = tape.gradient(loss, model.trainable_variables)
+        for one, other in zip(first, second, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert not uses_replay(model)
+
+
+class _Doubled(layers.Dense):
+    def call(self, inputs):
+        return super().call(inputs) * 2
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        lambda: [layers.Flatten(), _Doubled(4), _Doubled(4)],
+        lambda: [layers.Flatten(), layers.Dense(4, activation=lambda x: x + 1)],
+        lambda: [layers.Flatten(), *(layers.Dense(4, dtype="float64") for _ in range(2))],
+        lambda: [layers.Flatten(), layers.Dense(4, activity_regularizer="l2")],
+        lambda: [layers.Conv2D(4, 3, groups=2), *head()[:1], layers.Dropout(0.5), layers.Dense(4)],
+    ],
+    ids=["subclass", "function", "float64", "activity", "groups"],
+)
+def test_layers_that_cannot_be_replayed_run_from_python(stack, from_python):
+    expected = from_python(trained, model_of(stack()))
+    model = model_of(stack())
+    assert trained(model) == expected
+    assert not uses_replay(model)
+
+
+def test_layers_around_dropout_are_replayed(from_python):
+    def stack():
+        return [
+            *STACKS["pooled"](),
+            layers.Dropout(0.5),
+            layers.Dense(8, activation="relu"),
+            layers.Dense(4),
+        ]
+
+    expected = from_python(trained, model_of(stack()))
+    model = model_of(stack())
+    assert trained(model) == expected
+    assert len(replayed_steps(model)) == 2
+    assert all(each.trusted for step in replayed_steps(model) for each in step._known.values())
+
+
+def test_wrong_shape_after_replays_raises_the_layers_error():
+    model = model_of("pooled")
+    for _ in range(6):
+        model(IMAGES[:4])
+    with pytest.raises(ValueError, match="incompatible"):
+        model(IMAGES[:4, :, :, :1])
+    assert uses_replay(model)
+    assert model(IMAGES[:4]).shape == (4, 4)
+
+
+def test_copied_model_has_layers_and_records_of_its_own(from_python):
+    model = model_of("pooled")
+    for _ in range(6):
+        model(IMAGES[:4])
+    other = copy.deepcopy(model)
+    other.set_weights([weights + 1 for weights in model.get_weights()])
+    for _ in range(6):
+        found, theirs = np.array(model(IMAGES[:4])), np.array(other(IMAGES[:4]))
+    assert found.tobytes() == np.array(from_python(model, IMAGES[:4])).tobytes()
+    assert theirs.tobytes() == np.array(from_python(other, IMAGES[:4])).tobytes()
+    assert uses_replay(other)
+
+
+def test_gradient_after_an_update_is_that_of_the_old_values(from_python):
+    def steps(model):
+        found = []
+        for _ in range(STEPS):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(tf.constant(IMAGES[:BATCH])) ** 2)
+            for variable in model.trainable_variables:
+                variable.assign_add(np.full(variable.shape, 0.01, np.float32))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            found += [np.array(each).tobytes() for each in gradients]
+        return found
+
+    model, other = model_of("pooled"), model_of("pooled")
+    assert steps(model) == from_python(steps, other)
+    assert uses_replay(model)
