@@ -193,10 +193,9 @@ void resample(const float* x, const float* down, const float* across, float* y,
 void resample(const double* x, const double* down, const double* across, double* y,
               const Resampling& r);
 
-// ---- convolution
-// --------------------------------------------------------------------------------- Without `pool`:
-// y [n, out_h, out_w, filters] = act(conv(x, weights) + bias). With `pool`, a window over the
-// convolution's output without padding: y and codes are those of max_pool.
+// ---- convolution ------------------------------------------------------------------------------
+// Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias). With `pool`, a
+// window over the convolution's output without padding: y and codes are those of max_pool.
 struct ConvolutionForward {
   const float* x;
   const float* weights;
