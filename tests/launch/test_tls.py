@@ -400,7 +400,7 @@ def test_links_are_tried_in_tls(on_ranks, certificates):
     with_tls = True, False
     (kind, text) = on_ranks(range(2), tried)[1].links[1, 0]
     assert kind == "turned away"
-    assert text.startswith("this rank uses TLS: PYCOLLECTIVE_TLS_CERT")
+    assert text.startswith("this rank uses TLS: set PYCOLLECTIVE_TLS_CERT")
     assert protection({"PYCOLLECTIVE_SECRET": SECRET, **certificates()}).endswith("in TLS")
 
 
