@@ -20,6 +20,8 @@ __all__ = ["run"]
 _PLACEMENT_TIMEOUT = 300.0
 _CAUSE_SECONDS = 15.0
 """Seconds to wait for the error of another worker that caused a `CollectiveError`."""
+_CHIEF_SECONDS = 1.0
+"""Seconds to wait for the end of the chief after another task of a cluster with servers has ended."""
 
 
 def run(
@@ -28,6 +30,7 @@ def run(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    num_ps: int = 0,
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
     max_failures: int = 0,
@@ -48,8 +51,11 @@ def run(
         Number of actors.
     args, kwargs
         Arguments of ``train_fn``, the same for every worker.
+    num_ps : int
+        Number of parameter servers. Above 0, there are ``1 + num_ps`` more actors, a chief and the
+        servers, and all actors call ``train_fn``, which makes a `ParameterServerStrategy`.
     cpus_per_worker, gpus_per_worker : float
-        Resources that Ray reserves for each worker.
+        Resources that Ray reserves for each actor.
     max_failures : int
         Number of lost workers that are replaced. A replacement calls ``train_fn`` from the beginning. So
         does a worker whose call failed because another worker was lost. If a machine is lost, its
@@ -58,7 +64,9 @@ def run(
     min_workers : int, optional
         Number of workers with which training continues, if ``train_fn`` uses ``strategy.run_elastic``:
         while a replacement waits for resources, and without a replacement after ``max_failures``. A
-        replacement joins when the others save their next checkpoint. By default all workers are needed.
+        replacement joins when the others save their next checkpoint. With parameter servers, the chief
+        continues with the other workers, and uses a replacement as soon as it can. By default all
+        workers are needed.
     placement_timeout : float
         Seconds to wait for resources for all workers, for a replacement if fewer than ``min_workers``
         are left, and for a replacement to end after all others have ended.
@@ -66,7 +74,8 @@ def run(
     Returns
     -------
     list
-        The workers' results by rank; None for a lost worker without which training continued.
+        The workers' results by rank; None for a lost worker without which training continued. With
+        parameter servers, the chief's result alone.
 
     Raises
     ------
@@ -83,6 +92,8 @@ def run(
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    if num_ps < 0:
+        raise ValueError(f"num_ps must be at least 0, got {num_ps}")
     least = num_workers if min_workers is None else min_workers
     if not 1 <= least <= num_workers:
         raise ValueError(f"min_workers={min_workers} is not from 1 to num_workers={num_workers}")
@@ -93,19 +104,26 @@ def run(
     if not ray.is_initialized():
         ray.init()
     bundle = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker} if gpus_per_worker else {})}
-    workers = _Workers(ray, num_workers, bundle, placement_timeout)
+    workers = (
+        _Tasks(ray, num_ps, num_workers, bundle, placement_timeout)
+        if num_ps
+        else _Workers(ray, num_workers, bundle, placement_timeout)
+    )
     try:
         return workers.call(train_fn, tuple(args), dict(kwargs or {}), max_failures, least)
     finally:
         workers.end()
 
 
-def _environment(addresses: list[str], rank: int, secret: str) -> dict[str, str]:
-    """Return the variables by which a worker finds the others."""
-    task = {"type": "worker", "index": rank}
-    config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+def _environment(
+    cluster: dict[str, list[str]], job: str, index: int, secret: str
+) -> dict[str, str]:
+    """Return the variables by which a task finds the others."""
+    config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
     environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
-    if len(addresses) == 1:  # needed if a launcher of several processes started Ray
+    if (
+        sum(map(len, cluster.values())) == 1
+    ):  # needed if a launcher of several processes started Ray
         environment |= {"PYCOLLECTIVE_RANK": "0", "PYCOLLECTIVE_SIZE": "1"}
     return environment
 
@@ -187,10 +205,10 @@ class _Workers:
         deadlines = [math.inf] * count
 
         def begin(ranks: Iterable[int]) -> None:
-            addresses = [address for _, address in places]
+            cluster = {"worker": [address for _, address in places]}
             for rank in ranks:
                 results.pop(rank, None)
-                environment = _environment(addresses, rank, secret)
+                environment = _environment(cluster, "worker", rank, secret)
                 call = self._actors[rank].call.remote(environment, function, args, kwargs)
                 under_way[call] = rank
 
@@ -301,3 +319,78 @@ class _Workers:
         for actor in self._actors:
             self._ray.kill(actor)
         self._ray.util.remove_placement_group(self._group)
+
+
+class _Tasks(_Workers):
+    """The actors of a chief, of its parameter servers and of its workers, in this order."""
+
+    def __init__(
+        self, ray: Any, servers: int, workers: int, bundle: dict[str, float], timeout: float
+    ) -> None:
+        super().__init__(ray, 1 + servers + workers, bundle, timeout)
+        self._jobs = [("chief", 0)]
+        self._jobs += [("ps", k) for k in range(servers)] + [("worker", k) for k in range(workers)]
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        max_failures: int,
+        least: int,
+    ) -> Any:
+        """Call the function on all tasks, and return the chief's result."""
+        ray, errors = self._ray, self._ray.exceptions
+        every = range(len(self._jobs))
+        places = ray.get([actor.place.remote() for actor in self._actors])
+        secret = secrets.token_hex(32)
+        under_way: dict[Any, int] = {}
+        coming: dict[Any, int] = {}  # replacements that do not have an address yet
+
+        def begin(tasks: Iterable[int]) -> None:
+            cluster: dict[str, list[str]] = {}
+            for (job, _), (_, address) in zip(self._jobs, places, strict=True):
+                cluster.setdefault(job, []).append(address)
+            for task in tasks:
+                environment = _environment(cluster, *self._jobs[task], secret)
+                call = self._actors[task].call.remote(environment, function, args, kwargs)
+                under_way[call] = task
+
+        begin(every)
+        lost = 0
+        while True:
+            done = self._wait([*under_way, *coming], [math.inf])
+            (chief,) = [call for call, task in under_way.items() if task == 0] or [None]
+            if chief not in (None, done) and done in under_way:
+                # The other tasks end with the chief. Its own end may be known a moment later.
+                done = self._wait([chief], [time.monotonic() + _CHIEF_SECONDS]) or done
+            has_come = done in coming
+            task = coming.pop(done) if has_come else under_way.pop(done)
+            job = self._jobs[task][0]
+            try:
+                found = ray.get(done)
+            except errors.RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, Exception) else error) from None
+            except errors.RayActorError:
+                lost += 1
+                workers = [k for k in under_way.values() if self._jobs[k][0] == "worker"]
+                if lost > max_failures and (job != "worker" or len(workers) < least):
+                    raise
+                if job == "chief":  # all tasks begin again with its replacement
+                    self._restarted(under_way.values())
+                    under_way.clear()
+                if lost <= max_failures:
+                    coming[self._replaced(task)] = task
+                continue
+            if job == "chief" and not has_come:
+                return found
+            if not has_come:
+                continue
+            # A replacement on the same machine keeps the address of the lost task.
+            if found[0] == places[task][0] and job != "chief":
+                begin([task])
+                continue
+            places[task] = found
+            self._restarted(under_way.values())
+            under_way.clear()
+            begin(k for k in every if k not in coming.values())

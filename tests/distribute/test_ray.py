@@ -160,6 +160,42 @@ def test_elastic_training_goes_on_as_if_undisturbed(tmp_path, lost, least):
         assert own == pytest.approx(losses[10:20], rel=1e-9)
 
 
+def count_with_servers(folder):
+    """Count calls of a function on two workers, one of which is lost and comes back."""
+    died = pathlib.Path(folder) / "died"
+    strategy = tf.distribute.experimental.ParameterServerStrategy()
+    coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        total = tf.Variable(0.0)
+
+    @tf.function
+    def step():
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        if worker == 1 and not died.exists():
+            died.touch()
+            os._exit(3)
+        total.assign_add(1.0)
+        time.sleep(0.01)
+        return worker
+
+    calls, found = 0, set()
+    until = time.monotonic() + 120
+    while found != {0, 1} and time.monotonic() < until:
+        results = [coordinator.schedule(step) for _ in range(10)]
+        coordinator.join()
+        found.update(int(result.fetch()) for result in results)
+        calls += 10
+    return sorted(found), float(total.numpy()) - calls
+
+
+def test_lost_worker_of_a_cluster_with_servers_comes_back(tmp_path):
+    found = tf.ray.run(
+        count_with_servers, 2, num_ps=1, args=(str(tmp_path),), max_failures=1, cpus_per_worker=0.5
+    )
+    assert (tmp_path / "died").exists()
+    assert found == ([0, 1], 0.0)
+
+
 def test_run_without_resources_raises():
     with pytest.raises(RuntimeError, match="Ray has no resources for 3 workers of {'CPU': 1}"):
         tf.ray.run(train, 3, placement_timeout=1)

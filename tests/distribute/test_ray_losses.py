@@ -289,3 +289,103 @@ def test_where_nobody_says_more_the_first_exception_is_raised(ray_of, monkeypatc
     with pytest.raises(tf.errors.UnavailableError, match="rank 2 is lost to rank 0"):
         tf.ray.run(train, 3)
     hangs.set()
+
+
+# Clusters with parameter servers: task 0 is the chief, then come the servers, then the workers.
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_server_or_worker_is_replaced_at_its_address(ray_of, lost):
+    nodes = [["a"], ["b"], ["c"], ["d"]]
+    nodes[lost] *= 2
+    ray = ray_of(*nodes)
+    tasks = []
+
+    def train(actor):
+        tasks.append(actor.rank)
+        if actor.rank == lost and tasks.count(lost) == 1:
+            raise RayActorError
+        if actor.rank == 0:
+            until = time.monotonic() + 20
+            while tasks.count(lost) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
+            return "trained"
+        actor.lost.wait(20)
+        raise RayActorError
+
+    assert tf.ray.run(train, 2, num_ps=1, max_failures=1) == "trained"
+    assert sorted(tasks) == sorted([0, 1, 2, 3, lost])
+    assert {tuple(workers) for _, workers in ray.calls} == {("c:1", "d:1")}
+
+
+@pytest.mark.parametrize(("lost", "node"), [(0, "a"), (2, "new")])
+def test_all_tasks_begin_again_with_a_new_chief_or_a_task_that_moved(ray_of, lost, node):
+    nodes = [["a"] * 2, ["b"] * 2, ["c"] * 2, ["d"] * 2]
+    nodes[lost][1] = node
+    ray = ray_of(*nodes)
+    tasks = []
+
+    def all_have_begun(times):
+        until = time.monotonic() + 20
+        while min(map(tasks.count, range(4))) < times and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def train(actor):
+        tasks.append(actor.rank)
+        if actor.rank == lost and tasks.count(lost) == 1:
+            all_have_begun(1)
+            raise RayActorError
+        if actor.rank == 0 and tasks.count(0) == 2:
+            all_have_begun(2)
+            return "trained again"
+        actor.lost.wait(20)
+        raise RayActorError
+
+    assert tf.ray.run(train, 2, num_ps=1, max_failures=1) == "trained again"
+    workers = ["new:1" if lost == 2 else "c:1", "d:1"]
+    assert [found for _, found in ray.calls[4:]] == [workers] * 4
+
+
+def test_lost_server_without_a_replacement_raises(ray_of):
+    ray_of(["a"], ["b"], ["c"], ["d"])
+
+    def train(actor):
+        if actor.rank != 1:
+            actor.lost.wait(20)
+        raise RayActorError
+
+    with pytest.raises(RayActorError):
+        tf.ray.run(train, 2, num_ps=1)
+
+
+def test_chief_continues_without_a_worker_above_the_least_number(ray_of):
+    ray_of(["a"], ["b"], ["c"], ["d"])
+    ended = threading.Event()
+
+    def train(actor):
+        if actor.rank == 0:
+            assert ended.wait(20)
+            time.sleep(0.1)
+            return "trained"
+        if actor.rank == 3:
+            ended.set()
+        else:
+            actor.lost.wait(20)
+        raise RayActorError
+
+    assert tf.ray.run(train, 2, num_ps=1, min_workers=1) == "trained"
+
+
+def test_chiefs_exception_is_raised(ray_of):
+    ray_of(["a"], ["b"], ["c"], ["d"])
+
+    def train(actor):
+        if actor.rank == 0:
+            raise KeyError("mine")
+        actor.lost.wait(20)
+        raise RayActorError
+
+    with pytest.raises(KeyError, match="mine"):
+        tf.ray.run(train, 2, num_ps=1)
+    with pytest.raises(ValueError, match="num_ps must be at least 0, got -1"):
+        tf.ray.run(train, 2, num_ps=-1)
