@@ -10,11 +10,11 @@ limit), as in `links.py`. Both backends use TCP then.
 `--json` adds the run to those of the file, and `--table` prints the medians of its runs.
 
 Both backends run in the same processes, in turns. Each number is the slowest rank's median of a call.
-"shared" is this backend with tensors in memory that all ranks map. "adapter" is the time of a call in a
-group of one rank, less that of the communicator's own call.
+The contestant "shared" is this backend with tensors in memory that all ranks map. The row "adapter" is
+the time of a call in a group of one rank, less that of the communicator's own call.
 
-DDP's synchronization is a step with it less a step in `no_sync()`. "unsent" is DDP with a hook that
-sends nothing, for its own copies.
+DDP's synchronization is a step with it less a step in `no_sync()`. The contestant "unsent" is DDP with a
+hook that sends nothing, for its own copies.
 Needs PyTorch.
 """
 
