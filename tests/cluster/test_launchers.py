@@ -376,10 +376,10 @@ def test_worker_of_ray_that_is_alone_says_so():
     """Ray itself may run in a step of Slurm of several tasks."""
     from pycollective.ray import _environment
 
-    several = _environment(["a:1", "b:1"], 1, "s" * 64)
+    several = _environment({"worker": ["a:1", "b:1"]}, "worker", 1, "s" * 64)
     assert json.loads(several["TF_CONFIG"])["task"]["index"] == 1
     assert set(several) == {"TF_CONFIG", "PYCOLLECTIVE_SECRET"}
-    one = _environment(["a:1"], 0, "s" * 64)
+    one = _environment({"worker": ["a:1"]}, "worker", 0, "s" * 64)
     assert (one["PYCOLLECTIVE_RANK"], one["PYCOLLECTIVE_SIZE"]) == ("0", "1")
 
 
