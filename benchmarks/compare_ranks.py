@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import math
+import mmap
 import os
 import socket
 import sys
@@ -32,8 +33,11 @@ MANY = 8
 """Number of arrays in a call of all_reduce_many."""
 PARTS = ("gather", "scatter", "all_gather", "reduce_scatter", "all_to_all")
 """Calls whose whole buffer has a part of each rank."""
-MI = 1 << 20
+KI, MI = 1 << 10, 1 << 20
 LIMITS_FROM = MI
+COPIES_FROM = 4 * KI
+"""Bytes from which Bare makes copies, and not a handshake alone."""
+HANDSHAKES = 100
 
 
 # Right results ----------------------------------------------------------------------------------
@@ -135,6 +139,7 @@ class Group:
     size: int
     meet: Callable[[], Any]
     sums = IN_PLACE
+    right = True  # whether the result is that of the call
 
     def array(self, count: int) -> Any:
         """Return an array of the contestant's kind of memory."""
@@ -143,6 +148,14 @@ class Group:
     def calls(self, x: Any, out: Any) -> Runs:
         """Return the calls on two arrays; each call returns when this rank has the result."""
         raise NotImplementedError
+
+    def call(self, call: str, size: int, x: Any, out: Any) -> Callable[[], Any] | None:
+        """Return one of the calls, or None if the contestant does not have it."""
+        return self.calls(x, out).get(call)
+
+    def parts(self, call: str, size: int) -> int:
+        """Return the number by which a time is divided: a message is half of a round trip."""
+        return 2 if call == "send_recv" else 1
 
     def result(self, call: str, x: Any, out: Any) -> Any:
         """Return the result of the last call."""
@@ -206,6 +219,126 @@ class Shared(Pycollective):
 
         with pycollective.shared_arrays():
             return super().array(count)
+
+
+class Bare(Pycollective):
+    """What no implementation of a call on ordinary arrays can leave out: copies and a handshake.
+
+    Processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
+    memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read
+    the peer's bytes in place of the second copy. np.copyto and np.add make these copies, in blocks of
+    128 KiB. No rank waits for another, and its owner wrote each block of the shared memory last.
+
+    Then the ranks meet once, and twice for all_reduce. In a handshake, which has no Python, each rank
+    writes its own cache line and waits until it has seen the lines of the others. With more ranks than
+    cores, a rank that waits yields its core, so that every rank runs once in each handshake. A call of
+    a few bytes is a handshake alone.
+    """
+
+    right = False
+    block = 128 * KI // 4  # items
+
+    def parts(self, call: str, size: int) -> int:
+        return HANDSHAKES if size < COPIES_FROM else super().parts(call, size)
+
+    def call(self, call: str, size: int, x: Any, out: Any) -> Callable[[], Any]:
+        lines = self.shared_memory(4 * KI).view(np.uint8)
+        if size < COPIES_FROM:
+            return lambda: self.meet_in(lines, HANDSHAKES)
+        call = call.removesuffix("_async")
+        rows = self.shared_memory((self.size + 1) * size).reshape(self.size + 1, -1)
+        rows[self.rank] = rows[self.size] = TINY
+        copies = self.copies(call, x, out, rows)
+        rounds = 2 if call == "all_reduce" else 1
+        return lambda: (copies(), self.meet_in(lines, rounds))
+
+    def meet_in(self, lines: Any, rounds: int) -> None:
+        """Make some handshakes, in a cache line for each rank."""
+        from pycollective import _core
+
+        crowded = self.size > len(os.sched_getaffinity(0))
+        _core.measure_handshake(lines, self.rank, self.size, rounds, crowded)
+
+    def shared_memory(self, size: int) -> Any:
+        """Return memory that all ranks map, as float32."""
+        made = os.memfd_create("bare") if self.rank == 0 else -1
+        if made >= 0:
+            os.ftruncate(made, size)
+        process, descriptor = self.comm.broadcast(np.array([os.getpid(), made]), 0)
+        with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
+            mapped = np.frombuffer(mmap.mmap(file.fileno(), size), np.float32)
+        self.comm.barrier()
+        if made >= 0:
+            os.close(made)
+        return mapped
+
+    def copies(self, call: str, x: Any, out: Any, rows: Any) -> Callable[[], Any]:
+        """Return a function that makes this rank's copies: its row is `mine`, the last one a sum."""
+        rank, mine, total, root = self.rank, rows[self.rank], rows[self.size], self.rank == 0
+        peers = [r for r in range(self.size) if r != rank]
+        n = x.size
+        part = n if call in ("gather", "all_gather") else n // self.size
+        steps = []  # of (function, target, source)
+
+        def add(function: Any, target: Any, source: Any) -> None:
+            for at in range(0, len(source), self.block):
+                end = at + self.block
+                steps.append((function, target[at:end], source[at:end]))
+
+        def of(rank: int, array: Any) -> Any:
+            return array[rank * part : (rank + 1) * part]
+
+        def without_own(target: Any, source: Any) -> None:
+            for span in (slice(0, rank * part), slice((rank + 1) * part, n)):
+                add(copy, target[span], source[span])
+
+        copy, plus = np.copyto, lambda target, source: np.add(target, source, out=target)
+        match call:
+            case "broadcast":
+                add(copy, mine[:n] if root else out, x if root else rows[0, :n])
+            case "send_recv":
+                add(copy, mine[:n], x)
+                add(copy, out, rows[self.other, :n])
+            case "reduce" if root:
+                add(copy, out, x)
+                for peer in peers:
+                    add(plus, out, rows[peer, :n])
+            case "gather" if root:
+                add(copy, of(0, out), x)
+                for peer in peers:
+                    add(copy, of(peer, out), rows[peer, :part])
+            case "reduce" | "gather":
+                add(copy, mine[:n], x)
+            case "scatter" if root:
+                without_own(mine, x)
+                add(copy, out, of(0, x))
+            case "scatter":
+                add(copy, out, of(rank, rows[0]))
+            case "all_gather":
+                add(copy, mine[:part], x)
+                add(copy, of(rank, out), x)
+                for peer in peers:
+                    add(copy, of(peer, out), rows[peer, :part])
+            case "reduce_scatter" | "all_to_all":
+                without_own(mine, x)
+                adds = call == "reduce_scatter"
+                add(copy, out if adds else of(rank, out), of(rank, x))
+                for peer in peers:
+                    source = of(rank, rows[peer])
+                    add(*((plus, out, source) if adds else (copy, of(peer, out), source)))
+            case "all_reduce":
+                without_own(mine, x)
+                for peer in peers:
+                    add(plus, of(rank, x), of(rank, rows[peer]))
+                add(copy, of(rank, total), of(rank, x))
+                without_own(x, total)
+
+        def run() -> None:
+            with np.errstate(over="ignore"):  # no rank waits, so one adds to sums of later calls
+                for function, target, source in steps:
+                    function(target, source)
+
+        return run
 
 
 class Mpi(Group):
@@ -345,6 +478,7 @@ PROCESSES: dict[str, Callable[[], Group]] = {
     "pycollective": Pycollective,
     "empty": Empty,
     "shared": Shared,
+    "bare": Bare,
     "gloo": Gloo,
     "mpi": Mpi,
     "jax": JaxProcesses,
@@ -361,12 +495,12 @@ def check(group: Group, call: str, size: int) -> tuple[Callable[[], Any], Any]:
     x, out = group.array(values.given), group.array(values.got)
     x[:] = values.of(group.rank)
     out[:] = -1
-    run = group.calls(x, out).get(call)
+    run = group.call(call, size, x, out)
     if run is None:
         raise SystemExit(f"LEFT OUT it has no {call}")
     run()
     want = values.expected()
-    if want is not None and not np.array_equal(group.result(call, x, out), want):
+    if group.right and want is not None and not np.array_equal(group.result(call, x, out), want):
         wrong(call, size, group.rank)
     return run, x
 
@@ -452,10 +586,15 @@ def time_size(group: Group, call: str, size: int, seconds: float) -> dict[str, A
         renew=renew if call in group.sums else None,
         most=calls_until_renewed(group.size),
     )
-    if call == "send_recv":  # half a round trip
-        found["us"] /= 2
-        found["us_of_repeats"] = [us / 2 for us in found["us_of_repeats"]]
-    if call == "all_reduce" and isinstance(group, Pycollective) and size >= LIMITS_FROM:
+    parts = group.parts(call, size)
+    found["us"] /= parts
+    found["us_of_repeats"] = [us / parts for us in found["us_of_repeats"]]
+    if (
+        call == "all_reduce"
+        and isinstance(group, Pycollective)
+        and group.right
+        and size >= LIMITS_FROM
+    ):
         found["memory_gb_s"] = group.limit(size) / 1e9
     return found
 
