@@ -11,8 +11,6 @@ import numpy as np
 
 from pycollective import _core
 
-__all__ = ["CLUSTERS", "Cluster", "Link"]
-
 
 @dataclass(frozen=True)
 class Link:

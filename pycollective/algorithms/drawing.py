@@ -11,8 +11,6 @@ from pycollective.plots import new_figure, show_legend
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_rounds", "table_of_rounds"]
-
 _COLORS = {True: "#c0392b", False: "#2471a3"}
 _NAMES = {True: "received and reduced", False: "received"}
 

@@ -22,8 +22,6 @@ from pycollective.plots import mark, mark_seconds, panels, show_legend, size_tex
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ROOTED", "Simulation", "draw_times", "plot", "simulate"]
-
 #: The collectives that have a root.
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from pycollective.comm import Communicator
 
-__all__ = ["OtherLoad", "warning"]
-
 _SHORTEST = 0.5
 """Shortest measurement in seconds: the system counts processor time in ticks of 10 ms."""
 _BUSY = 0.1

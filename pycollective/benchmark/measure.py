@@ -13,8 +13,6 @@ from pycollective import array_backend
 from pycollective.benchmark.cases import ROOTED, Arrays, Case, place
 from pycollective.comm import Communicator
 
-__all__ = ["Row", "measure", "measure_all", "memory_rate"]
-
 _SMALLEST_LIMIT = 64 << 10
 """Bytes of an array below which the call costs more than memory, so that no limit is given."""
 

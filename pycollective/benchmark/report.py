@@ -13,8 +13,6 @@ from pycollective import __version__
 from pycollective.benchmark.measure import Row
 from pycollective.plots import mark, mark_seconds, panels, show_legend
 
-__all__ = ["COLLECTIVE", "Table", "bench_table", "draw", "line", "write"]
-
 _COLUMNS = (
     ("bytes", "", 11), ("count", "", 11), ("type", "", 10), ("op", "", 5),
     ("algorithm", "", 17), ("p50", "µs", 10), ("p99", "µs", 10), ("algbw", "GB/s", 8),

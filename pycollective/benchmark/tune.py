@@ -14,8 +14,6 @@ from pycollective.algorithms import Collective
 from pycollective.benchmark.measure import Row
 from pycollective.comm import Communicator
 
-__all__ = ["choose", "past_cache_from"]
-
 NEARLY = 1.05
 """Keep the previous size's algorithm if its time is at most this many times the fastest one's."""
 _ALL_BYTES = (1 << 63) - 1

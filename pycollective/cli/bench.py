@@ -30,8 +30,6 @@ from pycollective.launch import launcher
 from pycollective.launch.description import RANK, forced
 from pycollective.plots import size_text
 
-__all__ = ["add_parser"]
-
 _DESCRIPTION = """\
 Time collectives of growing arrays among threads of this process, or among processes that are started on
 this host. Within 'pycollective run', or if PYCOLLECTIVE_ADDRESS describes a group of several hosts, the

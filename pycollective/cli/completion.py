@@ -8,8 +8,6 @@ from typing import Any
 from pycollective import cli
 from pycollective.cli import options
 
-__all__ = ["add_parser"]
-
 _DESCRIPTION = """\
 Print a script for a shell. With the script, the Tab key completes commands, options, their values and
 files. It needs shtab: pip install 'pycollective[completion]'.

@@ -26,8 +26,6 @@ from pycollective.launch.links import Findings, probe
 from pycollective.nccl.loading import require_cuda
 from pycollective.nn import cudnn
 
-__all__ = ["add_parser"]
-
 _DESCRIPTION = """\
 Show what pycollective.init() and MultiWorkerMirroredStrategy() would use here: the source of the
 cluster's description, the number of this worker, the protection of the connections, and all

@@ -18,26 +18,6 @@ from pycollective.environment import MAX_RANKS, is_number
 from pycollective.errors import DataError
 from pycollective.plots import new_figure, size_text
 
-__all__ = [
-    "WrongOptionError",
-    "add_json",
-    "add_plot",
-    "add_sizes",
-    "algorithm",
-    "command",
-    "file",
-    "need_folder",
-    "one_of",
-    "positive",
-    "ranks",
-    "real",
-    "several",
-    "size",
-    "sizes",
-    "this_program",
-    "whole",
-]
-
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _PICTURES = (".png", ".svg", ".pdf")
 

@@ -10,8 +10,6 @@ from typing import Any
 from pycollective.cli import options
 from pycollective.launch import launcher
 
-__all__ = ["add_parser"]
-
 _DESCRIPTION = """\
 Start N processes of a program as the ranks of one group. In the program, pycollective.init() returns
 the process's communicator; the ranks communicate through shared memory, or over TCP on the loopback

@@ -12,8 +12,6 @@ from pycollective.algorithms.writing import PROVED_RANKS
 from pycollective.benchmark.report import COLLECTIVE, Table, write
 from pycollective.cli import options
 
-__all__ = ["add_parser"]
-
 _DESCRIPTION = """\
 Simulate the time of algorithms on a described cluster, for growing arrays and numbers of ranks.
 

@@ -10,8 +10,6 @@ from pycollective.cli import options
 from pycollective.errors import DataError
 from pycollective.observe.trace_events import merge
 
-__all__ = ["add_parser"]
-
 _DESCRIPTION = """\
 PYCOLLECTIVE_TIMELINE=FILE, or `with pycollective.timeline(FILE):`, writes a timeline, one file for each
 process. 'merge' joins these files into one for https://ui.perfetto.dev. Times are those of the hosts'

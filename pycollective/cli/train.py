@@ -20,8 +20,6 @@ from pycollective.cli import options
 from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.errors import DataError
 
-__all__ = ["Epoch", "add_parser", "build_cnn", "evaluate", "load_digits", "train_cnn"]
-
 _DESCRIPTION = """\
 Train the convolutional network of TensorFlow's distributed-training tutorial (121,930 parameters for
 28x28 images) on handwritten digits. Each batch is split among the replicas, which are threads; an

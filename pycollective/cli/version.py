@@ -11,8 +11,6 @@ from typing import Any
 from pycollective import __version__, _core, array_backend, nccl
 from pycollective.errors import NcclNotFoundError
 
-__all__ = ["ShowVersion", "facts", "versions"]
-
 _OF_EXTRAS = (
     "numpy", "threadpoolctl", "tqdm", "safetensors", "scikit-learn", "cupy-cuda12x", "cupy-cuda13x",
     "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml_dtypes", "matplotlib", "h5py", "pillow",

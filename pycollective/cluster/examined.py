@@ -21,8 +21,6 @@ from typing import Any
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import is_number, shown
 
-__all__ = ["Examined", "NoAddress", "TaskAddress", "address_problems", "places_of", "problems_here"]
-
 CHECK = "PYCOLLECTIVE_CHECK_ADDRESSES"
 """1: doubts about addresses are errors; 0: they are logged. The default is 0 in a container, else 1."""
 _LOOKUP_SECONDS = 5.0

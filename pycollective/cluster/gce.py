@@ -14,8 +14,6 @@ from pycollective.cluster import rest
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
-__all__ = ["GCEClusterResolver"]
-
 METADATA = "GCE_METADATA_IP"
 """Address of the machine's metadata server, instead of its usual name."""
 _EVENT = "http://{}/computeMetadata/v1/instance/maintenance-event"

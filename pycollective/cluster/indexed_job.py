@@ -11,8 +11,6 @@ from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import number, shown
 
-__all__ = ["KubernetesJobClusterResolver"]
-
 INDEX = "JOB_COMPLETION_INDEX"
 SIZE = "PYCOLLECTIVE_SIZE"
 JOBS = "PYCOLLECTIVE_JOBS"

@@ -16,9 +16,6 @@ from pycollective.cluster import rest
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
-__all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation"]
-
-
 _log = logging.getLogger("pycollective")
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -25,14 +25,6 @@ from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.environment import MAX_RANKS
 
-__all__ = [
-    "Membership",
-    "examine",
-    "membership_of",
-    "membership_of_environment",
-    "source_of",
-]
-
 _log = logging.getLogger("pycollective")
 
 

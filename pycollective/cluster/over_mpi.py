@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["worker_0"]
-
 _SECRETS = ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE")
 _BYTES = 256  # of a host's name; of an address with a secret
 

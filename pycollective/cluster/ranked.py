@@ -18,14 +18,6 @@ from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import is_number, number, shown
 
-__all__ = [
-    "KubeflowClusterResolver",
-    "OpenMPIClusterResolver",
-    "PMIClusterResolver",
-    "RankedClusterResolver",
-    "TorchrunClusterResolver",
-]
-
 _ADDRESS = "PYCOLLECTIVE_ADDRESS"
 
 

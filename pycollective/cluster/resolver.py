@@ -8,8 +8,6 @@ from typing import Any
 from pycollective import config
 from pycollective.cluster.spec import ClusterSpec
 
-__all__ = ["ClusterResolver", "SimpleClusterResolver", "UnionResolver", "master_url"]
-
 
 def master_url(address: str, rpc_layer: str | None) -> str:
     """Return an address with the protocol, if there is one, in front."""

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Refusal", "ask"]
-
 SECONDS = 10.0
 _LIMIT = 64 << 20
 _SHOWN = 300

@@ -7,18 +7,6 @@ from typing import Any
 
 from pycollective.cluster.spec import ClusterSpec
 
-__all__ = [
-    "broken",
-    "collective_leader",
-    "coordination_leader",
-    "id_in_cluster",
-    "is_chief",
-    "normalize_cluster_spec",
-    "task_count",
-    "validate",
-    "worker_count",
-]
-
 _TYPES = ("chief", "worker", "evaluator", "ps", None)
 
 

@@ -10,8 +10,6 @@ from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import shown
 
-__all__ = ["SageMakerClusterResolver"]
-
 
 class SageMakerClusterResolver(ClusterResolver):
     """A cluster from ``SM_HOSTS`` and ``SM_CURRENT_HOST``, whose hosts are workers in sorted order.

@@ -14,8 +14,6 @@ from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import is_number, number, shown
 
-__all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 100_000
 """Most hosts of a list; a longer list is a mistake that would fill the memory."""

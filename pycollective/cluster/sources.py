@@ -33,15 +33,6 @@ from pycollective.cluster.slurm import SlurmClusterResolver
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.environment import enumerated
 
-__all__ = [
-    "SOURCES",
-    "LaunchedClusterResolver",
-    "Source",
-    "resolver_of_environment",
-    "sources_of_environment",
-    "overlooked_variables",
-]
-
 
 class LaunchedClusterResolver(ranked.RankedClusterResolver):
     """``PYCOLLECTIVE_RANK`` and ``PYCOLLECTIVE_SIZE``, as ``pycollective run`` sets them.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ClusterSpec"]
-
 
 class ClusterSpec:
     """The tasks of a cluster, organized in jobs.

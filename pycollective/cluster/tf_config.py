@@ -13,8 +13,6 @@ from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.environment import is_number, shown
 
-__all__ = ["TFConfigClusterResolver"]
-
 
 class TFConfigClusterResolver(ClusterResolver):
     """The cluster in ``TF_CONFIG``, which is read each time.

@@ -25,8 +25,6 @@ from pycollective.array_backend import Array
 from pycollective.tensor import Tensor, random
 from pycollective.tensor.row_block import RowBlock
 
-__all__ = ["arrays_read", "result_by_rows"]
-
 _OPERATIONS = "pycollective.tensor.ops."
 #: Their subclasses could have methods with effects.
 _CONSTANTS = frozenset((type(None), bool, int, float, str, bytes, Tensor))

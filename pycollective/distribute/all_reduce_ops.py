@@ -31,15 +31,6 @@ from pycollective.distribute.values import PerReplica
 from pycollective.errors import NcclNotFoundError
 from pycollective.tensor import IndexedSlices, Tensor
 
-__all__ = [
-    "CollectiveAllReduce",
-    "HierarchicalCopyAllReduce",
-    "NcclAllReduce",
-    "ReductionToOneDevice",
-    "RingAllReduce",
-    "default_cross_device_ops",
-]
-
 
 class ReductionToOneDevice(CrossDeviceOps):
     """Copy all values to one device, reduce them there in replica order, and copy the result back.

@@ -17,8 +17,6 @@ from typing import Any
 from pycollective import _core
 from pycollective import _nn as kernels
 
-__all__ = ["controls_threads", "shared_among"]
-
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
 

@@ -16,8 +16,6 @@ from pycollective.distribute.variables import MirroredVariable
 from pycollective.tensor import Tensor, Variable, VariableAggregation, VariableSynchronization
 from pycollective.tensor.tape import record
 
-__all__ = ["AggregatingVariable", "CentralStorageStrategy"]
-
 _log = logging.getLogger("pycollective")
 
 

@@ -7,8 +7,6 @@ import sys
 
 from pycollective.arguments import seconds, whole
 
-__all__ = ["CommunicationImplementation", "CommunicationOptions"]
-
 
 class CommunicationImplementation(enum.Enum):
     """The library that moves data between devices.

@@ -15,14 +15,6 @@ from typing import Any, NamedTuple
 from pycollective.distribute.interfaces import AnyContext, AnyStrategy
 from pycollective.tensor.variable import creators
 
-__all__ = [
-    "created_once",
-    "experimental_set_strategy",
-    "has_strategy",
-    "in_cross_replica_context",
-    "variable_sync_on_read_context",
-]
-
 
 class Mode(NamedTuple):
     """A strategy, and the replicas for which the code runs."""

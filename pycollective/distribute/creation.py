@@ -23,8 +23,6 @@ from pycollective.tensor import (
     creator_scope,
 )
 
-__all__ = ["create_by_first", "device", "mirrored_creator"]
-
 
 def create_by_first(strategy: AnyStrategy, make: Callable[[], Variable]) -> Variable:
     """Make a variable; in replica functions, which all run the same code, replica 0 makes it."""

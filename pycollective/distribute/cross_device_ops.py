@@ -27,8 +27,6 @@ from pycollective.distribute.values import (
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
 from pycollective.tensor.indexed_slices import concatenated_slices
 
-__all__ = ["CrossDeviceOps"]
-
 _log = logging.getLogger("pycollective")
 
 

@@ -19,8 +19,6 @@ from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
 from pycollective.tensor import Variable
 
-__all__ = ["default_strategy", "get_replica_context", "get_strategy"]
-
 _SINGLE = "Should only create a single instance of _DefaultDistributionStrategy"
 _lock = threading.Lock()
 _instance: _DefaultStrategy | None = None

@@ -6,8 +6,6 @@ from pycollective import _core
 from pycollective.distribute.blas_threads import controls_threads
 from pycollective.distribute.extended import StrategyExtended
 
-__all__ = ["describe"]
-
 
 def describe(extended: StrategyExtended) -> str:
     """Return a line for each replica: device, threads, cross-device operations and their reason."""

@@ -20,15 +20,6 @@ from pycollective import array_backend, config
 from pycollective.array_backend import Array
 from pycollective.nccl.device import Upload
 
-__all__ = [
-    "Device",
-    "Uploads",
-    "default_devices",
-    "in_memory_of",
-    "parse_device",
-    "parse_devices",
-]
-
 # The parts of a name between its slashes, in any order.
 _PART = re.compile(
     r"""(?:job:(?P<job>\w+) | replica:(?P<replica>\d+) | task:(?P<task>\d+)

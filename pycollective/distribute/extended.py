@@ -36,8 +36,6 @@ from pycollective.tensor import (
     as_tensor,
 )
 
-__all__ = ["StrategyExtended"]
-
 
 class StrategyExtended(Replicas):
     """The lower-level methods of a strategy, which differ between strategies."""

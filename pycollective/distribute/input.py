@@ -35,8 +35,6 @@ from pycollective.distribute.input_options import (
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
 
-__all__ = ["DistributedDataset", "DistributedIterator"]
-
 
 class _Parts:
     """The mini-batches of this worker, before the workers agree on the end of the data.

@@ -8,17 +8,6 @@ from typing import Any, NamedTuple
 
 from pycollective.data import TensorSpec
 
-__all__ = [
-    "InputContext",
-    "InputOptions",
-    "InputReplicationMode",
-    "PerReplicaSpec",
-    "RunOptions",
-    "check_options",
-    "goes_to_devices",
-    "steps_ahead",
-]
-
 
 @dataclass(frozen=True)
 class InputContext:

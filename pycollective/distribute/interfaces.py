@@ -14,8 +14,6 @@ from pycollective.distribute.reducer import GradientReduction
 from pycollective.distribute.workers import Workers
 from pycollective.tensor import IndexedSlices, Variable
 
-__all__ = ["AnyContext", "AnyExtended", "AnyStrategy"]
-
 
 class AnyExtended(Protocol):
     """The part of `StrategyExtended` that contexts, variables and optimizers use."""

@@ -15,8 +15,6 @@ from pycollective.tensor import Tensor, as_tensor
 from pycollective.tensor import ops as tensor_ops
 from pycollective.tensor.ops.reductions import sum_over
 
-__all__ = ["compute_average_loss", "scale_regularization_loss"]
-
 
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None

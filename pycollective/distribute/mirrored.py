@@ -37,8 +37,6 @@ from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.distribute.workers import Workers
 from pycollective.tensor import Tensor, Variable, as_tensor
 
-__all__ = ["MirroredStrategy"]
-
 _HOST = Device("CPU", 0)
 _log = logging.getLogger("pycollective")
 

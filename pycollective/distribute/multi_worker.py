@@ -38,8 +38,6 @@ from pycollective.launch.description import LISTENER, FirstRankLostError
 from pycollective.launch.join_requests import JoinRequests, is_listening
 from pycollective.launch.members import Roster
 
-__all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
-
 _log = logging.getLogger("pycollective")
 
 JOIN_TIMEOUT = launch.JOIN_TIMEOUT

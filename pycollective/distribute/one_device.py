@@ -11,8 +11,6 @@ from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.strategy import Strategy
 from pycollective.tensor import Variable
 
-__all__ = ["OneDeviceStrategy"]
-
 
 class _OneDeviceExtended(StrategyExtended):
     groups_values = False

@@ -39,8 +39,6 @@ from pycollective.tensor import (
     as_tensor,
 )
 
-__all__ = ["ParameterServerStrategy"]
-
 _log = logging.getLogger("pycollective")
 
 #: The bytes of a shard that the partitioner "balanced" makes, at least.

@@ -17,18 +17,6 @@ from pycollective.distribute.task_links import Link
 from pycollective.distribute.worker_threads import this_thread
 from pycollective.tensor import IndexedSlices, Tensor, Variable, creator_scope
 
-__all__ = [
-    "ClosureInputError",
-    "PerWorkerDataset",
-    "PerWorkerIterator",
-    "PerWorkerValues",
-    "RemoteValue",
-    "Worker",
-    "as_worker_0",
-    "as_result",
-    "refuse_in_worker",
-]
-
 
 class Worker:
     """A worker: its number, the scheduled function that it runs, and the iterators that it has made.

@@ -9,8 +9,6 @@ from pycollective.array_backend import Array
 from pycollective.distribute.worker_threads import this_thread
 from pycollective.tensor import Tensor, Variable
 
-__all__ = ["PerWorkerVariable"]
-
 
 class PerWorkerVariable(Variable):
     """A variable of which each worker has its own value; made by ``per_worker_variable=True``.

@@ -12,8 +12,6 @@ from pycollective import array_backend
 from pycollective.array_backend import Array
 from pycollective.tensor import VariableAggregation
 
-__all__ = ["ReduceOp", "finished", "work_dtype"]
-
 # Dtypes that are reduced in another dtype, and cast back. Halves are then rounded once instead of at
 # every rank. TensorFlow sums bools as numbers.
 _REDUCED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}

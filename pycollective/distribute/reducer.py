@@ -38,8 +38,6 @@ from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.nccl import device
 from pycollective.workspace import workspace
 
-__all__ = ["Bucket", "GradientReducer", "BucketPlan", "GradientReduction", "Rules", "parts_of"]
-
 _PLANS = 16
 
 

@@ -20,8 +20,6 @@ from pycollective.distribute.values import check_gather_axis, regroup, select_re
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor, record_many
 from pycollective.tensor.tape import paused, recording
 
-__all__ = ["ReplicaContext", "ValueContext"]
-
 
 @dataclass(eq=False)
 class ValueContext:

@@ -24,8 +24,6 @@ from pycollective import _core
 from pycollective._core import Arrivals
 from pycollective.errors import AbortedError, CollectiveTimeoutError
 
-__all__ = ["Collective", "ReplicaRun", "ReplicaThreads"]
-
 _log = logging.getLogger("pycollective")
 
 _MERGE_MISMATCH = "Some replicas made a different number of replica_context().merge_call() calls."

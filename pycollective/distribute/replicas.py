@@ -49,8 +49,6 @@ from pycollective.tensor import (
 from pycollective.tensor.tape import paused
 from pycollective.tensor.variable import creators
 
-__all__ = ["Replicas"]
-
 #: The default deadline in seconds at which replicas wait for each other.
 DEFAULT_TIMEOUT = 600.0
 

@@ -29,8 +29,6 @@ from pycollective.distribute.reducer import Bucket, BucketPlan, parts_of
 from pycollective.distribute.values import Mirrored, PerReplica
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
-__all__ = ["ScheduledOps"]
-
 
 class ScheduledOps(CrossDeviceOps):
     """Cross-device operations that run an all-reduce of the core, in buckets.

@@ -32,8 +32,6 @@ from pycollective.distribute.task_links import (
 from pycollective.errors import UnavailableError
 from pycollective.launch.handshake import Channel, HandshakeError
 
-__all__ = ["Chief", "Server", "addresses_of", "worker_of_this_process"]
-
 _log = logging.getLogger("pycollective")
 
 Answer = Callable[[dict[str, Any], list[Any]], tuple[dict[str, Any], list[Any]]]

@@ -17,8 +17,6 @@ from pycollective.distribute.task_links import JOIN_SECONDS, shape_and_dtype
 from pycollective.errors import UnavailableError
 from pycollective.launch.handshake import HandshakeError
 
-__all__ = ["Store"]
-
 _log = logging.getLogger("pycollective")
 
 #: The optimizers whose steps a server makes. Their steps need no variables but the slots.

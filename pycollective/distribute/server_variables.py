@@ -27,8 +27,6 @@ from pycollective.tensor.scattering import SCATTER
 from pycollective.tensor.tape import new_key
 from pycollective.tensor.variable import _value, may_write
 
-__all__ = ["ServerVariable", "Servers", "stand_in"]
-
 _ADDS = "iufcV"
 """The kinds of dtypes whose differences are sent; other values are sent whole."""
 

@@ -14,8 +14,6 @@ import numpy as np
 from pycollective.array_backend import Array
 from pycollective.tensor import IndexedSlices, Tensor, TensorShape, Variable, as_tensor, ops
 
-__all__ = ["ShardedVariable", "embedding_lookup", "shards_of", "whole_of"]
-
 
 class ShardedVariable(Variable):
     """A variable whose rows are divided among several variables, its shards.

@@ -23,8 +23,6 @@ import numpy as np
 from pycollective.errors import UnavailableError
 from pycollective.launch.description import TRANSPORT
 
-__all__ = ["ROWS_FROM", "Block", "SharedFile"]
-
 ROWS_FROM = 1 << 14
 """The bytes of a variable from which on its rows have versions."""
 _PAGE = mmap.ALLOCATIONGRANULARITY

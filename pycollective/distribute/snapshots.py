@@ -15,8 +15,6 @@ from pycollective.distribute.task_links import shape_and_dtype, spec_of
 from pycollective.errors import CheckpointError
 from pycollective.launch.handshake import HandshakeError
 
-__all__ = ["Snapshots"]
-
 _INDEX = "index.json"
 _log = logging.getLogger("pycollective")
 

@@ -29,8 +29,6 @@ from pycollective.distribute.variables import MirroredVariable
 from pycollective.distribute.verify import verify_equivalence
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
-__all__ = ["Strategy"]
-
 _HOST = Device("CPU", 0)
 
 

@@ -30,19 +30,6 @@ from pycollective.launch.handshake_server import HANDSHAKE_SECONDS, Enter, Hands
 from pycollective.launch.sockets import Sockets, inherited
 from pycollective.tensor import IndexedSlices, Tensor
 
-__all__ = [
-    "Link",
-    "LinkLostError",
-    "decode",
-    "encode",
-    "error_message",
-    "error_of",
-    "link_to",
-    "listen",
-    "shape_and_dtype",
-    "spec_of",
-]
-
 PURPOSE = "parameter servers"
 SECONDS = 600.0
 """Seconds that a message may take."""

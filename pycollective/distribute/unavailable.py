@@ -7,15 +7,6 @@ from typing import Any, ClassVar
 from pycollective.distribute.strategy import Strategy
 from pycollective.errors import NotAvailableError
 
-__all__ = [
-    "Client",
-    "PreemptionWatcher",
-    "RpcServer",
-    "TPUClusterResolver",
-    "TPUStrategy",
-    "Unavailable",
-]
-
 _NO_TPU = (
     "it needs TPU hardware, and pycollective runs on CPUs and GPUs. Use MirroredStrategy for the "
     "devices of one machine, OneDeviceStrategy for one of them"

@@ -15,16 +15,6 @@ from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, as_tensor
 from pycollective.tensor.tensor import Operators
 
-__all__ = [
-    "DistributedValues",
-    "Mirrored",
-    "PerReplica",
-    "check_gather_axis",
-    "concatenated",
-    "regroup",
-    "select_replica",
-]
-
 
 class DistributedValues:
     """A component for each local replica.

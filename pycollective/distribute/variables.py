@@ -30,15 +30,6 @@ from pycollective.tensor import (
     as_tensor,
 )
 
-__all__ = [
-    "AggregateInitialValue",
-    "DistributedVariable",
-    "MirroredVariable",
-    "SyncOnReadVariable",
-    "aggregated",
-    "check_rows_in_replica",
-]
-
 
 class AggregateInitialValue:
     """An initial value, such as a checkpoint's, that a variable divides among its components."""

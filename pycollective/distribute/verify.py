@@ -17,8 +17,6 @@ from pycollective.distribute.values import PerReplica
 from pycollective.tensor import GradientTape, Tensor, as_tensor
 from pycollective.tensor import ops as tensor_ops
 
-__all__ = ["EquivalenceError", "EquivalenceReport", "verify_equivalence"]
-
 Loss = Callable[[Any, Any], Any]
 
 

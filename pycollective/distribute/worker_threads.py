@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from pycollective.tensor import Tensor, Variable
 
-__all__ = ["cache_variable_reads", "this_thread"]
-
 
 class _Thread(threading.local):
     #: The number of the worker whose thread this is, or None outside of scheduled functions.

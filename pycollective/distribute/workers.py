@@ -33,8 +33,6 @@ from pycollective.errors import (
 )
 from pycollective.tensor import IndexedSlices, Tensor
 
-__all__ = ["Workers"]
-
 HEARTBEAT = "PYCOLLECTIVE_HEARTBEAT"
 HEARTBEAT_TIMEOUT = 8.0
 """Seconds without a heartbeat after which a worker is lost."""

@@ -12,8 +12,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["only_on", "shares"]
-
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 
 

@@ -11,8 +11,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 
-__all__ = ["VARIABLE", "Ended"]
-
 VARIABLE = "PYCOLLECTIVE_ENDED_FD"
 _TEXT = 400
 _CONNECTED, _ENDED = b"c", b"e"

@@ -16,8 +16,6 @@ import sys
 import time
 import weakref
 
-__all__ = ["Guardian"]
-
 _GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 

@@ -23,18 +23,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = [
-    "Channel",
-    "HandshakeError",
-    "Refused",
-    "SecretsDifferError",
-    "answer",
-    "digest",
-    "introduce",
-    "key_of",
-    "refuse",
-]
-
 VERSION = 2
 UNAUTHENTICATED_LIMIT = 1024
 """Most bytes of a message before the sender has proved that it knows the key."""

@@ -15,8 +15,6 @@ from pycollective.launch.handshake import Channel, HandshakeError, answer, refus
 if TYPE_CHECKING:
     from pycollective.launch.tls import Tls
 
-__all__ = ["SHORTAGES", "HANDSHAKE_SECONDS", "Enter", "HandshakeServer"]
-
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a connection has for its handshake."""
 MAX_HANDSHAKES = 64

@@ -8,8 +8,6 @@ import struct
 import sys
 from pathlib import Path
 
-__all__ = ["choose", "interface_addresses"]
-
 _LINK = "20"  # the scope of addresses that are valid on one link
 _SIOCGIFADDR = 0x8915 if sys.platform == "linux" else 0xC0206921  # macOS
 

@@ -13,8 +13,6 @@ from pycollective.launch.handshake import Channel, HandshakeError
 from pycollective.launch.handshake_server import HANDSHAKE_SECONDS
 from pycollective.launch.sockets import Sockets
 
-__all__ = ["JoinRequests", "is_listening"]
-
 _FRESH_SECONDS = 3.0
 """Age of a join request up to which its sender counts as waiting; senders repeat it more often."""
 _LOOK_SECONDS = 2.0

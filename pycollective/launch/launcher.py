@@ -32,16 +32,6 @@ from pycollective.launch.guardian import Guardian
 from pycollective.launch.output import Output
 from pycollective.launch.secret import SECRET
 
-__all__ = [
-    "LaunchedGroup",
-    "Ranks",
-    "Tasks",
-    "how_it_ended",
-    "new_group",
-    "prepare_environment",
-    "run",
-]
-
 GRACE = 5.0
 """Seconds after a rank's failure until the other ranks get SIGTERM, and again until they get SIGKILL."""
 

@@ -15,8 +15,6 @@ from pycollective.launch.handshake import HandshakeError
 from pycollective.launch.members import Candidate, choose, milliseconds_until
 from pycollective.launch.store import Change, Store
 
-__all__ = ["ATTEMPT_SECONDS", "Leader", "reported"]
-
 _log = logging.getLogger("pycollective")
 
 LOG_EVERY = 10.0

@@ -22,8 +22,6 @@ from pycollective.launch.description import Description, host_and_port
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
 from pycollective.launch.sockets import Sockets
 
-__all__ = ["Findings", "probe"]
-
 CONNECT_SECONDS = 2.0
 """Seconds that a connection may take; an answer takes far less."""
 _SETTLED_SECONDS = CONNECT_SECONDS + 1.0

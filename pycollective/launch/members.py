@@ -11,16 +11,6 @@ from typing import Any
 from pycollective.launch.description import MAX_STREAMS
 from pycollective.launch.handshake import HandshakeError
 
-__all__ = [
-    "Candidate",
-    "Roster",
-    "choose",
-    "int_of",
-    "milliseconds_until",
-    "places_of",
-    "time_of",
-]
-
 _MOST_MILLISECONDS = 1 << 40
 
 

@@ -23,8 +23,6 @@ from pycollective.launch import secret
 from pycollective.launch.handshake import Channel, HandshakeError, introduce
 from pycollective.launch.handshake_server import HandshakeServer
 
-__all__ = ["PROOF_SECONDS", "Sharing", "join"]
-
 PROOF_SECONDS = 10.0
 """Seconds that a rank has to connect to another rank's socket."""
 _ENTER_SECONDS = 3.0

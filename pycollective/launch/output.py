@@ -13,8 +13,6 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-__all__ = ["Output"]
-
 _LONGEST = 1 << 20
 """Most bytes of an incomplete line that are kept; more are printed without its end."""
 _INCOMPLETE_SECONDS = 0.2

@@ -24,8 +24,6 @@ from pycollective.launch.handshake_server import (
 from pycollective.launch.members import int_of, places_of
 from pycollective.launch.sockets import Sockets, is_unspecified
 
-__all__ = ["LEADER_GRACE_SECONDS", "BrokenError", "NotNowError", "Peers"]
-
 _log = logging.getLogger("pycollective")
 
 T = TypeVar("T")

@@ -17,8 +17,6 @@ import time
 import weakref
 from collections.abc import Mapping
 
-__all__ = ["Relay", "finish"]
-
 _MOST = 16384
 """Most bytes that are copied at a time: a TLS record."""
 _ROUNDS = 64

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from pycollective.errors import RendezvousError
 
-__all__ = ["check_private", "is_same_user", "of_environment", "of_user"]
-
 SECRET = "PYCOLLECTIVE_SECRET"
 SECRET_FILE = "PYCOLLECTIVE_SECRET_FILE"
 _SHORTEST = 16

@@ -14,8 +14,6 @@ from pycollective.launch.description import MAX_STREAMS, Description
 from pycollective.launch.handshake import Channel, introduce, key_of
 from pycollective.launch.handshake_server import MAX_HANDSHAKES, Enter, HandshakeServer
 
-__all__ = ["Sockets", "inherited", "is_unspecified"]
-
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.split("%")[0]).is_loopback

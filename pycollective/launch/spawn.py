@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Args = TypeVarTuple("Args")
 
-__all__ = ["spawn"]
-
 T = TypeVar("T")
 
 _AFTER_CTRL_C = 2.0

@@ -24,8 +24,6 @@ from typing import Any
 from pycollective.errors import RendezvousError
 from pycollective.launch.handshake import Channel, HandshakeError
 
-__all__ = ["SECONDS", "TO_ALL", "Client", "Store"]
-
 SECONDS = 10.0
 """Seconds that a message to or from a connected rank may take."""
 TO_ALL = "all/"

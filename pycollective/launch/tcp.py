@@ -13,8 +13,6 @@ from pycollective.launch.description import Description
 from pycollective.launch.handshake import HandshakeError, SecretsDifferError
 from pycollective.launch.joining import Joining
 
-__all__ = ["Addresses", "connect"]
-
 _ABOUT_SECRETS = {
     True: ". All ranks need the same PYCOLLECTIVE_SECRET",
     False: ". This rank has no secret, so it joins only processes of its own user on this machine. To "

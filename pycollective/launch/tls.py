@@ -20,8 +20,6 @@ from typing import Any
 from pycollective.launch import secret
 from pycollective.launch.handshake import Channel, HandshakeError, Refused, introduce
 
-__all__ = ["AUTHORITY", "CERTIFICATE", "KEY", "Tls", "of_environment"]
-
 CERTIFICATE = "PYCOLLECTIVE_TLS_CERT"
 KEY = "PYCOLLECTIVE_TLS_KEY"
 AUTHORITY = "PYCOLLECTIVE_TLS_CA"

@@ -14,8 +14,6 @@ from pycollective.array_backend import to_numpy
 from pycollective.tensor.ops.arrays import stop_gradient
 from pycollective.tensor.tensor import Tensor, as_tensor
 
-__all__ = ["cond", "numpy_function", "print", "py_function", "while_loop"]
-
 _FILE = "file://"
 
 

@@ -24,14 +24,6 @@ from .shape import TensorShape
 from .tape import new_key, thread_state
 from .tensor import Operators, Tensor, as_tensor
 
-__all__ = [
-    "Variable",
-    "VariableAggregation",
-    "VariableSynchronization",
-    "creator_scope",
-    "creators",
-]
-
 
 class VariableSynchronization(enum.Enum):
     """The time at which the replicas' copies of a variable are synchronized."""

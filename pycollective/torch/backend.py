@@ -21,8 +21,6 @@ from pycollective.torch.join import join
 from pycollective.torch.messages import Messages
 from pycollective.torch.work import Watcher, Work, torch_error, torch_errors
 
-__all__ = ["ProcessGroup", "create"]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Pairs = list[tuple[Array, Array]]
 

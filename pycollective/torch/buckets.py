@@ -6,8 +6,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["shared_buckets"]
-
 
 def shared_buckets(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average DDP's gradients in memory that all ranks of a host map: a communication hook of DDP.

@@ -17,8 +17,6 @@ from pycollective.launch.description import LISTENER
 from pycollective.launch.interfaces import choose, interface_addresses
 from pycollective.launch.secret import SECRET, SECRET_FILE
 
-__all__ = ["join"]
-
 _KEY = "pycollective"
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from pycollective.comm import Communicator, Work
 from pycollective.errors import CollectiveError
 
-__all__ = ["Messages"]
-
 _NOTICES = 0  # the tag of notices; a message has its own tag plus 1
 _END = -1
 _POLL_SECONDS = 0.0002

@@ -15,8 +15,6 @@ import torch.distributed as dist
 from pycollective import comm
 from pycollective.errors import CollectiveError, PeerLostError, RendezvousError
 
-__all__ = ["Watcher", "Work", "torch_errors"]
-
 _NO_TIMEOUT = timedelta(0)
 
 

@@ -22,8 +22,6 @@ from pycollective.tensor import Variable
 from pycollective.train.checkpoint import Checkpoint, workers_of
 from pycollective.train.manager import CheckpointManager
 
-__all__ = ["PreemptionCheckpointHandler", "TerminationConfig"]
-
 _log = logging.getLogger("pycollective")
 
 EXIT_CODE = 42

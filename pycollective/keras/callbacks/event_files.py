@@ -26,8 +26,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pycollective.array_backend import Array
 
-__all__ = ["EventFile"]
-
 
 class EventFile:
     """A file of events in the directory of a TensorBoard run.

@@ -10,8 +10,6 @@ from pycollective import plots
 from pycollective.keras.callbacks.base import EVENTS, Callback
 from pycollective.keras.callbacks.progress import ProgbarLogger
 
-__all__ = ["CallbackList", "History", "LambdaCallback"]
-
 Logs = dict[str, Any]
 
 

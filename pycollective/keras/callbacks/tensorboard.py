@@ -16,8 +16,6 @@ from pycollective.keras.callbacks.base import Callback
 if TYPE_CHECKING:
     from pycollective.keras.callbacks.event_files import EventFile
 
-__all__ = ["TensorBoard"]
-
 Logs = dict[str, Any]
 
 #: The largest height or width of an image of weights.

@@ -21,8 +21,6 @@ import numpy.typing as npt
 from ...atomic_files import replacing
 from ...errors import DataError
 
-__all__ = ["Collection", "Images", "cache_folder", "download", "load"]
-
 #: Images [n, 28, 28] and labels [n], of uint8.
 Images: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
 

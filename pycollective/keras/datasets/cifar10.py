@@ -14,8 +14,6 @@ import numpy as np
 from ...errors import DataError
 from ._files import Images, cache_folder, download
 
-__all__ = ["load_data"]
-
 # The "binary version" of the data set, because the other versions are pickles, which may run code.
 # A file with this SHA-256 has the size and the MD5 sum that the data set's page publishes.
 URL = "https://www.cs.toronto.edu/~kriz/"

@@ -6,8 +6,6 @@ import numpy as np
 
 from ._files import Images
 
-__all__ = ["load_data"]
-
 
 def load_data() -> tuple[Images, Images]:
     """Return 1,437 training and 360 test images in the format of MNIST.

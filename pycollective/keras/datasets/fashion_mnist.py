@@ -6,8 +6,6 @@ import os
 
 from ._files import FASHION_MNIST, Images, load
 
-__all__ = ["load_data"]
-
 
 def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
     """Return 60,000 training and 10,000 test images of clothing with their labels.

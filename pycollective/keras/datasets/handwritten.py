@@ -10,8 +10,6 @@ from pycollective.errors import DataError
 from . import digits, mnist
 from ._files import Images
 
-__all__ = ["load_data"]
-
 _log = logging.getLogger("pycollective")
 
 

@@ -11,8 +11,6 @@ from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nn.update import adagrad_update, updated
 
-__all__ = ["Adadelta", "Adagrad"]
-
 
 class Adagrad(Optimizer):
     """Steps divided by the root of the sum of all squared gradients (Duchi et al., 2011).

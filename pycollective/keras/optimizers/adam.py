@@ -13,8 +13,6 @@ from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nn.update import adam_update
 
-__all__ = ["Adam", "AdamW", "check_betas"]
-
 
 class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015), in the form of Keras.

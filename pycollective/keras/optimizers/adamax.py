@@ -14,8 +14,6 @@ from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nn.update import updated
 from pycollective.tensor import Variable
 
-__all__ = ["Adamax", "Nadam"]
-
 #: Nadam's momentum is ``beta_1 * (1 - 0.5 * _GROWTH**step)``.
 _GROWTH = 0.96
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from pycollective.array_backend import Array
 
-__all__ = ["clipped"]
-
 
 def clipped(
     gradients: list[Array],

@@ -11,8 +11,6 @@ from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.tensor import Tensor, Variable, as_tensor
 from pycollective.tensor.variable import update_together
 
-__all__ = ["adder", "constrain", "copies_of", "count_one", "require_copies", "with_arrays"]
-
 
 def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]], None]) -> None:
     """Call ``function`` with the writable arrays of this replica's copies of variables.

@@ -10,8 +10,6 @@ import numpy as np
 from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
 
-__all__ = ["Ftrl"]
-
 
 class Ftrl(Optimizer):
     """Follow the regularized leader, which sets weights of useless features to 0 (McMahan et al., 2013).

@@ -9,8 +9,6 @@ from typing import Any
 
 from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor
 
-__all__ = ["Gathering", "Recording", "gathered", "recorded", "this_thread"]
-
 
 class Gathering:
     """The sums of one replica's gradients over the batches of a step.

@@ -18,8 +18,6 @@ from pycollective.nccl.device import Fetch
 from pycollective.nn import together
 from pycollective.tensor import Tensor, Variable
 
-__all__ = ["LossScaleOptimizer"]
-
 
 class LossScaleOptimizer(Optimizer):
     """An optimizer that applies another one to the gradients of a scaled loss.

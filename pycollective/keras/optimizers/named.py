@@ -8,8 +8,6 @@ from typing import Any
 from pycollective.keras import configs
 from pycollective.keras.optimizers.optimizer import Optimizer
 
-__all__ = ["KNOWN", "deserialize", "get", "serialize"]
-
 #: The package's optimizers by their lower-case names; `pycollective.keras.optimizers` fills it.
 KNOWN: dict[str, Any] = {}
 

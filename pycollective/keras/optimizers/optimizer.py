@@ -34,8 +34,6 @@ from pycollective.tensor import GradientTape, IndexedSlices, Tensor, Variable, a
 from pycollective.tensor.ops import cast
 from pycollective.tensor.variable import update_together
 
-__all__ = ["Optimizer"]
-
 
 class Optimizer(OptimizerState):
     """Base class of optimizers.

@@ -11,8 +11,6 @@ from pycollective.distribute.interfaces import AnyContext
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.tensor import GradientTape, Tensor, Variable
 
-__all__ = ["summed_gradients"]
-
 
 def summed_gradients(
     context: AnyContext,

@@ -9,8 +9,6 @@ from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nn.update import rmsprop_update
 
-__all__ = ["RMSprop"]
-
 
 class RMSprop(Optimizer):
     """Steps divided by the root of a running mean of the squared gradient (Hinton, 2012).

@@ -9,8 +9,6 @@ from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nn.update import sgd_update
 
-__all__ = ["SGD"]
-
 
 class SGD(Optimizer):
     """Gradient descent: ``w -= learning_rate * g``, or with momentum.

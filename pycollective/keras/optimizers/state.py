@@ -23,8 +23,6 @@ from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.tensor import Variable, VariableAggregation
 from pycollective.train.trackable import Trackable
 
-__all__ = ["OptimizerState"]
-
 _COMMON_SETTINGS = (
     "weight_decay",
     "clipnorm",
