@@ -205,11 +205,6 @@ def gpu_array(value: Any) -> Array:
     """Return a CuPy array that shares the memory of an array on a GPU.
 
     The interface of the array's library makes the current stream wait for the array's computation.
-
-    Raises
-    ------
-    TypeError
-        CuPy is not installed, or cannot import the array.
     """
     if _cupy_of(value) is not None:
         array: Array = value

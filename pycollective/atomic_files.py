@@ -60,13 +60,6 @@ def locked(directory: str) -> Iterator[None]:
 
     The system releases the lock of a process that ends. On file systems without locks for folders
     (some NFS servers) any number of processes run the block.
-
-    Raises
-    ------
-    NotADirectoryError
-        A file has the name of the folder, or of a folder above it.
-    TimeoutError
-        Another process has held the lock for ten minutes.
     """
     try:
         os.makedirs(directory, exist_ok=True)

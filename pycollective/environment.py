@@ -70,13 +70,7 @@ _warned: set[str] = set()
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Look for variables with the package's prefix that the package does not read.
-
-    Raises
-    ------
-    ValueError
-        A name looks like a misspelt one. (Any other unknown name is logged, once.)
-    """
+    """Look for variables with the package's prefix that the package does not read."""
     unknown = sorted(
         name
         for name in environ

@@ -53,11 +53,6 @@ def past_cache_from(comm: Communicator) -> int:
 
     Collective: every rank calls it. Broadcasts of several sizes are timed in turns, with and without the
     caches. The setting of the process is restored.
-
-    Returns
-    -------
-    int
-        The number of bytes, the same on all ranks.
     """
     before = _core.past_cache_from()
     found = _ALL_BYTES

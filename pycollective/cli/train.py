@@ -136,13 +136,7 @@ class _OwnAlgorithm(ScheduledOps):
 
 
 def load_digits(name: str) -> tuple[str, Arrays, Arrays]:
-    """Return the name of the data, and training and test images (float32, 0 to 1, NHWC) with labels.
-
-    Raises
-    ------
-    DataError
-        The data cannot be found; the text names the files and the folder for them.
-    """
+    """Return the name of the data, and training and test images (float32, 0 to 1, NHWC) with labels."""
     sets = keras.datasets
     if name == "auto":
         pairs = sets.handwritten.load_data()
@@ -203,25 +197,7 @@ def train_cnn(
     resume: bool = False,
     keep: dict[str, Any] | None = None,
 ) -> Iterator[Epoch]:
-    """Train the CNN; each step of the iterator trains an epoch and yields its results.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        The strategy that replicates the model.
-    training, test : pair of arrays
-        Images (NHWC) and integer labels.
-    epochs, batch_size, seed, learning_rate, dtype
-        As on the command line; ``batch_size`` counts the examples of all replicas.
-    checkpoint_dir : Path, optional
-        Folder for a checkpoint after each epoch.
-    max_to_keep : int, optional
-        Number of checkpoints that stay in the folder.
-    resume : bool
-        Begin after the epoch of the folder's last checkpoint.
-    keep : dict, optional
-        A dictionary that gets the ``model`` and the ``optimizer``.
-    """
+    """Train the CNN; each step of the iterator trains an epoch and yields its results."""
     keras.utils.set_random_seed(seed)
     x, y = training
     batches = data.Dataset.from_tensor_slices((x.astype(dtype), y))

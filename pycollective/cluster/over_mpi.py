@@ -24,11 +24,6 @@ def worker_0(size: int) -> str:
     """Return worker 0's address; a collective call of all processes, made once.
 
     If worker 0 has no secret, it makes one for all, which becomes ``PYCOLLECTIVE_SECRET``.
-
-    Raises
-    ------
-    LookupError
-        MPI cannot be used; the text gives the reason.
     """
     try:
         mpi = importlib.import_module("mpi4py.MPI")

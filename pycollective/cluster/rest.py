@@ -42,32 +42,7 @@ def ask(
     tls: ssl.SSLContext | None = None,
     direct: bool = False,
 ) -> dict[str, Any]:
-    """Send a request and return the JSON object of the answer.
-
-    Parameters
-    ----------
-    what : str
-        Name of the API in error messages.
-    url : str
-        The address.
-    token : str
-        Bearer token.
-    body : mapping, optional
-        Body, sent as JSON with POST.
-    headers : mapping, optional
-        More headers.
-    tls : SSLContext, optional
-        Context that verifies the server.
-    direct : bool
-        True: use no proxy.
-
-    Raises
-    ------
-    Refusal
-        The answer is an error.
-    RuntimeError
-        There is no answer, or the answer is not a JSON object.
-    """
+    """Send a request and return the JSON object of the answer."""
     import http.client
     import urllib.error
     import urllib.parse

@@ -86,11 +86,6 @@ def worker_count(cluster_spec: Any, task_type: str) -> int:
     """Return the number of tasks that train together with a task of this type, itself included.
 
     The chief is a worker too. An evaluator works alone.
-
-    Raises
-    ------
-    ValueError
-        The type is ps, or the cluster breaks a rule.
     """
     cluster = validate(cluster_spec, task_type, 0)
     if task_type not in ("chief", "worker", "evaluator"):
@@ -101,13 +96,7 @@ def worker_count(cluster_spec: Any, task_type: str) -> int:
 
 
 def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
-    """Return a task's number among those that `worker_count` counts: the chief is 0, workers follow.
-
-    Raises
-    ------
-    ValueError
-        The type is ps, the cluster breaks a rule, or it does not have the task.
-    """
+    """Return a task's number among those that `worker_count` counts: the chief is 0, workers follow."""
     cluster = validate(cluster_spec, task_type, task_id)
     if task_type == "chief":
         return 0

@@ -151,13 +151,7 @@ def sources_of_environment(environ: Mapping[str, str] | None = None) -> list[Sou
 
 
 def resolver_of_environment(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
-    """Return the resolver for the environment, or None if no variable describes a cluster.
-
-    Raises
-    ------
-    RuntimeError, ValueError
-        Slurm's variables are not valid.
-    """
+    """Return the resolver for the environment, or None if no variable describes a cluster."""
     env = os.environ if environ is None else environ
     for source in sources_of_environment(env):
         return source.resolver(env)

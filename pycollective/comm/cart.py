@@ -187,11 +187,6 @@ def dims_create(size: int, dims: Sequence[int]) -> tuple[int, ...]:
     Chosen lengths are as equal as the divisors of ``size`` allow, in descending order.
 
     Source: ``MPI_Dims_create``.
-
-    Raises
-    ------
-    ValueError
-        No grid with these lengths has ``size`` ranks.
     """
     found = sizes(dims, "dims")
     if not found:

@@ -159,15 +159,7 @@ def _encoded(obj: object, pickle: bool) -> Array:
 
 
 def _json_of(obj: object) -> bytes:
-    """Return an object as JSON, which has no keys but strings.
-
-    Raises
-    ------
-    TypeError
-        JSON has no form for a part of the object.
-    ValueError
-        The object is nested too deeply, or contains itself.
-    """
+    """Return an object as JSON, which has no keys but strings."""
     try:
         _check_keys(obj)
         return json.dumps(obj).encode()

@@ -193,13 +193,7 @@ def _warn(text: str) -> None:
 
 
 def join(member: Member) -> None:
-    """Register a new communicator, which warns of long waits and may be traced.
-
-    Raises
-    ------
-    RendezvousError
-        A variable of the environment is not valid, or the timeline cannot be written.
-    """
+    """Register a new communicator, which warns of long waits and may be traced."""
     wanted = settings()
     if wanted.warn_after < math.inf:
         member._core.warn_after(wanted.warn_after, _warn)

@@ -129,11 +129,6 @@ def result_by_rows(function: Callable[[Any], Any], rows: Any) -> Any:
     """Return a function's results for all rows of a nest of arrays, as a nest of arrays.
 
     ``function`` takes and returns nests of arrays.
-
-    Raises
-    ------
-    TypeError
-        The function does more than `RowBlock` implements. It may raise any other error as well.
     """
     columns = nest.flatten(rows)
     if not all(type(column) is np.ndarray and column.dtype.kind in "biuf" for column in columns):

@@ -182,13 +182,6 @@ def share_of_worker(
 
     Rows are cut by batch under DATA (also with one worker) and if the batch size is not known in
     advance, else as a stream.
-
-    Raises
-    ------
-    ValueError
-        The workers cannot have equally many replicas, or elements have no rows.
-    NotFoundError
-        The policy is FILE, and the dataset does not read files.
     """
     if num_replicas_in_sync % num_workers:
         raise ValueError(

@@ -17,15 +17,7 @@ from pycollective.errors import InvalidArgumentError
 
 
 def at_least(value: Any, least: int, name: str) -> int:
-    """Return an argument as an int: an int, or an integer tensor, variable or array without axes.
-
-    Raises
-    ------
-    TypeError
-        The argument is something else.
-    InvalidArgumentError
-        The number is below ``least``.
-    """
+    """Return an argument as an int: an int, or an integer tensor, variable or array without axes."""
     try:
         if isinstance(value, bool):
             raise TypeError

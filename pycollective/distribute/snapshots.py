@@ -58,13 +58,7 @@ class Snapshots:
                 os.unlink(os.path.join(self._directory, name))
 
     def read(self, run: str) -> list[tuple[str, Any, int]]:
-        """Return the keys, values and versions of a run's snapshot, by number; [] if there is none.
-
-        Raises
-        ------
-        CheckpointError
-            The snapshot is damaged.
-        """
+        """Return the keys, values and versions of a run's snapshot, by number; [] if there is none."""
         path = os.path.join(self._directory, _INDEX)
         try:
             with open(path, "rb") as file:

@@ -440,15 +440,7 @@ def listen(address: str, enter: Enter) -> tuple[Sockets, HandshakeServer]:
 
 
 def link_to(task: str, address: str, own: str, seconds: float | None = None) -> Link:
-    """Return a connection to a task of the cluster; wait until it listens.
-
-    Raises
-    ------
-    UnavailableError
-        The task does not listen after some seconds.
-    RendezvousError
-        The cluster needs a secret.
-    """
+    """Return a connection to a task of the cluster; wait until it listens."""
     sockets = Sockets(Description.of_environment(None, 0, 1, [address]))
     seconds = JOIN_SECONDS if seconds is None else seconds
     deadline, pause = time.monotonic() + seconds, 0.001

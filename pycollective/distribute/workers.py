@@ -192,13 +192,6 @@ class Workers:
 
         The collectives of a call that only some workers make could match other calls of the others.
         This method's collective has a dtype that no other call uses, so that it matches none.
-
-        Parameters
-        ----------
-        what : str
-            The call, for messages, such as ``"Checkpoint.save('saved/ckpt')"``.
-        same : str
-            A text that must be the same on all workers.
         """
         if self.communicator is None:
             return

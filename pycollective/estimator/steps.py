@@ -25,15 +25,7 @@ from pycollective.train.checkpoint import Checkpoint
 
 
 class StepModel(Model):
-    """A Keras model whose steps call a model function; make it in the scope of its strategy.
-
-    Parameters
-    ----------
-    model_fn : callable
-        A function of features, labels and mode.
-    seed : int or None
-        The seed of random numbers, or None.
-    """
+    """A Keras model whose steps call a model function; make it in the scope of its strategy."""
 
     _untracked = Model._untracked | {"shared", "checkpoint", "eval_metrics"}
 

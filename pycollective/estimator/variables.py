@@ -42,11 +42,6 @@ class ModelVariables(Trackable):
     anew in each call, so that a variable has the same name in every call. The first call creates the
     variable, and later calls get the same one. A restored checkpoint gives variables their first values.
 
-    Parameters
-    ----------
-    seed : int or None
-        The seed of initial values, or None.
-
     Attributes
     ----------
     global_step : Variable
@@ -79,13 +74,7 @@ class ModelVariables(Trackable):
             this_thread.current = before
 
     def trainable(self, tape: GradientTape) -> list[Variable]:
-        """Return the variables that a tape watches, in the order of their first use.
-
-        Raises
-        ------
-        ValueError
-            A variable was made outside of the model function, so that no checkpoint would have it.
-        """
+        """Return the variables that a tape watches, in the order of their first use."""
         owners = {
             id(part): variable
             for variable in self._variables.values()

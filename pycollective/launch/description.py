@@ -213,13 +213,7 @@ def boot_id() -> str:
 
 
 def protection(environment: Mapping[str, str] | None = None) -> str:
-    """Return a text about the group's protection: the secret, its source, and TLS.
-
-    Raises
-    ------
-    RendezvousError
-        If the secret or the files for TLS cannot be used.
-    """
+    """Return a text about the group's protection: the secret, its source, and TLS."""
     env = os.environ if environment is None else environment
     try:
         has_secret = bool(secret.of_environment(env))

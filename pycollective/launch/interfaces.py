@@ -57,11 +57,6 @@ def choose(pattern: str, interfaces: list[tuple[str, str]]) -> list[tuple[str, s
     ``eth,ib`` allows names with these prefixes, ``=eth0,eth1`` exactly these names, and ``^docker`` or
     ``^=eth0`` all others. An exclusion allows the loopback interface only if no other one is left. All
     addresses are of the first one's family.
-
-    Raises
-    ------
-    ValueError
-        No interface is left, or one that ``=`` names is missing. The message lists all interfaces.
     """
     rest = pattern
     exclude = rest.startswith("^")

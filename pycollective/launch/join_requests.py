@@ -21,13 +21,7 @@ _NO_MEMBERS: dict[str, Any] = {"values": {"all/table": {"ranks": []}}}
 
 
 def is_listening(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
-    """Return True if a process of the group listens at the first of the group's addresses.
-
-    Raises
-    ------
-    RendezvousError
-        As `pycollective.launch.rendezvous`.
-    """
+    """Return True if a process of the group listens at the first of the group's addresses."""
     sockets = Sockets(Description.of_environment(environment, 1, len(addresses), addresses))
     soon = time.monotonic() + _LOOK_SECONDS
     try:

@@ -148,13 +148,7 @@ class Joining:
     # The store -----------------------------------------------------------------------------
 
     def attend(self, seconds: float = 0.0) -> bool:
-        """Wait for changes in the store; return True if there are any.
-
-        Raises
-        ------
-        RendezvousError
-            If the rendezvous has failed.
-        """
+        """Wait for changes in the store; return True if there are any."""
         for server in self.peers.sockets.servers:
             if server.shortage is not None:
                 raise server.shortage

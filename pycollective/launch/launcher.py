@@ -152,13 +152,7 @@ class Tasks(LaunchedGroup):
 
 
 def new_group(transport: str | None, size: int) -> LaunchedGroup:
-    """Return a new group through ``transport``, else through that of the environment, else "shm".
-
-    Raises
-    ------
-    ValueError
-        If the environment or the caller names a transport that processes cannot use.
-    """
+    """Return a new group through ``transport``, else through that of the environment, else "shm"."""
     wanted = transport or forced(os.environ) or "shm"
     if wanted not in ("shm", "tcp"):
         source = f"transport={transport!r}" if transport else f"{TRANSPORT}={wanted}"

@@ -82,21 +82,7 @@ def probe(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> Findings:
-    """Test the links between all workers, together with the other workers.
-
-    Parameters
-    ----------
-    rank, size, addresses, environment
-        As in `pycollective.launch.rendezvous`.
-    seconds : float
-        The longest time that the test takes. The test ends earlier if all links work, or if all
-        workers take part and nothing changes.
-
-    Raises
-    ------
-    RendezvousError
-        If this process cannot take part, for example because it cannot listen at its address.
-    """
+    """Test the links between all workers, together with the other workers."""
     about = Description.of_environment(environment, rank, size, addresses)
     try:
         places = {r: host_and_port(address) for r, address in enumerate(addresses)}

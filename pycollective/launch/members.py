@@ -15,13 +15,7 @@ _MOST_MILLISECONDS = 1 << 40
 
 
 def int_of(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """Return a number of a message.
-
-    Raises
-    ------
-    HandshakeError
-        If the number is missing or out of bounds.
-    """
+    """Return a number of a message."""
     value = message.get(name)
     if type(value) is not int or not low <= value <= high:
         raise HandshakeError(f"{name} is not a number from {low} to {high}")
@@ -34,13 +28,7 @@ def milliseconds_until(deadline: float) -> int:
 
 
 def time_of(message: Mapping[str, Any]) -> float:
-    """Return the deadline of a message, on this process's clock (time.monotonic).
-
-    Raises
-    ------
-    HandshakeError
-        If the message has no deadline.
-    """
+    """Return the deadline of a message, on this process's clock (time.monotonic)."""
     return time.monotonic() + int_of(message, "milliseconds", 0, _MOST_MILLISECONDS) / 1000
 
 

@@ -29,13 +29,7 @@ _INSTEAD = "set PYCOLLECTIVE_SECRET to the same long random text on every rank"
 
 
 def of_environment(env: Mapping[str, str]) -> bytes:
-    """Return the group's secret; empty if the environment has none.
-
-    Raises
-    ------
-    ValueError
-        If the secret is too short, or its file cannot be used.
-    """
+    """Return the group's secret; empty if the environment has none."""
     if SECRET in env:
         secret, source = env[SECRET].strip().encode(), SECRET
     elif SECRET_FILE in env:
@@ -60,13 +54,6 @@ def _of_file(path: str) -> bytes:
     """Return the secret in a file; if this user owns the file, no other user may have access.
 
     The modes of other owners' files are ignored: Kubernetes and Docker mount secrets that root owns.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    ValueError
-        If other users may read it.
     """
     with open(path, "rb") as file:
         check_private(path, os.fstat(file.fileno()))
@@ -89,11 +76,6 @@ def of_user() -> bytes:
     The first process that needs the key creates it. Its file is in the first of these folders that
     belongs to this user and that no other user can enter: ``$XDG_RUNTIME_DIR``, ``/run/user/<uid>``,
     and ``pycollective-<uid>`` in the folder for temporary files.
-
-    Raises
-    ------
-    RendezvousError
-        If there is no such folder, or the file cannot be used.
     """
     where = ""
     try:

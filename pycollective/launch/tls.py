@@ -127,13 +127,7 @@ def _explained(error: ssl.SSLError) -> HandshakeError:
 
 
 def of_environment(environment: Mapping[str, str]) -> Tls | None:
-    """Return the TLS settings of the environment, or None if it has none.
-
-    Raises
-    ------
-    ValueError
-        If a variable is missing, a file cannot be used, or other users can read this user's key.
-    """
+    """Return the TLS settings of the environment, or None if it has none."""
     missing = [name for name in _NAMES if not environment.get(name)]
     if len(missing) == len(_NAMES):
         return None

@@ -26,13 +26,7 @@ _LOGICAL = {"and": 3, "min": 3, "or": 2, "max": 2}
 def count_and_type(
     library: _core.nccl.Library, count: int, dtype: np.dtype[Any]
 ) -> tuple[int, int]:
-    """Return the number of elements and NCCL's type for a reduction of ``count`` elements.
-
-    Raises
-    ------
-    TypeError
-        NCCL has no reduction for the dtype.
-    """
+    """Return the number of elements and NCCL's type for a reduction of ``count`` elements."""
     if dtype == np.bool_:
         return count, BYTES
     if dtype.kind == "c":  # sums and means treat it as a pair of floats
@@ -52,13 +46,7 @@ def count_and_type(
 
 
 def reduction_of(op: str, dtype: np.dtype[Any]) -> int:
-    """Return NCCL's number of a reduction of a dtype.
-
-    Raises
-    ------
-    TypeError
-        There is no such reduction.
-    """
+    """Return NCCL's number of a reduction of a dtype."""
     ops = _LOGICAL if dtype == np.bool_ else _OPS
     if op not in ops or (dtype.kind == "c" and op not in ("sum", "mean")):
         raise TypeError(f"NCCL has no reduction '{op}' for dtype {dtype}: give a host array")

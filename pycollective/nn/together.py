@@ -199,15 +199,7 @@ def times(arrays: Sequence[Array], factor: float) -> None:
 
 
 def unscaled(gradients: Sequence[Array], scale: Array) -> tuple[list[Array], Array]:
-    """Return gradients divided by a scale, and a bool that is True if all are finite, on the device.
-
-    Parameters
-    ----------
-    gradients
-        Arrays on one GPU.
-    scale
-        A float32 scalar on that GPU.
-    """
+    """Return gradients divided by a scale, and a bool that is True if all are finite, on the device."""
     with beside(scale):
         if not fits(gradients):
             found: list[Any] = [np.isfinite(gradient).all() for gradient in gradients]

@@ -74,11 +74,6 @@ class Timeline:
 
     The picture has a process for each rank, and a row for each thread. Times are those of the wall
     clock, so that the files of several processes can be joined.
-
-    Parameters
-    ----------
-    file : str
-        The file, as in `pycollective.timeline`.
     """
 
     def __init__(self, file: str) -> None:
@@ -121,13 +116,7 @@ class Timeline:
             self._samples.append((time.monotonic(), name, values))
 
     def write(self) -> None:
-        """Write the file, atomically.
-
-        Raises
-        ------
-        OSError
-            The file cannot be written.
-        """
+        """Write the file, atomically."""
         if os.getpid() != self._owner:  # in a forked child
             return
         with self._writing:
@@ -188,15 +177,7 @@ def _write(path: Path, events: list[dict[str, Any]], other: dict[str, Any]) -> N
 
 
 def merge(files: Iterable[Path], target: Path) -> int:
-    """Join the timelines of several processes, and return the number of events.
-
-    Raises
-    ------
-    ValueError
-        One of the files is not a timeline.
-    OSError
-        A file cannot be read or written.
-    """
+    """Join the timelines of several processes, and return the number of events."""
     events: list[dict[str, Any]] = []
     for file in files:
         try:

@@ -83,15 +83,7 @@ def write_files(path: str, contents: Contents) -> None:
 
 
 def read_files(path: str) -> Contents:
-    """Read and check a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        The checkpoint does not exist, or a file is missing, truncated or changed.
-    ImportError
-        safetensors is not installed.
-    """
+    """Read and check a checkpoint."""
     index = _read_index(path)
     try:
         data = Path(index.data_path).read_bytes()

@@ -28,13 +28,7 @@ from pycollective.array_backend import Array
 
 
 class EventFile:
-    """A file of events in the directory of a TensorBoard run.
-
-    Parameters
-    ----------
-    directory : path
-        The directory, which is created if missing. TensorBoard shows its name as the run's name.
-    """
+    """A file of events in the directory of a TensorBoard run."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         os.makedirs(directory, exist_ok=True)
@@ -69,13 +63,7 @@ class EventFile:
         self._write(summary=text_pb(tag, text), step=step)
 
     def graph(self, nodes: Iterable[tuple[str, str, Sequence[str], Mapping[str, str]]]) -> None:
-        """Write a graph.
-
-        Parameters
-        ----------
-        nodes
-            The name, type, input nodes' names and attributes of each node.
-        """
+        """Write a graph."""
         graph = GraphDef(
             node=[
                 NodeDef(

@@ -64,13 +64,7 @@ class Collection:
 
 
 def load(collection: Collection, path: str | os.PathLike[str] | None) -> tuple[Images, Images]:
-    """Return training and test data from ``path``, from the default folders, or from the network.
-
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
+    """Return training and test data from ``path``, from the default folders, or from the network."""
     if path is not None:
         return _read_given(collection, Path(path))
     named = os.environ.get("PYCOLLECTIVE_DATA")
@@ -299,13 +293,7 @@ def _idx_list() -> str:
 
 
 def _download_missing(collection: Collection, folder: Path) -> None:
-    """Download the files of a data set that a folder lacks.
-
-    Raises
-    ------
-    DataError
-        If the download fails; the message explains how to provide the files by hand.
-    """
+    """Download the files of a data set that a folder lacks."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, checksum in collection.files.items():

@@ -204,15 +204,7 @@ class GetItem(Operation):
         return as_tensor(x)[tuple(key) if isinstance(key, list) else key]
 
     def result_shape(self, *values: Any) -> Shape:
-        """Return the shape of the result.
-
-        Raises
-        ------
-        TypeError
-            If the key has another type of index.
-        ValueError
-            If the key has too many indices, or an index is out of range.
-        """
+        """Return the shape of the result."""
         x, key = values
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
         wrong = [k for k in keys if not (k is None or k is Ellipsis or _is_index(k))]

@@ -26,20 +26,7 @@ class Gathering:
     def joined(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]]
     ) -> list[tuple[Any, Variable]] | None:
-        """Add the gradients of a batch.
-
-        Parameters
-        ----------
-        optimizer
-            The optimizer; each has its own sums.
-        pairs
-            Pairs of a gradient, or None, and a variable.
-
-        Returns
-        -------
-        list of tuple, or None
-            The sums with their variables in the last batch, None in others.
-        """
+        """Add the gradients of a batch."""
         totals = []
         for gradient, variable in pairs:
             key = (id(optimizer), id(variable))
@@ -58,15 +45,6 @@ class Gathering:
 
 class Recording:
     """The tape of a step for `Optimizer.minimize` of a tensor without a tape.
-
-    Parameters
-    ----------
-    tape : GradientTape
-        The tape, which records.
-    share : callable
-        A function that returns this replica's share of a loss, to be minimized in its place.
-    variables : callable
-        A function that returns the trainable variables that were read.
 
     Attributes
     ----------

@@ -24,19 +24,6 @@ def summed_gradients(
     The all-reduce of a bucket begins when the tape has computed its gradients. The buckets are those of
     `ReplicaContext.all_reduce`, so that the sums have the same bits. If the strategy cannot begin
     early, the gradients are not summed.
-
-    Parameters
-    ----------
-    context
-        The replica's context. Every replica must make this call with the same variables.
-    tape : GradientTape
-        The tape that recorded the target.
-    target
-        The loss.
-    variables
-        The variables. In every replica the same variables must have a gradient.
-    scale
-        A factor of the gradients.
     """
     extended = context.strategy.extended
     options = extended.gradient_options

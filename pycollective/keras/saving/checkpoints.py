@@ -23,11 +23,6 @@ def read_checkpoint(model: Learner, path: str, skip_mismatch: bool) -> None:
 
     The part is the checkpoint's root or a direct child of the root, regardless of its name. Values
     of variables that do not exist yet are restored when the variables are made.
-
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint is damaged, or its values do not fit the model; nothing is changed.
     """
     contents = read_files(path)
     restoration = Restoration(path, contents)

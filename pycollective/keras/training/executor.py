@@ -20,17 +20,6 @@ class Executor:
 
     The workers of a `ParameterServerStrategy` make the steps while the program continues. A call then
     returns no result; `finish` waits for the results. Other strategies return the results at once.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        The strategy.
-    steps : callable
-        A ``tf.function`` that takes a list of elements and ``settings``, and returns a list of results.
-    settings
-        The other arguments of ``steps``, which can be sent to a worker in another process.
-    keep_all : bool
-        True if `finish` returns the results of all calls, and not only those of the last one.
     """
 
     def __init__(

@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 
 from pycollective.data import Dataset
 
+__all__ = ["DatasetCreator"]
+
 
 class DatasetCreator:
     """A function that makes a dataset on each worker.
