@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +18,25 @@ serialize = serialize_keras_object
 deserialize_any = deserialize_keras_object
 
 
+def parameters_of(cls: type) -> tuple[str, ...]:
+    """Return the parameters of a class's own constructor that have a position, without ``self``."""
+    if "__init__" not in vars(cls):
+        return ()
+    given = inspect.signature(vars(cls)["__init__"]).parameters
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(name for name, each in given.items() if each.kind is named)[1:]
+
+
 class Configured:
     """Base of objects whose config holds the constructor's arguments."""
 
-    #: The arguments in the config; each is an attribute too.
+    #: The arguments in the config; each is an attribute too. Keras's own classes have all.
     _config_names: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("pycollective.") and "_config_names" not in vars(cls):
+            cls._config_names = parameters_of(cls) or cls._config_names
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as JSON values."""

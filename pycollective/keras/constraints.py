@@ -72,8 +72,6 @@ class MaxNorm(_Norm):
         each filter of `Conv2D`.
     """
 
-    _config_names = ("max_value", "axis")
-
     def __init__(self, max_value: float = 2, axis: Any = 0) -> None:
         super().__init__(axis)
         self.max_value = max_value
@@ -84,8 +82,6 @@ class MaxNorm(_Norm):
 
 class UnitNorm(_Norm):
     """Scale vectors along ``axis`` to norm 1."""
-
-    _config_names = ("axis",)
 
     def wanted(self, norms: Tensor) -> float:
         return 1.0
@@ -103,8 +99,6 @@ class MinMaxNorm(_Norm):
     axis
         As for `MaxNorm`.
     """
-
-    _config_names = ("min_value", "max_value", "rate", "axis")
 
     def __init__(
         self, min_value: float = 0.0, max_value: float = 1.0, rate: float = 1.0, axis: Any = 0

@@ -96,8 +96,6 @@ class Ones(Initializer):
 class Constant(Initializer):
     """All values are ``value``, which may also be an array that broadcasts to the shape."""
 
-    _config_names = ("value",)
-
     def __init__(self, value: Any = 0.0) -> None:
         self.value = value
 
@@ -112,8 +110,6 @@ class Constant(Initializer):
 class Identity(Initializer):
     """``gain`` on the diagonal of a matrix, 0 elsewhere."""
 
-    _config_names = ("gain",)
-
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = gain
 
@@ -126,8 +122,6 @@ class Identity(Initializer):
 class _Random(Initializer):
     """Base of random initializers; with a seed, each call gives the same values, as in Keras 3."""
 
-    _config_names: tuple[str, ...] = ("seed",)
-
     def __init__(self, seed: Any = None) -> None:
         # Keras stores a generator that was given as the seed as a nested config.
         self.seed: int | None = seed["config"]["seed"] if isinstance(seed, Mapping) else seed
@@ -138,8 +132,6 @@ class _Random(Initializer):
 
 class RandomNormal(_Random):
     """Normally distributed values."""
-
-    _config_names = ("mean", "stddev", "seed")
 
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         super().__init__(seed)
@@ -160,8 +152,6 @@ class TruncatedNormal(RandomNormal):
 class RandomUniform(_Random):
     """Uniformly distributed values from ``minval`` to ``maxval``."""
 
-    _config_names = ("minval", "maxval", "seed")
-
     def __init__(
         self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None
     ) -> None:
@@ -179,8 +169,6 @@ class Orthogonal(_Random):
     The matrix is the orthogonal factor of a matrix of normally distributed numbers (Saxe et al.,
     2014). All axes except the last count as rows.
     """
-
-    _config_names = ("gain", "seed")
 
     def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
         super().__init__(seed)

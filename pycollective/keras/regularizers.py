@@ -41,8 +41,6 @@ class Regularizer(Configured):
 class L1L2(Regularizer):
     """``l1 * sum(|x|) + l2 * sum(x²)``."""
 
-    _config_names: tuple[str, ...] = ("l1", "l2")
-
     def __init__(self, l1: float = 0.0, l2: float = 0.0) -> None:
         self.l1 = _factor("l1", l1)
         self.l2 = _factor("l2", l2)
@@ -59,8 +57,6 @@ class L1L2(Regularizer):
 class L1(L1L2):
     """``l1 * sum(|x|)``."""
 
-    _config_names = ("l1",)
-
     def __init__(self, l1: float = 0.01) -> None:
         super().__init__(l1=l1)
 
@@ -68,16 +64,12 @@ class L1(L1L2):
 class L2(L1L2):
     """``l2 * sum(x²)``."""
 
-    _config_names = ("l2",)
-
     def __init__(self, l2: float = 0.01) -> None:
         super().__init__(l2=l2)
 
 
 class OrthogonalRegularizer(Regularizer):
     """The mean absolute cosine between the rows, or columns, of a matrix, times ``factor``."""
-
-    _config_names = ("factor", "mode")
 
     def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
         self.factor = _factor("factor", factor)

@@ -15,8 +15,6 @@ __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 class Activation(SameShape):
     """An activation function, given by name or as a function."""
 
-    _config_names = ("activation",)
-
     def __init__(self, activation: Any, **options: Any) -> None:
         super().__init__(**options)
         self.activation = activations.get(activation)
@@ -28,8 +26,6 @@ class Activation(SameShape):
 
 class ReLU(SameShape):
     """`activations.relu` with its parameters."""
-
-    _config_names = ("max_value", "negative_slope", "threshold")
 
     def __init__(
         self,
@@ -50,8 +46,6 @@ class ReLU(SameShape):
 class LeakyReLU(SameShape):
     """``x`` if positive, else ``negative_slope * x``."""
 
-    _config_names = ("negative_slope",)
-
     def __init__(self, negative_slope: float = 0.3, **options: Any) -> None:
         super().__init__(**options)
         self.negative_slope = _positive("LeakyReLU: negative_slope", negative_slope)
@@ -70,8 +64,6 @@ class PReLU(SameShape):
     shared_axes
         Axes along which all positions share one ``alpha``, such as ``[1, 2]`` for images.
     """
-
-    _config_names = ("alpha_initializer", "alpha_regularizer", "alpha_constraint", "shared_axes")
 
     def __init__(
         self,
@@ -111,8 +103,6 @@ class PReLU(SameShape):
 class ELU(SameShape):
     """``x`` if positive, else ``alpha * (exp(x) - 1)``."""
 
-    _config_names = ("alpha",)
-
     def __init__(self, alpha: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
         self.alpha = alpha
@@ -123,8 +113,6 @@ class ELU(SameShape):
 
 class Softmax(SameShape):
     """``exp(x)`` divided by the sum along ``axis``, or along several axes."""
-
-    _config_names = ("axis",)
 
     def __init__(self, axis: Any = -1, **options: Any) -> None:
         super().__init__(**options)

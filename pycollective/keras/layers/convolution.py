@@ -132,14 +132,6 @@ class Conv2D(_Convolution):
         Constraints that an optimizer applies after each step.
     """
 
-    _config_names = tuple(
-        (
-            "filters kernel_size strides padding data_format dilation_rate groups activation "
-            "use_bias kernel_initializer bias_initializer kernel_regularizer bias_regularizer "
-            "activity_regularizer kernel_constraint bias_constraint"
-        ).split()
-    )
-
     def __init__(
         self,
         filters: int,
@@ -234,14 +226,6 @@ class DepthwiseConv2D(_Convolution):
         The regularizer of the output.
     """
 
-    _config_names = tuple(
-        (
-            "depth_multiplier kernel_size strides padding data_format dilation_rate "
-            "activation use_bias depthwise_initializer bias_initializer depthwise_regularizer "
-            "bias_regularizer activity_regularizer depthwise_constraint bias_constraint"
-        ).split()
-    )
-
     def __init__(
         self,
         kernel_size: Any,
@@ -330,14 +314,6 @@ class Conv2DTranspose(_Convolution):
     activity_regularizer
         The regularizer of the output.
     """
-
-    _config_names = tuple(
-        (
-            "filters kernel_size strides padding output_padding data_format dilation_rate "
-            "activation use_bias kernel_initializer bias_initializer kernel_regularizer "
-            "bias_regularizer activity_regularizer kernel_constraint bias_constraint"
-        ).split()
-    )
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.configs import plain
+from pycollective.keras.configs import parameters_of, plain
 from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.policy import DTypePolicy
 
@@ -26,7 +26,8 @@ _PACKAGES: dict[str, Any] = {
 class Described(CopiedByConfig):
     """Base of `Layer`: converts the constructor's arguments to a config."""
 
-    #: The attributes in the config; None: the constructor's arguments.
+    #: The attributes in the config; None: the constructor's arguments. Keras's own layers have all
+    #: parameters, unless they list some.
     _config_names: tuple[str, ...] | None = None
     #: Settings of Keras, each with the only supported value.
     _fixed: tuple[tuple[str, Any], ...] = ()
@@ -35,6 +36,12 @@ class Described(CopiedByConfig):
     _policy: DTypePolicy
     trainable: Any
     activity_regularizer: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__module__.startswith("pycollective.keras.layers.")
+        if own and "_config_names" not in vars(cls):
+            cls._config_names = parameters_of(cls) or cls._config_names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls, *args, **kwargs)

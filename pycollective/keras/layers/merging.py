@@ -153,8 +153,6 @@ class Minimum(_Elementwise):
 class Concatenate(_Merge):
     """The concatenation of the inputs along ``axis``."""
 
-    _config_names = ("axis",)
-
     def __init__(self, axis: int = -1, **options: Any) -> None:
         super().__init__(**options)
         self.axis = int(axis)

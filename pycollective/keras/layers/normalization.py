@@ -94,13 +94,6 @@ class BatchNormalization(_Normalization):
     batch without rows changes nothing. With ``synchronized`` all replicas must call the layer.
     """
 
-    _config_names = tuple(
-        (
-            "axis momentum epsilon center scale beta_initializer gamma_initializer "
-            "moving_mean_initializer moving_variance_initializer beta_regularizer "
-            "gamma_regularizer beta_constraint gamma_constraint synchronized"
-        ).split()
-    )
     _fixed = (("renorm", False), ("renorm_clipping", None))
 
     def __init__(
@@ -260,12 +253,6 @@ class LayerNormalization(_Normalization):
         The settings of ``gamma``.
     """
 
-    _config_names = tuple(
-        (
-            "axis epsilon center scale beta_initializer gamma_initializer beta_regularizer "
-            "gamma_regularizer beta_constraint gamma_constraint"
-        ).split()
-    )
     _fixed = (("rms_scaling", False),)
 
     def __init__(

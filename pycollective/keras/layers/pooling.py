@@ -26,8 +26,6 @@ __all__ = [
 class _Pooling(ImageLayer):
     """Base of the layers that pool windows."""
 
-    _config_names = ("pool_size", "padding", "strides", "data_format")
-
     def __init__(
         self,
         pool_size: Any = (2, 2),
@@ -94,8 +92,6 @@ class _GlobalPooling(ImageLayer):
     keepdims
         True to keep the axes of height and width, with length 1.
     """
-
-    _config_names = ("data_format", "keepdims")
 
     def __init__(
         self, data_format: str | None = None, keepdims: bool = False, **options: Any

@@ -32,8 +32,6 @@ class Rescaling(Layer):
 
     takes_one_tensor = True
 
-    _config_names = ("scale", "offset")
-
     def __init__(self, scale: Any, offset: Any = 0.0, **options: Any) -> None:
         super().__init__(**options)
         self.scale = array_or_number(scale)
@@ -207,8 +205,6 @@ class RandomFlip(Seeded, ImageLayer):
         Must be ``"channels_last"``.
     """
 
-    _config_names = ("data_format", "seed", "mode")
-
     def __init__(
         self,
         mode: str = "horizontal_and_vertical",
@@ -250,8 +246,6 @@ class RandomCrop(Seeded, ImageLayer):
     data_format : str, optional
         Must be ``"channels_last"``.
     """
-
-    _config_names = ("data_format", "height", "width", "seed")
 
     def __init__(
         self,

@@ -32,8 +32,6 @@ class Dropout(Seeded):
         so that a run can be repeated.
     """
 
-    _config_names = ("rate", "seed", "noise_shape")
-
     def __init__(
         self,
         rate: float,
@@ -73,8 +71,6 @@ class Dropout(Seeded):
 
 class ActivityRegularization(SameShape):
     """Identity with the activity regularizer `regularizers.L1L2`."""
-
-    _config_names = ("l1", "l2")
 
     def __init__(self, l1: float = 0.0, l2: float = 0.0, **options: Any) -> None:
         super().__init__(activity_regularizer=regularizers.L1L2(l1, l2), **options)

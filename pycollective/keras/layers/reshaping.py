@@ -21,7 +21,6 @@ class Flatten(Layer):
 
     takes_one_tensor = True
     _keeps_dtype = True
-    _config_names = ("data_format",)
 
     def __init__(self, data_format: str | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -50,7 +49,6 @@ class Reshape(Layer):
 
     takes_one_tensor = True
     _keeps_dtype = True
-    _config_names = ("target_shape",)
 
     def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
@@ -97,7 +95,6 @@ class Permute(Layer):
 
     takes_one_tensor = True
     _keeps_dtype = True
-    _config_names = ("dims",)
 
     def __init__(self, dims: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
@@ -129,8 +126,6 @@ class ZeroPadding2D(ImageLayer):
     """
 
     _keeps_dtype = True
-
-    _config_names = ("padding", "data_format")
 
     def __init__(self, padding: Any = (1, 1), data_format: str | None = None, **options: Any):
         super().__init__(**options)
@@ -172,8 +167,6 @@ class UpSampling2D(ImageLayer):
     interpolation : str
         ``"nearest"``, which repeats pixels, or ``"bilinear"``.
     """
-
-    _config_names = ("size", "data_format", "interpolation")
 
     def __init__(
         self,
