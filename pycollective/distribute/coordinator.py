@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from pycollective import nest
+from pycollective.arguments import number_of, whole
 from pycollective.comm import tracing
 from pycollective.data import Dataset
 from pycollective.distribute.blas_threads import shared_among
@@ -158,6 +159,13 @@ class _Closure:
                 "function is not yet supported. Fetch it first."
             )
         in_cluster = strategy.extended.tasks is not None
+        workers = strategy.extended.num_parameter_workers
+        for leaf in leaves:
+            if isinstance(leaf, PerWorkerValues) and leaf.count not in (None, workers):
+                raise ValueError(
+                    f"PerWorkerValues needs a value for each of the {workers} workers, and has "
+                    f"{leaf.count}"
+                )
         #: True if the arguments have values that are replaced here. A worker process finds iterators.
         self._differs = any(
             isinstance(leaf, PerWorkerValues)
@@ -305,7 +313,7 @@ class _Queue:
 
     def put(self, closure: _Closure) -> None:
         """Add a function; wait while the queue is full."""
-        self._check_thread("schedule")
+        self._check_process("schedule")
         with self._changed:
             self._raise_error()
             if len(self._closures) >= _QUEUE_SIZE:
@@ -318,7 +326,7 @@ class _Queue:
 
     def join(self, timeout: float | None) -> None:
         """Wait until no function waits or runs."""
-        self._check_thread("join")
+        self._check_process("join")
         with self._changed:
             if not self._changed.wait_for(lambda: self._error or self._is_idle(), timeout):
                 raise DeadlineExceededError(
@@ -329,7 +337,7 @@ class _Queue:
 
     def is_done(self) -> bool:
         """Return True if no function waits or runs."""
-        self._check_thread("done")
+        self._check_process("done")
         with self._changed:
             self._raise_error()
             return self._is_idle()
@@ -355,8 +363,7 @@ class _Queue:
             self._cancel()
             self._work.notify_all()
 
-    def _check_thread(self, call: str) -> None:
-        refuse_in_worker(f"{call}()")
+    def _check_process(self, call: str) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
                 f"{call}(): the workers are threads of the process that forked this one; make a new "
@@ -421,6 +428,8 @@ class _Queue:
                 if polls or self._poller is worker:
                     self._poller = worker if polls else None
                 self._work.wait(_POLL_INTERVAL if polls else None)
+            if self._poller is worker:  # another worker's thread must poll, or be woken
+                self._poller = None
             return not (self._closed or worker.retired)
 
     def _take(self, worker: Worker) -> None:
@@ -487,6 +496,15 @@ class _Queue:
         except StopIteration as end:
             text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
             error = end if isinstance(end, OutOfRangeError) else OutOfRangeError(text)
+        except KeyboardInterrupt as found:
+            if threading.current_thread() is not threading.main_thread():
+                error = found
+            else:  # Ctrl-C while the program waits for the result
+                text = (
+                    "The corresponding function is cancelled by an interrupt. Please reschedule it."
+                )
+                self._finish(worker, closure, None, CancelledError(text), stored=False)
+                raise
         except BaseException as found:
             error = found
         self._finish(worker, closure, result, error)
@@ -543,15 +561,23 @@ class _Queue:
             return
 
     def _finish(
-        self, worker: Worker, closure: _Closure, result: Any, error: BaseException | None
+        self,
+        worker: Worker,
+        closure: _Closure,
+        result: Any,
+        error: BaseException | None,
+        stored: bool = True,
     ) -> None:
-        """Set the result of a function, unless its worker was lost meanwhile."""
+        """Set the result of a function, unless its worker was lost meanwhile.
+
+        With ``stored``, the next call of the coordinator raises the error.
+        """
         with self._changed:
             if worker.retired:
                 return
             worker.closure = None
             closure.value.complete(result, error)
-            if self._error is None:
+            if stored and self._error is None:
                 self._error = error
             self._ended()
 
@@ -641,9 +667,10 @@ class ClusterCoordinator:
         Raises
         ------
         TypeError
-            ``fn`` was not made by ``tf.function``.
+            ``fn`` was not made by ``tf.function``; ``args`` is no list or tuple, or ``kwargs`` no dict.
         ValueError
-            An argument is a `RemoteValue`, or ``steps_per_call`` is less than 1.
+            An argument is a `RemoteValue`, or has too few values for the workers; ``steps_per_call`` is
+            less than 1.
         RuntimeError
             This is a scheduled function.
         Exception
@@ -654,8 +681,13 @@ class ClusterCoordinator:
                 "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a "
                 f"`tf.function` or a concrete function, not {fn!r}; decorate it with @tf.function."
             )
+        steps_per_call = whole("steps_per_call", steps_per_call)
         if steps_per_call < 1:
             raise ValueError(f"steps_per_call must be at least 1, got {steps_per_call}")
+        if not isinstance(args, (list, tuple, type(None))):
+            raise TypeError(f"args must be a list or a tuple of arguments, not {args!r}")
+        if not isinstance(kwargs, (dict, type(None))):
+            raise TypeError(f"kwargs must be a dict of arguments, not {kwargs!r}")
         self.become_worker()
         assert self._queue is not None
         closure = _Closure(self.strategy, fn, tuple(args or ()), dict(kwargs or {}), steps_per_call)
@@ -690,10 +722,10 @@ class ClusterCoordinator:
         In the process of a worker, this method does not return. Elsewhere it only records that the
         program has started to schedule functions.
         """
+        refuse_in_worker("schedule()")
         self.strategy.extended.started = True
         if self._queue is not None:
             return
-        refuse_in_worker("schedule()")
         server, servers = self.strategy.extended.tasks, self.strategy.extended.servers
         assert isinstance(server, Server) and servers is not None
         worker = Worker(server.task_index)
@@ -753,12 +785,15 @@ class ClusterCoordinator:
         DeadlineExceededError
             Functions run or wait after ``timeout`` seconds; by default there is no limit.
         """
+        timeout = None if timeout is None else number_of("timeout", timeout)
+        refuse_in_worker("join()")
         if self._queue is not None:  # a worker has no queue; its chief has scheduled nothing yet
             self._queue.join(timeout)
             self._sample()
 
     def done(self) -> bool:
         """Return True if all scheduled functions have ended; errors as `join`."""
+        refuse_in_worker("done()")
         return self._queue is None or self._queue.is_done()
 
     def fetch(self, val: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.arguments import whole
+from pycollective.arguments import seconds, whole
 from pycollective.cluster import rules
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
@@ -22,6 +22,7 @@ from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.launched_tasks import cluster_of_launcher
 from pycollective.distribute.per_worker_variable import PerWorkerVariable
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.server import Chief, Server, worker_of_this_process
@@ -275,7 +276,9 @@ class ParameterServerStrategy(Strategy):
     Parameters
     ----------
     cluster_resolver : ClusterResolver, optional
-        The cluster and this process's task; by default that of ``TF_CONFIG``, if it has one.
+        The cluster and this process's task; by default that of ``TF_CONFIG``, if it has one. Else the
+        processes of another launcher that `pycollective.init` knows are the cluster: rank 0 is the
+        chief, the next ``num_ps`` ranks are parameter servers, and the others are workers.
     variable_partitioner : callable or str, optional
         A function ``variable_partitioner(shape=, dtype=)`` that returns the number of shards of each
         axis, 1 for all axes but the first, such as the partitioners of
@@ -306,6 +309,8 @@ class ParameterServerStrategy(Strategy):
         A task of the cluster does not listen within 180 seconds.
     RendezvousError
         A task's address is taken, or the cluster's hosts have no secret.
+    FailedPreconditionError
+        The parameter servers already serve another chief.
     ValueError
         The cluster has no parameter server, no worker or a task of unknown type; there is no worker
         or no server; ``consistency`` is unknown.
@@ -328,18 +333,17 @@ class ParameterServerStrategy(Strategy):
         snapshot_seconds: float = 60.0,
         recover: bool = False,
     ) -> None:
-        cluster, task, number = _cluster_of(cluster_resolver)
+        num_ps, num_workers = whole("num_ps", num_ps), whole("num_workers", num_workers)
+        cluster, task, number = _cluster_of(cluster_resolver, num_ps)
         if cluster is not None:
             num_ps, num_workers = cluster.num_tasks("ps"), cluster.num_tasks("worker")
-        num_ps, num_workers = whole("num_ps", num_ps), whole("num_workers", num_workers)
         if num_ps < 1:
             raise ValueError(f"There must be at least one ps. num_ps is {num_ps}.")
         if num_workers < 1:
             raise ValueError(f"There must be at least one worker. num_workers is {num_workers}.")
         if consistency not in ("locked", "hogwild"):
             raise ValueError(f"consistency must be 'locked' or 'hogwild', got {consistency!r}")
-        if not snapshot_seconds > 0:
-            raise ValueError(f"snapshot_seconds must be positive, got {snapshot_seconds!r}")
+        snapshot_seconds = seconds("snapshot_seconds", snapshot_seconds)
         if recover and snapshot_dir is None:
             raise ValueError(
                 "recover=True needs snapshot_dir, from which a server restores variables"
@@ -420,12 +424,14 @@ class ParameterServerStrategy(Strategy):
         return "\n".join(lines)
 
 
-def _cluster_of(resolver: ClusterResolver | None) -> tuple[ClusterSpec | None, str | None, int]:
+def _cluster_of(
+    resolver: ClusterResolver | None, num_ps: int
+) -> tuple[ClusterSpec | None, str | None, int]:
     """Return the cluster with this process's task, if there is one."""
     source = "cluster_resolver"
     if resolver is None:
         if not TFConfigClusterResolver.applies(os.environ):
-            return None, None, 0
+            return cluster_of_launcher(num_ps) or (None, None, 0)
         source, resolver = "TF_CONFIG", TFConfigClusterResolver()
     if not isinstance(resolver, ClusterResolver):
         raise TypeError(f"cluster_resolver must be a ClusterResolver or None, not {resolver!r}")

@@ -111,8 +111,16 @@ class RemoteValue:
 class PerWorkerValues:
     """A value for each worker; a scheduled function gets the value of the worker that runs it."""
 
+    #: The number of values, or None for any number of workers.
+    count: int | None = None
+
     def __init__(self, values: Sequence[Any]) -> None:
+        if not isinstance(values, (list, tuple)):
+            raise TypeError(
+                f"PerWorkerValues needs a list or a tuple with a value for each worker, not {values!r}"
+            )
         self._values = tuple(values)
+        self.count = len(self._values)
 
     def on(self, worker: Worker) -> Any:
         """Return the value for a worker."""

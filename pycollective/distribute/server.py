@@ -14,7 +14,7 @@ from collections.abc import Callable
 from json import dumps, loads
 from typing import Any, NoReturn
 
-from pycollective.arguments import path_of
+from pycollective import arguments
 from pycollective.cluster import rules
 from pycollective.distribute.server_store import Store
 from pycollective.distribute.server_variables import Servers
@@ -102,10 +102,11 @@ class Server:
         self.job_name, self.task_index = job_name, task_index
         self._address = self._cluster.task_address(job_name, task_index)
         self._title = f"/job:{job_name}/task:{task_index}"
+        snapshot_seconds = arguments.seconds("snapshot_seconds", snapshot_seconds)
         snapshots = None
         if snapshot_dir is not None and job_name == "ps":
             snapshots = Snapshots(
-                os.path.join(path_of("snapshot_dir", snapshot_dir), f"ps-{task_index}")
+                os.path.join(arguments.path_of("snapshot_dir", snapshot_dir), f"ps-{task_index}")
             )
         self._store = Store(snapshots, snapshot_seconds)
         self._chief: queue.SimpleQueue[Link] = queue.SimpleQueue()
@@ -177,10 +178,10 @@ class Server:
             ) from None
         while True:
             try:
-                message, arrays = link.receive(spins=True)
+                message, arrays = link.request(spins=True)
                 if message.get("request") == "end":
                     raise SystemExit(0)
-                link.send(*_answered(run, message, arrays))
+                _answer(link, run, message, arrays)
             except LinkLostError as error:
                 raise SystemExit(f"{self._title}: the chief is lost: {error}") from None
 
@@ -188,37 +189,43 @@ class Server:
         """Accept a connection of another task."""
         if hello.get("purpose") != PURPOSE:
             raise HandshakeError("the other side is not a task of a cluster with parameter servers")
-        task = str(hello.get("task"))
-        link = Link(channel, task)
+        if hello.get("probe"):  # a task that has waited for long; the handshake was the answer
+            channel.close()
+            return
+        link = Link(channel, str(hello.get("task")))
         if self.job_name == "worker":
             self._chief.put(link)
             return
+        is_chief = False
         try:
             while True:
-                message, arrays = link.receive()
-                if message.get("request") == "end":
+                message, arrays = link.request()
+                if is_chief and message.get("request") == "end":
                     self._end.put("")
                     return
-                link.send(*_answered(self._store.answer, message, arrays))
+                succeeded = _answer(link, self._store.answer, message, arrays)
+                is_chief = is_chief or (succeeded and message.get("request") == "begin")
         except LinkLostError as error:
-            if task == "chief":
+            if is_chief:
                 self._end.put(f"{self._title}: the chief is lost: {error}")
         finally:
             link.close()
 
 
-def _answered(
-    answer: Answer, message: dict[str, Any], arrays: list[Any]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Return the reply to a request; an error is a reply too."""
+def _answer(link: Link, answer: Answer, message: dict[str, Any], arrays: list[Any]) -> bool:
+    """Send the reply to a request, or the error; return True if there was no error."""
     try:
-        return answer(message, arrays)
+        link.send(*answer(message, arrays))
+        return True
+    except LinkLostError:
+        raise
     except UnavailableError as error:
-        return {**error_message(error), "server": True}, []
+        link.send({**error_message(error), "server": True})
     except (KeyError, IndexError) as error:
-        return {"error": "RuntimeError", "text": f"malformed request: {error!r}"}, []
+        link.send({"error": "RuntimeError", "text": f"malformed request: {error!r}"})
     except Exception as error:
-        return error_message(error), []
+        link.send(error_message(error))
+    return False
 
 
 class Chief:

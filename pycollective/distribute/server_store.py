@@ -14,7 +14,7 @@ import numpy as np
 from pycollective.distribute.shared_values import Block, SharedFile
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import JOIN_SECONDS, shape_and_dtype
-from pycollective.errors import UnavailableError
+from pycollective.errors import FailedPreconditionError, UnavailableError
 from pycollective.launch.handshake import HandshakeError
 
 _log = logging.getLogger("pycollective")
@@ -29,8 +29,8 @@ class Store:
     def __init__(self, snapshots: Snapshots | None = None, seconds: float = 60.0) -> None:
         self._lock = threading.Lock()
         self._snapshots, self._seconds = snapshots, seconds
-        #: The run of the chief's program. With snapshots, variables are created after the chief has
-        #: sent the name of the run.
+        #: The run of the chief's program, once the chief has sent its name. With snapshots, variables
+        #: are created after that.
         self._run: str | None = None
         self._begun, self._created = threading.Event(), threading.Event()
         self._numbers: dict[str, int] = {}
@@ -99,7 +99,13 @@ class Store:
         """Record the run of the chief's program, and restore its variables if there is a snapshot."""
         run = str(message["run"])
         with self._lock:
+            if self._run not in (None, run):
+                raise FailedPreconditionError(
+                    "the server already serves another chief, and a cluster has one: end that program, "
+                    "or start other tasks at other addresses. In one program, make the strategy once"
+                )
             if self._run is not None or self._snapshots is None:
+                self._run = run
                 return {}, []
             for key, value, version in self._snapshots.read(run):
                 number = self._numbers[key] = len(self._blocks)
@@ -120,7 +126,7 @@ class Store:
                 variables = {key: self._blocks[number] for key, number in self._numbers.items()}
             try:
                 self._snapshots.write(self._run, variables)
-            except OSError as error:
+            except (OSError, UnavailableError) as error:
                 _log.error("the snapshot was not written: %s", error)
 
     def _pull(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:

@@ -640,18 +640,23 @@ class Servers:
         replies = []
         lost: UnavailableError | None = None
         with contextlib.ExitStack() as held:
-            for server, message, arrays in requests:
-                held.enter_context(self.links[server].lock)
-                try:
-                    self.links[server].send(message, arrays)
-                except LinkLostError as error:
-                    lost = server_lost(self.links[server], error)
-            # An unread reply would be taken for the reply to the next request.
-            for server, _, _ in requests:
-                try:
-                    replies.append(self.links[server].receive())
-                except LinkLostError as error:
-                    lost = server_lost(self.links[server], error)
+            try:
+                for server, message, arrays in requests:
+                    held.enter_context(self.links[server].lock)
+                    try:
+                        self.links[server].send(message, arrays)
+                    except LinkLostError as error:
+                        lost = server_lost(self.links[server], error)
+                # An unread reply would be taken for the reply to the next request.
+                for server, _, _ in requests:
+                    try:
+                        replies.append(self.links[server].reply())
+                    except LinkLostError as error:
+                        lost = server_lost(self.links[server], error)
+            except KeyboardInterrupt:
+                for server, _, _ in requests:
+                    self.links[server].interrupts += 1
+                raise
         if lost is not None:
             raise lost
         for (server, _, _), (reply, _) in zip(requests, replies, strict=True):

@@ -30,11 +30,11 @@ class Snapshots:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        os.makedirs(directory, exist_ok=True)
         self._written: dict[int, dict[str, Any]] = {}
 
     def write(self, run: str, variables: dict[str, Block]) -> None:
         """Write the variables that have changed, and the index for a run of the chief's program."""
-        os.makedirs(self._directory, exist_ok=True)
         entries, fresh = [], False
         for key, block in variables.items():
             known = self._written.get(block.number)

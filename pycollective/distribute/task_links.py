@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import dtypes, errors
+from pycollective.distribute.workers import heartbeat_timeout
 from pycollective.errors import CollectiveError, UnavailableError
 from pycollective.launch.description import Description
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
@@ -54,13 +55,20 @@ class LinkLostError(CollectiveError):
 class Link:
     """A connection to another task, for requests and replies.
 
-    Hold `lock` from a request to its reply, as `call` does: threads then take turns.
+    Hold `lock` from a request to its reply, as `call` does: threads then take turns. ``answers`` returns
+    False if the task of the other side is stopped or cut off. It is called after some silence.
     """
 
-    def __init__(self, channel: Channel, task: str) -> None:
+    def __init__(
+        self, channel: Channel, task: str, answers: Callable[[], bool] | None = None
+    ) -> None:
         self.task = task
         self._channel = channel
+        self._answers = answers
         self.lock = threading.Lock()
+        #: The number of calls that an interrupt, such as Ctrl-C, has ended before their replies. Each
+        #: message has it, so that the replies to these calls are dropped.
+        self.interrupts = 0
         #: Bytes that were received beyond those of the last message.
         self._data = b""
         #: True if the last message arrived while the thread spun.
@@ -91,20 +99,48 @@ class Link:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Send a request, and return the reply with its arrays; ``spins`` as in `receive`."""
         with self.lock:
-            self.send(message, arrays)
-            return self.receive(spins)
+            try:
+                self.send(message, arrays)
+                return self.reply(spins)
+            except KeyboardInterrupt:
+                self.interrupts += 1
+                raise
+
+    def reply(self, spins: bool = False) -> tuple[dict[str, Any], list[Any]]:
+        """Return the reply to the last request; drop those to calls that were interrupted."""
+        while True:
+            message, arrays = self.receive(spins)
+            if message.get("interrupts", 0) == self.interrupts:
+                return message, arrays
+            if "next" in message or "request" in message:  # the other side waits for something else
+                self.close()
+                raise self._lost(HandshakeError("a call that needs two replies was interrupted"))
+
+    def request(self, spins: bool = False) -> tuple[dict[str, Any], list[Any]]:
+        """Return the next request of the other side, for a reply by `send`."""
+        message, arrays = self.receive(spins)
+        self.interrupts = message.get("interrupts", 0)
+        return message, arrays
 
     def send(self, message: dict[str, Any], arrays: Sequence[Any] = ()) -> None:
         """Send a message with arrays; raise LinkLostError if the connection has ended."""
         contiguous = [np.asarray(array, order="C") for array in arrays]
         specs = [spec_of(array) for array in contiguous]
+        size = sum([array.nbytes for array in contiguous])
+        if size > _MOST_BYTES:
+            raise ValueError(
+                f"a message has {size:,} bytes of arrays, and at most {_MOST_BYTES:,} fit"
+            )
         sock = self._channel.socket
+        message = {**message, "arrays": specs}
+        if self.interrupts:
+            message["interrupts"] = self.interrupts
+        data = self._channel.encoded(message, repeated=True)
         try:
-            data = self._channel.encoded({**message, "arrays": specs}, repeated=True)
             if not specs:
                 sock.sendall(data)
                 return
-            if sum([array.nbytes for array in contiguous]) <= _JOINED_BYTES:
+            if size <= _JOINED_BYTES:
                 sock.sendall(b"".join([data, *[array.tobytes() for array in contiguous]]))
                 return
             sock.sendall(data)
@@ -112,22 +148,32 @@ class Link:
                 if array.nbytes:
                     sock.sendall(array.reshape(-1).view(np.uint8).data)
         except OSError as error:
+            self.close()
             raise self._lost(error) from None
+        except KeyboardInterrupt:
+            self.close()  # perhaps a part of the message is sent
+            raise
 
     def receive(self, spins: bool = False) -> tuple[dict[str, Any], list[Any]]:
         """Return the next message with its arrays; raise LinkLostError as `send`.
 
         With ``spins`` the thread first polls for a message without sleeping, if the last one came soon.
         """
+        begun = False
         try:
             if not self._data:
                 self._wait(spins)
+            begun = True
             length = self._channel.length_of(self._taken(4))
             message = self._channel.decoded(self._taken(length), repeated=True)
             return message, [self._filled(array) for array in _empty(message.get("arrays"))]
         except (OSError, HandshakeError) as error:
             self.close()  # the receiver could not tell the rest of this message from the next message
             raise self._lost(error) from None
+        except KeyboardInterrupt:
+            if begun:
+                self.close()  # for the same reason
+            raise
 
     def _wait(self, spins: bool) -> None:
         """Wait for the first bytes of a message, which may take any time."""
@@ -137,9 +183,22 @@ class Link:
             while not (self._came() or time.monotonic() > until):
                 os.sched_yield()
         while not self._data:
+            if self._answers is not None and self._is_silent():
+                if not self._answers():
+                    raise ConnectionAbortedError(
+                        "it is stopped or cut off, because it answers no new connection"
+                    )
+                continue
             with contextlib.suppress(TimeoutError, BlockingIOError):
                 self._fill()
         self._spins = time.monotonic() - begun < _SPIN_SECONDS
+
+    def _is_silent(self) -> bool:
+        """Return True if no data arrives until the timeout of heartbeats."""
+        if not self._plain and self._channel.socket.pending():  # type: ignore[attr-defined]
+            return False
+        seconds = heartbeat_timeout()
+        return not self._poll.poll(None if math.isinf(seconds) else 1000 * seconds)
 
     def _came(self) -> bool:
         """Return True if data has arrived; without TLS, also receive it."""
@@ -244,6 +303,12 @@ def _name_of(dtype: Any) -> str:
     return str(dtype.str)
 
 
+def _sendable(array: Any) -> Any:
+    """Return an array whose dtype can be sent; raise TypeError if there is none."""
+    _name_of(array.dtype)
+    return array if array.dtype.itemsize else array.astype(f"{array.dtype.kind}1")
+
+
 @functools.lru_cache(maxsize=64)
 def _dtype_of(name: str) -> Any:
     if name == "bfloat16" and dtypes.bfloat16 is not None:
@@ -274,13 +339,13 @@ def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
         There are too many values.
     """
     if value.__class__ is Tensor:
-        return [["tensor"]], [value.numpy()]
+        return [["tensor"]], [_sendable(value.numpy())]
     tokens: list[Any] = []
     arrays: list[Any] = []
 
     def add(kind: str, *found: Any) -> None:
         tokens.append([kind])
-        arrays.extend(np.asarray(array) for array in found)
+        arrays.extend(_sendable(np.asarray(array)) for array in found)
 
     def walk(value: Any, level: int) -> None:
         if len(tokens) > _MOST_TOKENS or level > _MOST_LEVELS:
@@ -388,7 +453,8 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
 
 def error_message(error: BaseException) -> dict[str, Any]:
     """Return an error as a message: the name of its class, and its text."""
-    return {"error": type(error).__name__, "text": str(error)[:10_000]}
+    text = str(error)[:10_000].encode("utf-8", "backslashreplace").decode()
+    return {"error": type(error).__name__, "text": text}
 
 
 def error_of(message: dict[str, Any], where: str) -> Exception:
@@ -444,19 +510,30 @@ def link_to(task: str, address: str, own: str, seconds: float | None = None) -> 
     sockets = Sockets(Description.of_environment(None, 0, 1, [address]))
     seconds = JOIN_SECONDS if seconds is None else seconds
     deadline, pause = time.monotonic() + seconds, 0.001
+    hello = {"purpose": PURPOSE, "task": own}
+
+    def connected(hello: dict[str, Any], until: float) -> Channel:
+        family, found = sockets.resolve()
+        if _has_unix_socket(sockets.about):
+            local = socket.socket(socket.AF_UNIX)
+            try:
+                local.connect(_UNIX_NAME + address)
+                return sockets.introduced(local, hello, until)
+            except (OSError, HandshakeError):  # on another host, or no task of this cluster
+                local.close()
+        return sockets.reach(family, found, hello, until)
+
+    def answers() -> bool:
+        try:
+            connected({**hello, "probe": True}, time.monotonic() + HANDSHAKE_SECONDS).close()
+            return True
+        except (OSError, HandshakeError):
+            return False
+
     while True:
         try:
-            family, found = sockets.resolve()
             until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
-            hello = {"purpose": PURPOSE, "task": own}
-            if _has_unix_socket(sockets.about):
-                local = socket.socket(socket.AF_UNIX)
-                try:
-                    local.connect(_UNIX_NAME + address)
-                    return Link(sockets.introduced(local, hello, until), task)
-                except (OSError, HandshakeError):  # on another host, or no task of this cluster
-                    local.close()
-            return Link(sockets.reach(family, found, hello, until), task)
+            return Link(connected(hello, until), task, answers)
         except (OSError, HandshakeError) as error:
             now = time.monotonic()
             if now >= deadline or isinstance(error, Refused):

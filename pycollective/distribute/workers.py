@@ -92,7 +92,7 @@ class Workers:
         self.set_names(names, addresses)
         self._over = threading.Event()
         self._over_when_dropped = weakref.finalize(self, self._over.set)
-        timeout = _heartbeat_timeout()
+        timeout = heartbeat_timeout()
         if watched and math.isfinite(timeout):
             self._heartbeat = _Heartbeat(communicator, timeout, self._over)
 
@@ -319,7 +319,8 @@ def _end_heartbeats() -> None:
         heartbeat.end()
 
 
-def _heartbeat_timeout() -> float:
+def heartbeat_timeout() -> float:
+    """Return the seconds without a heartbeat after which a worker is lost."""
     text = os.environ.get(HEARTBEAT, "")
     try:
         seconds = float(text) if text else HEARTBEAT_TIMEOUT

@@ -7,8 +7,10 @@ import gc
 import os
 import random
 import threading
+import time
 import weakref
 
+import hangs
 import numpy as np
 import pytest
 from strategies import mirrored
@@ -18,6 +20,7 @@ from pycollective.distribute import coordinator as coordinators
 from pycollective.distribute.coordinator import (
     ClosureInputError,
     ClusterCoordinator,
+    PerWorkerValues,
     RemoteValue,
     experimental_get_current_worker_index,
 )
@@ -60,6 +63,49 @@ def gate():
     found = Gate()
     yield found
     found.opened.set()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"args": 5}, TypeError, "args must be a list or a tuple of arguments, not 5"),
+        ({"args": "ab"}, TypeError, "args must be a list or a tuple of arguments, not 'ab'"),
+        ({"args": np.ones(2)}, TypeError, "args must be a list or a tuple"),
+        ({"kwargs": [1]}, TypeError, "kwargs must be a dict of arguments"),
+        ({"steps_per_call": 1.5}, TypeError, "steps_per_call must be a whole number, not 1.5"),
+        ({"args": (PerWorkerValues([1]),)}, ValueError, "each of the 2 workers, and has 1"),
+    ],
+)
+def test_schedule_wrong_arguments_raise(coordinator, options, error, text):
+    with pytest.raises(error, match=text):
+        coordinator.schedule(plus_one, **options)
+    assert coordinator.schedule(plus_one, args=[1]).fetch() == 2
+
+
+def test_wrong_values_and_timeout_raise(coordinator):
+    with pytest.raises(TypeError, match="a value for each worker, not 5"):
+        PerWorkerValues(5)
+    with pytest.raises(TypeError, match="timeout must be a number, not 'soon'"):
+        coordinator.join("soon")
+
+
+def test_lost_worker_whose_thread_polled_for_functions_leaves_no_function_waiting():
+    coordinator = cluster(workers=2)
+    queue = coordinator._queue
+    deadline = time.monotonic() + hangs.SECONDS
+    while queue._poller is None:  # a thread polls after a function has run in this thread
+        coordinator.schedule(plus_one, args=(1,)).fetch()
+        assert time.monotonic() < deadline
+    lost = queue._poller
+    with queue._work:  # no thread of a worker runs
+        lost.retired = True
+        queue._own_thread_ran_at = time.monotonic()
+        queue._work.notify_all()
+    while queue._poller is lost:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    coordinator.schedule(plus_one, args=(1,))
+    coordinator.join(hangs.SECONDS)
 
 
 # Results ------------------------------------------------------------------------------------------

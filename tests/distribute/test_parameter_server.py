@@ -80,7 +80,7 @@ def test_strategy_task_that_does_not_listen_raises(monkeypatch):
         ({"num_ps": 0}, "There must be at least one ps."),
         ({"consistency": "some"}, "consistency must be 'locked' or 'hogwild', got 'some'"),
         ({"recover": True}, "recover=True needs snapshot_dir"),
-        ({"snapshot_seconds": 0}, "snapshot_seconds must be positive, got 0"),
+        ({"snapshot_seconds": 0}, "snapshot_seconds must be a positive number of seconds, not 0"),
     ],
 )
 def test_strategy_wrong_number_raises(options, text):

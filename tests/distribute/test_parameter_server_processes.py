@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import hangs
@@ -19,21 +16,6 @@ import pytest
 from ports import free_ports
 
 import pycollective as tf
-from pycollective.distribute import task_links
-from pycollective.distribute.server_store import Store
-from pycollective.distribute.shared_values import Block, SharedFile
-from pycollective.distribute.snapshots import Snapshots
-from pycollective.distribute.task_links import (
-    Link,
-    LinkLostError,
-    decode,
-    encode,
-    link_to,
-    listen,
-)
-from pycollective.errors import CheckpointError
-from pycollective.launch import handshake
-from pycollective.launch.handshake import Channel, HandshakeError
 
 BEGIN = """
 import os, signal, time
@@ -684,315 +666,216 @@ with strategy.scope():
     assert status == 1 and "NotAvailableError: consistency='hogwild' needs the memory" in errors
 
 
-# Tokens -------------------------------------------------------------------------------------------
+# Errors, interrupts, launchers, and lost tasks ------------------------------------------------------
 
 
-def test_tokens_that_mean_nothing_raise():
-    def no_name(token):
-        raise ValueError("no such value")
+def test_values_that_cannot_travel_are_errors_and_end_no_worker(tmp_path, transport):
+    found, errors = results(
+        tmp_path,
+        """
+@tf.function
+def give(kind):
+    return {"object": [np.array([object()], object)], "date": np.array(["2020-01-01"], "M8[D]"),
+            "many": list(range(10_000)), "empty": np.zeros(2, "U1").view("U1")[:0]}[kind]
 
-    for tokens in (None, [], [["list", 2]], [["list", 1 << 60]], [["tensor"]], [["dict"]], [[]], [7],
-                   [["pickle"]], [["list", 1]] * 100, [["list", -1]], [["list", 1.0], ["plain", 1]],
-                   [["float", "0x1p99999"]], [["plain", {"a": 1}]], [["plain", 1.5]],
-                   [["plain", 1], ["plain", 2]]):  # fmt: skip
-        with pytest.raises(HandshakeError):
-            decode(tokens, [], no_name)
+@tf.function
+def fail():
+    raise ValueError("not a text of UTF-8: \\udcff")
 
+@tf.function
+def join():
+    coordinator.join()
 
-def test_decode_an_array_of_numbers_as_a_scalar_raises():
-    with pytest.raises(HandshakeError):
-        decode([["scalar"]], [np.ones(2)], lambda token: None)
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [
-        "bad", [7], [["<f4", -1]], [["<f4", 1 << 60]], [["<f4", 0, 1 << 34, 1 << 34]],
-        [["<U0", 1 << 34]], [["<f4", *[1 << 33] * 40]], [["<f8", 1 << 30]] * 3,
-    ],
-)  # fmt: skip
-def test_a_wrong_header_of_arrays_ends_the_link_and_not_the_thread(specs):
-    """The peer gets the end of the connection, and the server's thread a `LinkLostError`."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        theirs = socket.create_connection(listener.getsockname())
-        ours, _ = listener.accept()
-    with theirs:
-        link, peer = Link(Channel(ours), "the chief"), Channel(theirs)
-        theirs.sendall(peer.encoded({"request": "x", "arrays": specs}))
-        with pytest.raises(LinkLostError, match="the connection to the chief has ended"):
-            link.receive()
-        theirs.settimeout(10)
-        assert theirs.recv(1) == b""
-
-
-def reached(address):
-    """Return the family of the socket by which a task reaches another one that echoes."""
-
-    def enter(channel, hello):
-        link = Link(channel, hello["task"])
-        link.send(*link.receive())
-        link.close()
-
-    sockets, _ = listen(address, enter)
-    try:
-        link = link_to("/job:ps/task:0", address, "chief", 10.0)
-        sent = [np.arange(5.0), np.ones((200, 300), np.float32)]
-        message, arrays = link.call({"request": "echo"}, sent)
-        assert message["request"] == "echo"
-        for one, other in zip(sent, arrays, strict=True):
-            np.testing.assert_array_equal(one, other)
-        family = link._channel.socket.family
-        link.close()
-        return family
-    finally:
-        sockets.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are those of Linux")
-def test_tasks_of_one_host_talk_through_a_unix_socket_or_tcp(monkeypatch):
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    assert reached(address) == socket.AF_UNIX
-    with socket.socket(socket.AF_UNIX) as other:  # it has the name, and is no task
-        other.bind(task_links._UNIX_NAME + address)
-        other.listen()
-        threading.Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
-        assert reached(address) == socket.AF_INET
-    monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
-    assert reached(address) == socket.AF_INET
-
-
-def test_messages_through_a_unix_socket_of_one_user_have_no_hmac(monkeypatch):
-    for owner, codes in ((os.getuid(), 0), (os.getuid() + 1, 32)):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "getuid", lambda owner=owner: owner)
-            one, other = socket.socketpair()
-            with one, other:
-                sender, receiver = Channel(one), Channel(other)
-                sender.seal(b"k" * 32, connected=True)
-                receiver.seal(b"k" * 32, connected=False)
-                data = sender.encoded({})
-                assert len(data) == 4 + len("{}") + codes
-                assert receiver.decoded(data[4:]) == {}
-
-
-def test_equal_messages_of_other_types_are_encoded_apart():
-    with socket.socket() as sock:
-        channel = Channel(sock)
-        values = [1, True, 1.0, None, "1", [1], [True], {"a": 1}, {"a": True}]
-        for _ in range(2):
-            texts = [channel.encoded({"value": value}, repeated=True)[4:] for value in values]
-            assert texts == [
-                json.dumps({"value": v}, separators=(",", ":")).encode() for v in values
-            ]
-        shared = [1]
-        message = {"value": shared}
-        channel.encoded(message, repeated=True)
-        shared.append(2)
-        assert channel.encoded(message, repeated=True)[4:] == b'{"value":[1,2]}'
-
-
-def test_equal_messages_are_parsed_once_and_each_hmac_is_checked():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        other, _ = listener.accept()
-    with one, other:
-        sender, receiver = Channel(one), Channel(other)
-        sender.seal(b"k" * 32, connected=True)
-        receiver.seal(b"k" * 32, connected=False)
-        request = {"request": "call", "arrays": [], "steps": secrets.randbits(60)}
-        first, second, third = [sender.encoded(request)[4:] for _ in range(3)]
-        found = receiver.decoded(first, repeated=True)
-        found["steps"] = 0  # a change of the message does not reach the next one
-        parses = handshake._parsed_before.cache_info().misses
-        assert receiver.decoded(second, repeated=True) == request
-        assert handshake._parsed_before.cache_info().misses == parses
-        for wrong in (second, third[:-1] + bytes([third[-1] ^ 1])):  # replayed, and changed
-            with pytest.raises(HandshakeError, match="changed on its way"):
-                receiver.decoded(wrong, repeated=True)
-        assert receiver.decoded(third, repeated=True) == request
-
-
-def test_encode_objects_raises():
-    with pytest.raises(TypeError, match="a object cannot be sent"):
-        encode([object()], lambda value: None)
-    with pytest.raises(ValueError, match="join them to fewer arrays"):
-        encode(list(range(10_000)), lambda value: None)
-
-
-# The store ----------------------------------------------------------------------------------------
-
-
-def create(store, key, array, given=True):
-    spec = [array.dtype.str, *array.shape]
-    reply, _ = store.answer(
-        {"request": "create", "key": key, "spec": spec}, [array] if given else []
+texts = []
+calls = [*((give, (kind,)) for kind in ("object", "date", "many")), (fail, ()), (join, ())]
+for function, args in calls:
+    value = coordinator.schedule(function, args=args)
+    texts.append(raised(value.fetch))
+    raised(coordinator.join)
+report(texts=texts, empty=coordinator.schedule(give, args=("empty",)).fetch().shape)
+""",
+        workers=1,
     )
-    return reply
+    assert "TypeError: an array of dtype object cannot be sent" in found["texts"][0]
+    assert "TypeError: an array of dtype datetime64[D] cannot be sent" in found["texts"][1]
+    assert "more than 8192 values" in found["texts"][2]
+    assert found["texts"][3].startswith("ValueError: not a text of UTF-8: \\udcff")
+    assert "join() was called in a scheduled function" in found["texts"][4]
+    assert found["empty"] == [0] and "runs again" not in errors
 
 
-def pulled(store, number, have=0):
-    reply, arrays = store.answer({"request": "pull", "have": [[number, have]]}, [])
-    return reply["found"][0], arrays
+def test_interrupted_fetch_cancels_the_function_and_later_results_are_their_own(
+    tmp_path, transport
+):
+    found, errors = results(
+        tmp_path,
+        """
+import threading
+
+@tf.function
+def waits(number):
+    open(f"begun{number}", "w").close()
+    while not os.path.exists(f"go{number}"):
+        time.sleep(0.01)
+    return "old"
+
+@tf.function
+def echo(value):
+    return value
+
+def interrupt(number):
+    while not (os.path.exists(f"begun{number}") and fetching.is_set()):
+        time.sleep(0.01)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+got, caught = [], 0
+for number in range(3):
+    fetching = threading.Event()
+    value = coordinator.schedule(waits, args=(number,))
+    threading.Thread(target=interrupt, args=(number,)).start()
+    try:
+        fetching.set()
+        value.fetch()
+    except KeyboardInterrupt:
+        caught += 1
+    open(f"go{number}", "w").close()
+    coordinator.join()
+    got.append(coordinator.fetch([coordinator.schedule(echo, args=(n,)) for n in range(4)]))
+report(got=got, caught=caught)
+""",
+        workers=1,
+    )
+    assert found == {"got": [[0, 1, 2, 3]] * 3, "caught": 3}
+    assert "runs again" not in errors
 
 
-def test_store_keeps_the_first_value_and_refuses_another_shape():
-    store = Store()
-    assert create(store, "a#0", np.ones(3), given=False) == {"wanted": True}
-    number = create(store, "a#0", np.ones(3))["number"]
-    assert create(store, "a#0", np.zeros(3))["number"] == number
-    assert pulled(store, number)[1][0].tolist() == [1, 1, 1]
-    with pytest.raises(ValueError, match="another program version"):
-        create(store, "a#0", np.zeros(4))
+def test_cached_reads_see_no_update_of_another_task_and_plain_reads_do(tmp_path):
+    found, _ = results(
+        tmp_path,
+        """
+import contextlib
+with strategy.scope():
+    shared = tf.Variable(0.0)
+
+@tf.function
+def twice(cached):
+    block = tf.distribute.experimental.cache_variable_reads() if cached else contextlib.nullcontext()
+    with block:
+        before = float(shared)
+        open(f"read{cached}", "w").close()
+        while not os.path.exists(f"written{cached}"):
+            time.sleep(0.01)
+        return before, float(shared)
+
+def reads(cached):
+    shared.assign(1.0)
+    value = coordinator.schedule(twice, args=(cached,))
+    while not os.path.exists(f"read{cached}"):
+        time.sleep(0.01)
+    shared.assign(2.0)
+    open(f"written{cached}", "w").close()
+    return value.fetch()
+
+report(cached=reads(True), plain=reads(False))
+""",
+        workers=1,
+    )
+    assert found == {"cached": [1, 1], "plain": [1, 2]}
 
 
-def test_store_sends_only_the_rows_that_have_changed():
-    store = Store()
-    number = create(store, "table#0", np.zeros((4096, 2)))["number"]
-    (version, _), _ = pulled(store, number)
-    push = {"request": "push", "items": [[number, "rows"]]}
-    store.answer(push, [np.array([3, 70]), np.ones((2, 2))])
-    found, arrays = pulled(store, number, version)
-    assert found == [version + 1, "rows"]
-    assert arrays[0].tolist() == [3, 70] and arrays[1].tolist() == [[1, 1], [1, 1]]
-    assert pulled(store, number, version + 1) == ([version + 1, "same"], [])
-    _rows, (values,) = store.answer({"request": "rows", "items": [number]}, [np.array([70, 0])])
-    assert values.tolist() == [[1, 1], [0, 0]]
+def test_second_chief_and_evaluator_are_refused_and_the_cluster_continues(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        BEGIN
+        + """
+@tf.function
+def one():
+    return 1
+
+total = 0
+while not os.path.exists("stop"):
+    total += coordinator.schedule(one).fetch()
+    print(total, flush=True)
+"""
+    )
+    with started(path) as tasks:
+        chief = tasks[-1]
+        assert chief.stdout.readline() == "1\n"
+        others = [start(path, job, chief.cluster) for job in ("chief", "evaluator")]
+        tasks += others
+        ends = [task.communicate(timeout=hangs.SECONDS) for task in others]
+        assert "FailedPreconditionError: the server already serves another chief" in ends[0][1]
+        assert "NotAvailableError: an evaluator is not a task" in ends[1][1]
+        assert chief.poll() is None
+        (tmp_path / "stop").touch()
+        ended = [task.communicate(timeout=hangs.SECONDS) for task in tasks[:3]]
+        assert [task.returncode for task in tasks[:3]] == [0, 0, 0], ended
 
 
-def test_store_counts_updates_and_bytes():
-    store = Store()
-    number = create(store, "a#0", np.ones(4))["number"]
-    store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
-    pulled(store, number)
-    assert store.answer({"request": "load"}, [])[0]["load"] == [1, 32, 1, 32, 64]
+@pytest.mark.slow
+def test_stopped_worker_is_lost_and_its_function_runs_on_another(tmp_path, transport, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_HEARTBEAT", "0.5")
+    found, errors = results(
+        tmp_path,
+        """
+@tf.function
+def stops_once():
+    index = tf.distribute.coordinator.experimental_get_current_worker_index()
+    if index == 0:
+        open("pid", "w").write(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.01)
+    return index
+
+values = []
+while not os.path.exists("pid"):
+    values.append(coordinator.schedule(stops_once))
+coordinator.join()
+report(indices=sorted({int(v.fetch()) for v in values}))
+os.kill(int(open("pid").read()), signal.SIGKILL)
+""",
+    )
+    assert found["indices"] == [1] and "it is stopped or cut off" in errors
 
 
-@pytest.mark.parametrize("indices", [[3, 3], [70, 3], [-1, 3], [3, 4096]])
-def test_store_refuses_wrong_rows(indices):
-    store = Store()
-    number = create(store, "table#0", np.zeros((4096, 2)))["number"]
-    with pytest.raises(HandshakeError, match="indices|an index"):
-        store.answer(
-            {"request": "push", "items": [[number, "rows"]]}, [np.array(indices), np.ones((2, 2))]
-        )
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_of_a_launcher_are_the_tasks_of_a_cluster(tmp_path, transport):
+    path = tmp_path / "script.py"
+    path.write_text(
+        BEGIN.replace("ParameterServerStrategy()", "ParameterServerStrategy(num_ps=1)")
+        + MODEL
+        + """
+@tf.function
+def add():
+    count.assign_add(1)
+    time.sleep(0.01)
+    return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+values = [coordinator.schedule(add) for _ in range(20)]
+coordinator.join()
+print("FOUND", sorted({int(v.fetch()) for v in values}), int(count), strategy.describe())
+"""
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for ranks in (4, 2):
+        command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks)]
+        ended = subprocess.run(
+            [*command, "--transport", transport, str(path)],
+            capture_output=True, text=True, timeout=hangs.SECONDS, env=environment, cwd=tmp_path,
+        )  # fmt: skip
+        if ranks == 4:
+            assert "FOUND [0, 1] 20 workers: 2 other processes" in ended.stdout, ended
+            assert ended.returncode == 0, ended
+        else:
+            assert (
+                "has started 2 processes, and a cluster needs a chief, 1 parameter" in ended.stderr
+            )
 
 
-def step_of(store, numbers, gradient, rule=("Adagrad", {"epsilon": 1e-7}), **options):
-    message = {"request": "update", "rule": [*rule], "rate": 0.5, "step": 1, "decay": 1.0}
-    message |= {"items": [[numbers, False, False]], **options}
-    arrays = gradient if isinstance(gradient, list) else [gradient]
-    return store.answer(message, arrays)
-
-
-def test_store_makes_the_step_of_an_optimizer_with_slots_and_rows():
-    store = Store()
-    numbers = [create(store, f"{name}#0", np.ones((4096, 2)))["number"] for name in ("v", "slot")]
-    step_of(store, numbers, np.full((4096, 2), 3.0))
-    weights = 1 - 0.5 * 3 / np.sqrt(10)
-    assert pulled(store, numbers[0])[1][0] == pytest.approx(np.full((4096, 2), weights))
-    assert pulled(store, numbers[1])[1][0] == pytest.approx(np.full((4096, 2), 10.0))
-    items = [[numbers, True, False]]
-    step_of(store, numbers, [np.array([3, 70]), np.ones((2, 2))], items=items)
-    for number, value in zip(numbers, (weights - 0.5 / np.sqrt(11), 11.0), strict=True):
-        found, arrays = pulled(store, number, 2)
-        assert found == [3, "rows"] and arrays[0].tolist() == [3, 70]
-        assert arrays[1] == pytest.approx(np.full((2, 2), value))
-
-
-@pytest.mark.parametrize(
-    ("slots", "gradient", "rule", "text"),
-    [
-        (["slot"], np.ones(3), ("Adagrad", {}), "a gradient of another shape"),
-        (["slot"], np.ones(4, np.float32), ("Adagrad", {}), "another shape or dtype"),
-        ([], np.ones(4), ("Adagrad", {}), "slots that do not fit"),
-        (["slot", "short"], np.ones(4), ("Adam", {}), "slots that do not fit"),
-        (["slot"], np.ones(4), ("LossScaleOptimizer", {}), "no optimizer"),
-        (["slot"], np.ones(4), ("__class__", {}), "no optimizer"),
-    ],
-)
-def test_store_refuses_a_wrong_step_of_an_optimizer(slots, gradient, rule, text):
-    store = Store()
-    shapes = {"v": 4, "slot": 4, "short": 3}
-    numbers = [create(store, name, np.ones(shapes[name]))["number"] for name in ("v", *slots)]
-    with pytest.raises(HandshakeError, match=text):
-        step_of(store, numbers, gradient, rule)
-
-
-def test_store_refuses_an_update_of_another_shape():
-    store = Store()
-    number = create(store, "a#0", np.ones(3))["number"]
-    with pytest.raises(HandshakeError, match="another shape"):
-        store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
-
-
-# Shared memory ------------------------------------------------------------------------------------
-
-
-def test_block_of_another_file_is_not_mapped():
-    file = SharedFile.made()
-    if file is None:
-        pytest.skip("this system has no files in memory with locks")
-    owner, fd, token = file.name
-    assert SharedFile.of([owner, fd, token]) is not None
-    for name in ([owner, fd, token[2:] + "00"], [owner, 10**6, token], [owner, fd, "x"], None, []):
-        assert SharedFile.of(name) is None
-
-
-def test_block_in_a_file_is_seen_and_locked_by_another_mapping():
-    file = SharedFile.made()
-    if file is None:
-        pytest.skip("this system has no files in memory with locks")
-    block = Block.made(np.zeros((4096, 2)), 5, file)
-    other = Block((4096, 2), np.dtype(float), 5, SharedFile.of(file.name), block.offset)
-    begun, ended = threading.Event(), threading.Event()
-
-    def change():
-        begun.set()
-        with other.locked(True) as value:
-            other.changed([7])
-            value[7] += 1
-        ended.set()
-
-    with block.locked(False):
-        threading.Thread(target=change).start()
-        assert begun.wait(hangs.SECONDS) and not ended.wait(0.05)
-        assert block.value[7].tolist() == [0, 0]
-    assert ended.wait(hangs.SECONDS)
-    assert block.value[7].tolist() == [1, 1]
-    assert block.rows_since(block.version - 1).tolist() == [7]
-    assert block.rows_since(0) is None
-
-
-# Snapshots ----------------------------------------------------------------------------------------
-
-
-def test_snapshot_holds_only_the_run_that_wrote_it(tmp_path):
-    snapshots = Snapshots(str(tmp_path))
-    blocks = {"v#0": Block.made(np.arange(3.0), 0, None), "w#0": Block.made(np.zeros(()), 1, None)}
-    snapshots.write("a", blocks)
-    blocks["v#0"].value += 1
-    blocks["v#0"].changed()
-    snapshots.write("a", blocks)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.2", "1.1", "index.json"]
-    again, other = [Store(Snapshots(str(tmp_path)), 3600) for _ in range(2)]
-    again.answer({"request": "begin", "run": "a"}, [])
-    number = create(again, "v#0", np.zeros(3), given=False)["number"]
-    (version, _), (value,) = pulled(again, number)
-    assert version == 2 and value.tolist() == [1, 2, 3]
-    other.answer({"request": "begin", "run": "b"}, [])
-    assert create(other, "v#0", np.zeros(3), given=False) == {"wanted": True}
-
-
-def test_snapshot_that_is_damaged_raises(tmp_path):
-    snapshots = Snapshots(str(tmp_path))
-    snapshots.write("a", {"v#0": Block.made(np.arange(3.0), 0, None)})
-    (tmp_path / "0.1").write_bytes(b"short")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        snapshots.read("a")
-    for text in (b"[]", b"{", b'{"run": "a", "variables": [{"number": 0}]}'):
-        (tmp_path / "index.json").write_bytes(text)
-        with pytest.raises(CheckpointError, match="is damaged"):
-            snapshots.read("a")
+def test_server_target_is_its_address():
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+    server = tf.distribute.Server(cluster, "worker", 0, start=False)
+    assert server.target == "grpc://127.0.0.1:2"
 
 
 @pytest.mark.slow

@@ -1,0 +1,463 @@
+"""Parts of a cluster with parameter servers: messages, stores, shared memory, and snapshots."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+
+import hangs
+import numpy as np
+import pytest
+from ports import free_ports
+
+from pycollective.distribute import snapshots as snapshot_files
+from pycollective.distribute import task_links
+from pycollective.distribute.server_store import Store
+from pycollective.distribute.shared_values import Block, SharedFile
+from pycollective.distribute.snapshots import Snapshots
+from pycollective.distribute.task_links import (
+    Link,
+    LinkLostError,
+    decode,
+    encode,
+    link_to,
+    listen,
+)
+from pycollective.errors import CheckpointError, FailedPreconditionError, UnavailableError
+from pycollective.launch import handshake
+from pycollective.launch.handshake import Channel, HandshakeError
+
+# Tokens -------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_mean_nothing_raise():
+    def no_name(token):
+        raise ValueError("no such value")
+
+    for tokens in (None, [], [["list", 2]], [["list", 1 << 60]], [["tensor"]], [["dict"]], [[]], [7],
+                   [["pickle"]], [["list", 1]] * 100, [["list", -1]], [["list", 1.0], ["plain", 1]],
+                   [["float", "0x1p99999"]], [["plain", {"a": 1}]], [["plain", 1.5]],
+                   [["plain", 1], ["plain", 2]]):  # fmt: skip
+        with pytest.raises(HandshakeError):
+            decode(tokens, [], no_name)
+
+
+def test_decode_an_array_of_numbers_as_a_scalar_raises():
+    with pytest.raises(HandshakeError):
+        decode([["scalar"]], [np.ones(2)], lambda token: None)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        "bad", [7], [["<f4", -1]], [["<f4", 1 << 60]], [["<f4", 0, 1 << 34, 1 << 34]],
+        [["<U0", 1 << 34]], [["<f4", *[1 << 33] * 40]], [["<f8", 1 << 30]] * 3,
+    ],
+)  # fmt: skip
+def test_a_wrong_header_of_arrays_ends_the_link_and_not_the_thread(specs):
+    """The peer gets the end of the connection, and the server's thread a `LinkLostError`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    with theirs:
+        link, peer = Link(Channel(ours), "the chief"), Channel(theirs)
+        theirs.sendall(peer.encoded({"request": "x", "arrays": specs}))
+        with pytest.raises(LinkLostError, match="the connection to the chief has ended"):
+            link.receive()
+        theirs.settimeout(10)
+        assert theirs.recv(1) == b""
+
+
+def reached(address):
+    """Return the family of the socket by which a task reaches another one that echoes."""
+
+    def enter(channel, hello):
+        link = Link(channel, hello["task"])
+        link.send(*link.receive())
+        link.close()
+
+    sockets, _ = listen(address, enter)
+    try:
+        link = link_to("/job:ps/task:0", address, "chief", 10.0)
+        sent = [np.arange(5.0), np.ones((200, 300), np.float32)]
+        message, arrays = link.call({"request": "echo"}, sent)
+        assert message["request"] == "echo"
+        for one, other in zip(sent, arrays, strict=True):
+            np.testing.assert_array_equal(one, other)
+        family = link._channel.socket.family
+        link.close()
+        return family
+    finally:
+        sockets.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are those of Linux")
+def test_tasks_of_one_host_talk_through_a_unix_socket_or_tcp(monkeypatch):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    assert reached(address) == socket.AF_UNIX
+    with socket.socket(socket.AF_UNIX) as other:  # it has the name, and is no task
+        other.bind(task_links._UNIX_NAME + address)
+        other.listen()
+        threading.Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
+        assert reached(address) == socket.AF_INET
+    monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
+    assert reached(address) == socket.AF_INET
+
+
+def test_messages_through_a_unix_socket_of_one_user_have_no_hmac(monkeypatch):
+    for owner, codes in ((os.getuid(), 0), (os.getuid() + 1, 32)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getuid", lambda owner=owner: owner)
+            one, other = socket.socketpair()
+            with one, other:
+                sender, receiver = Channel(one), Channel(other)
+                sender.seal(b"k" * 32, connected=True)
+                receiver.seal(b"k" * 32, connected=False)
+                data = sender.encoded({})
+                assert len(data) == 4 + len("{}") + codes
+                assert receiver.decoded(data[4:]) == {}
+
+
+def test_equal_messages_of_other_types_are_encoded_apart():
+    with socket.socket() as sock:
+        channel = Channel(sock)
+        values = [1, True, 1.0, None, "1", [1], [True], {"a": 1}, {"a": True}]
+        for _ in range(2):
+            texts = [channel.encoded({"value": value}, repeated=True)[4:] for value in values]
+            assert texts == [
+                json.dumps({"value": v}, separators=(",", ":")).encode() for v in values
+            ]
+        shared = [1]
+        message = {"value": shared}
+        channel.encoded(message, repeated=True)
+        shared.append(2)
+        assert channel.encoded(message, repeated=True)[4:] == b'{"value":[1,2]}'
+
+
+def test_equal_messages_are_parsed_once_and_each_hmac_is_checked():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    with one, other:
+        sender, receiver = Channel(one), Channel(other)
+        sender.seal(b"k" * 32, connected=True)
+        receiver.seal(b"k" * 32, connected=False)
+        request = {"request": "call", "arrays": [], "steps": secrets.randbits(60)}
+        first, second, third = [sender.encoded(request)[4:] for _ in range(3)]
+        found = receiver.decoded(first, repeated=True)
+        found["steps"] = 0  # a change of the message does not reach the next one
+        parses = handshake._parsed_before.cache_info().misses
+        assert receiver.decoded(second, repeated=True) == request
+        assert handshake._parsed_before.cache_info().misses == parses
+        for wrong in (second, third[:-1] + bytes([third[-1] ^ 1])):  # replayed, and changed
+            with pytest.raises(HandshakeError, match="changed on its way"):
+                receiver.decoded(wrong, repeated=True)
+        assert receiver.decoded(third, repeated=True) == request
+
+
+def test_encode_objects_raises():
+    with pytest.raises(TypeError, match="a object cannot be sent"):
+        encode([object()], lambda value: None)
+    with pytest.raises(ValueError, match="join them to fewer arrays"):
+        encode(list(range(10_000)), lambda value: None)
+
+
+def test_interrupted_call_reply_is_dropped():
+    one, other = socket.socketpair()
+    link, peer, interrupted = (
+        Link(Channel(one), "the server"),
+        Link(Channel(other), "the chief"),
+        threading.Event(),
+    )
+
+    def serve():
+        first, _ = peer.request()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert interrupted.wait(hangs.SECONDS)
+        peer.send({"found": first["number"]})
+        second, _ = peer.request()
+        peer.send({"found": second["number"]})
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        link.call({"request": "x", "number": 1})
+    interrupted.set()
+    assert link.call({"request": "x", "number": 2})[0]["found"] == 2
+    thread.join()
+    link.close()
+    peer.close()
+
+
+def test_silent_task_that_answers_no_connection_is_lost(monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_HEARTBEAT", "0.01")
+    answers = [True, True, False]
+    one, other = socket.socketpair()
+    with other:
+        link = Link(Channel(one), "the server", lambda: answers.pop(0))
+        with pytest.raises(LinkLostError, match="it is stopped or cut off"):
+            link.receive()
+    assert not answers
+
+
+# The store ----------------------------------------------------------------------------------------
+
+
+def create(store, key, array, given=True):
+    spec = [array.dtype.str, *array.shape]
+    reply, _ = store.answer(
+        {"request": "create", "key": key, "spec": spec}, [array] if given else []
+    )
+    return reply
+
+
+def pulled(store, number, have=0):
+    reply, arrays = store.answer({"request": "pull", "have": [[number, have]]}, [])
+    return reply["found"][0], arrays
+
+
+def test_store_keeps_the_first_value_and_refuses_another_shape():
+    store = Store()
+    assert create(store, "a#0", np.ones(3), given=False) == {"wanted": True}
+    number = create(store, "a#0", np.ones(3))["number"]
+    assert create(store, "a#0", np.zeros(3))["number"] == number
+    assert pulled(store, number)[1][0].tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="another program version"):
+        create(store, "a#0", np.zeros(4))
+
+
+def test_store_sends_only_the_rows_that_have_changed():
+    store = Store()
+    number = create(store, "table#0", np.zeros((4096, 2)))["number"]
+    (version, _), _ = pulled(store, number)
+    push = {"request": "push", "items": [[number, "rows"]]}
+    store.answer(push, [np.array([3, 70]), np.ones((2, 2))])
+    found, arrays = pulled(store, number, version)
+    assert found == [version + 1, "rows"]
+    assert arrays[0].tolist() == [3, 70] and arrays[1].tolist() == [[1, 1], [1, 1]]
+    assert pulled(store, number, version + 1) == ([version + 1, "same"], [])
+    _rows, (values,) = store.answer({"request": "rows", "items": [number]}, [np.array([70, 0])])
+    assert values.tolist() == [[1, 1], [0, 0]]
+
+
+def test_store_counts_updates_and_bytes():
+    store = Store()
+    number = create(store, "a#0", np.ones(4))["number"]
+    store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
+    pulled(store, number)
+    assert store.answer({"request": "load"}, [])[0]["load"] == [1, 32, 1, 32, 64]
+
+
+@pytest.mark.parametrize("indices", [[3, 3], [70, 3], [-1, 3], [3, 4096]])
+def test_store_refuses_wrong_rows(indices):
+    store = Store()
+    number = create(store, "table#0", np.zeros((4096, 2)))["number"]
+    with pytest.raises(HandshakeError, match="indices|an index"):
+        store.answer(
+            {"request": "push", "items": [[number, "rows"]]}, [np.array(indices), np.ones((2, 2))]
+        )
+
+
+def step_of(store, numbers, gradient, rule=("Adagrad", {"epsilon": 1e-7}), **options):
+    message = {"request": "update", "rule": [*rule], "rate": 0.5, "step": 1, "decay": 1.0}
+    message |= {"items": [[numbers, False, False]], **options}
+    arrays = gradient if isinstance(gradient, list) else [gradient]
+    return store.answer(message, arrays)
+
+
+def test_store_makes_the_step_of_an_optimizer_with_slots_and_rows():
+    store = Store()
+    numbers = [create(store, f"{name}#0", np.ones((4096, 2)))["number"] for name in ("v", "slot")]
+    step_of(store, numbers, np.full((4096, 2), 3.0))
+    weights = 1 - 0.5 * 3 / np.sqrt(10)
+    assert pulled(store, numbers[0])[1][0] == pytest.approx(np.full((4096, 2), weights))
+    assert pulled(store, numbers[1])[1][0] == pytest.approx(np.full((4096, 2), 10.0))
+    items = [[numbers, True, False]]
+    step_of(store, numbers, [np.array([3, 70]), np.ones((2, 2))], items=items)
+    for number, value in zip(numbers, (weights - 0.5 / np.sqrt(11), 11.0), strict=True):
+        found, arrays = pulled(store, number, 2)
+        assert found == [3, "rows"] and arrays[0].tolist() == [3, 70]
+        assert arrays[1] == pytest.approx(np.full((2, 2), value))
+
+
+@pytest.mark.parametrize(
+    ("slots", "gradient", "rule", "text"),
+    [
+        (["slot"], np.ones(3), ("Adagrad", {}), "a gradient of another shape"),
+        (["slot"], np.ones(4, np.float32), ("Adagrad", {}), "another shape or dtype"),
+        ([], np.ones(4), ("Adagrad", {}), "slots that do not fit"),
+        (["slot", "short"], np.ones(4), ("Adam", {}), "slots that do not fit"),
+        (["slot"], np.ones(4), ("LossScaleOptimizer", {}), "no optimizer"),
+        (["slot"], np.ones(4), ("__class__", {}), "no optimizer"),
+    ],
+)
+def test_store_refuses_a_wrong_step_of_an_optimizer(slots, gradient, rule, text):
+    store = Store()
+    shapes = {"v": 4, "slot": 4, "short": 3}
+    numbers = [create(store, name, np.ones(shapes[name]))["number"] for name in ("v", *slots)]
+    with pytest.raises(HandshakeError, match=text):
+        step_of(store, numbers, gradient, rule)
+
+
+def test_store_refuses_an_update_of_another_shape():
+    store = Store()
+    number = create(store, "a#0", np.ones(3))["number"]
+    with pytest.raises(HandshakeError, match="another shape"):
+        store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
+
+
+def test_store_serves_one_chief():
+    store = Store()
+    for _ in range(2):
+        assert store.answer({"request": "begin", "run": "a"}, []) == ({}, [])
+    with pytest.raises(FailedPreconditionError, match="already serves another chief"):
+        store.answer({"request": "begin", "run": "b"}, [])
+
+
+def test_store_updates_a_variable_while_another_one_is_locked():
+    store = Store()
+    first, second = (create(store, f"{name}#0", np.zeros(3))["number"] for name in "ab")
+    locked, release = threading.Event(), threading.Event()
+
+    def hold():
+        with store._blocks[first].locked(True):
+            locked.set()
+            release.wait(hangs.SECONDS)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert locked.wait(hangs.SECONDS)
+    push = threading.Thread(
+        target=store.answer,
+        args=({"request": "push", "items": [[second, "add"]]}, [np.ones(3)]),
+    )
+    push.start()
+    push.join(hangs.SECONDS)
+    assert not push.is_alive() and pulled(store, second)[1][0].tolist() == [1, 1, 1]
+    release.set()
+    thread.join()
+
+
+# Shared memory ------------------------------------------------------------------------------------
+
+
+def test_block_of_another_file_is_not_mapped():
+    file = SharedFile.made()
+    if file is None:
+        pytest.skip("this system has no files in memory with locks")
+    owner, fd, token = file.name
+    assert SharedFile.of([owner, fd, token]) is not None
+    for name in ([owner, fd, token[2:] + "00"], [owner, 10**6, token], [owner, fd, "x"], None, []):
+        assert SharedFile.of(name) is None
+
+
+def test_block_in_a_file_is_seen_and_locked_by_another_mapping():
+    file = SharedFile.made()
+    if file is None:
+        pytest.skip("this system has no files in memory with locks")
+    block = Block.made(np.zeros((4096, 2)), 5, file)
+    other = Block((4096, 2), np.dtype(float), 5, SharedFile.of(file.name), block.offset)
+    begun, ended = threading.Event(), threading.Event()
+
+    def change():
+        begun.set()
+        with other.locked(True) as value:
+            other.changed([7])
+            value[7] += 1
+        ended.set()
+
+    with block.locked(False):
+        threading.Thread(target=change).start()
+        assert begun.wait(hangs.SECONDS) and not ended.wait(0.05)
+        assert block.value[7].tolist() == [0, 0]
+    assert ended.wait(hangs.SECONDS)
+    assert block.value[7].tolist() == [1, 1]
+    assert block.rows_since(block.version - 1).tolist() == [7]
+    assert block.rows_since(0) is None
+
+
+# Snapshots ----------------------------------------------------------------------------------------
+
+
+def test_snapshot_holds_only_the_run_that_wrote_it(tmp_path):
+    snapshots = Snapshots(str(tmp_path))
+    blocks = {"v#0": Block.made(np.arange(3.0), 0, None), "w#0": Block.made(np.zeros(()), 1, None)}
+    snapshots.write("a", blocks)
+    blocks["v#0"].value += 1
+    blocks["v#0"].changed()
+    snapshots.write("a", blocks)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.2", "1.1", "index.json"]
+    again, other = [Store(Snapshots(str(tmp_path)), 3600) for _ in range(2)]
+    again.answer({"request": "begin", "run": "a"}, [])
+    number = create(again, "v#0", np.zeros(3), given=False)["number"]
+    (version, _), (value,) = pulled(again, number)
+    assert version == 2 and value.tolist() == [1, 2, 3]
+    other.answer({"request": "begin", "run": "b"}, [])
+    assert create(other, "v#0", np.zeros(3), given=False) == {"wanted": True}
+
+
+def test_snapshot_that_is_damaged_raises(tmp_path):
+    snapshots = Snapshots(str(tmp_path))
+    snapshots.write("a", {"v#0": Block.made(np.arange(3.0), 0, None)})
+    (tmp_path / "0.1").write_bytes(b"short")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        snapshots.read("a")
+    for text in (b"[]", b"{", b'{"run": "a", "variables": [{"number": 0}]}'):
+        (tmp_path / "index.json").write_bytes(text)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            snapshots.read("a")
+
+
+def test_snapshot_that_cannot_be_written_leaves_the_last_one_and_is_tried_again(
+    tmp_path, monkeypatch
+):
+    snapshots = Snapshots(str(tmp_path))
+    block = Block.made(np.zeros(3), 0, None)
+    snapshots.write("a", {"v#0": block})
+    write = snapshot_files.write_atomically
+
+    def full(path, data):
+        if path.endswith("index.json"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    block.value += 1
+    block.changed()
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot_files, "write_atomically", full)
+        with pytest.raises(OSError, match="No space left"):
+            snapshots.write("a", {"v#0": block})
+        ((_, value, version),) = Snapshots(str(tmp_path)).read("a")
+        assert value.tolist() == [0, 0, 0] and version == 1
+    snapshots.write("a", {"v#0": block})
+    ((_, value, version),) = Snapshots(str(tmp_path)).read("a")
+    assert value.tolist() == [1, 1, 1] and version == 2
+
+
+def test_store_continues_to_write_snapshots_after_an_error(tmp_path, monkeypatch, caplog):
+    snapshots, written, calls = Snapshots(str(tmp_path)), threading.Event(), []
+
+    def write(run, variables):
+        calls.append(run)
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if len(calls) == 2:
+            raise UnavailableError("a variable is locked")
+        written.set()
+
+    monkeypatch.setattr(snapshots, "write", write)
+    Store(snapshots, 0.01).answer({"request": "begin", "run": "a"}, [])
+    assert written.wait(hangs.SECONDS)
+    assert "the snapshot was not written: [Errno 28]" in caplog.text
+
+
+def test_snapshot_directory_that_cannot_be_made_raises(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        Snapshots(str(tmp_path / "file" / "ps-0"))
