@@ -1,24 +1,38 @@
-"""Compare the training throughput of two models with TensorFlow and PyTorch in the same run.
+"""Compare the time and memory of training steps with TensorFlow, PyTorch and Keras on JAX.
 
-    python benchmarks/compare_training.py [--model tutorial|resnet20] [--data DIR] [--rounds 3]
-                                          [--json FILE] [--peer-python PYTHON]
+    python benchmarks/compare_training.py [--model MODEL] [--only CONTESTANT ...] [--rounds 3]
+                                          [--json FILE] [--peers PYTHON ...] [--data DIR] [--check]
 
-Every contestant trains the same model with Adam and L2 regularization on the same images in float32, 64
-examples per replica. The loop is the one that its users write: next batch from a shuffled dataset, step,
-loss read every step. One model is the tutorial's CNN (121,930 parameters) on MNIST. The other one is
-ResNet-20 (He et al., 2016; 1 x 1 convolutions where shapes change) on generated images of 32 x 32 x 3.
+Every contestant trains the same model with Adam on the same images in float32. The models are in
+models_keras.py and models_torch.py:
+
+    tutorial      the tutorial's CNN (121,930 parameters) on MNIST, 64 examples a replica
+    resnet20      ResNet-20 (1 x 1 convolutions where shapes change), 32 x 32, 64 examples
+    resnet50      ResNet-50, 224 x 224, 16 examples
+    mobilenet_v2  MobileNetV2, 224 x 224, 16 examples
+    vgg16         VGG-16 with a head of 512 units, 32 x 32, 16 examples
+    unet          a U-Net of 32 to 512 filters, 128 x 128, 16 examples
+    mlp           three dense layers, 32 examples: the time is that of the interpreter
+
+The loop is the one that its users write: next batch from a shuffled dataset, step, loss read every step.
+A peer's `x2` is a batch as large as that of two replicas.
+
+`--check` instead gives all contestants equal kernels and one batch, and compares two losses: before and
+after a step. Run it first.
 
 Each contestant runs in its own process. The contestants take turns, round after round, because shared
 machines change their speed; the number is the median over all windows of all rounds. The memory is the
-process's peak, including libraries and data. Peers that are not installed are left out (extra `peers`,
-or another interpreter by --peer-python). A contestant whose loss has not decreased has no number.
+process's peak, including libraries and data. A JSON file keeps the rounds of each contestant, so that
+the same command goes on where it ended. Peers that no interpreter of --peers has are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import json
+import math
 import os
 import platform
 import resource
@@ -30,13 +44,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-BATCH = 64
-WARMUP_STEPS = 30
+from models_keras import MODELS, Model, give_equal_kernels
+
 WINDOWS = 5
 WINDOW_SECONDS = 1.5
 FIT_STEPS = 80  # of an epoch of ``fit``
-# The shape of an image, and the number of images.
-SIZES = {"tutorial": ((28, 28, 1), 20_000), "resnet20": ((32, 32, 3), 10_000)}
+# A contestant that ends with a larger loss has no number. Other models learn too few steps.
+MOST_LOSS = {"tutorial": 1.0, "resnet20": 1.0, "mlp": 1.0}
+CHECKED = 4  # examples of a batch in a check
+TOLERANCE = (1e-4, 2e-2)  # of the losses before and after a step
 
 
 def images_of(model: str, folder: str | None) -> tuple[Any, Any]:
@@ -49,17 +65,20 @@ def images_of(model: str, folder: str | None) -> tuple[Any, Any]:
         with gzip.open(Path(folder) / "train-labels-idx1-ubyte.gz") as f:
             y = np.frombuffer(f.read(), np.uint8, offset=8)
         return x.astype(np.float32) / np.float32(255), y.astype(np.int32)
-    shape, count = SIZES[model]
+    kind = MODELS[model]
     random = np.random.default_rng(0)
-    prototypes = random.random((10, *shape), dtype=np.float32)
-    y = random.integers(0, 10, count).astype(np.int32)
-    noise = random.standard_normal((len(y), *shape), dtype=np.float32)
-    return prototypes[y] + np.float32(0.3) * noise, y
+    y = random.integers(0, kind.classes, kind.images).astype(np.int32)
+    x = random.standard_normal((kind.images, *kind.shape), dtype=np.float32)
+    if kind.per_pixel:
+        return x, (x.mean(-1) > 0).astype(np.int32)
+    x *= np.float32(0.3)
+    x += random.random((kind.classes, *kind.shape), dtype=np.float32)[y]
+    return x, y
 
 
-def timed(step: Callable[[], float], examples: int) -> dict[str, Any]:
+def timed(step: Callable[[], float], model: str, examples: int) -> dict[str, Any]:
     """Run steps in windows; return samples per second of each window, and the last losses' mean."""
-    for _ in range(WARMUP_STEPS):
+    for _ in range(MODELS[model].warmup):
         step()
     rates, losses = [], []
     for _ in range(WINDOWS):
@@ -76,67 +95,21 @@ def timed(step: Callable[[], float], examples: int) -> dict[str, Any]:
 # Contestants ----------------------------------------------------------------------------------
 
 
-def tutorial_model(tf: Any) -> Any:
-    layers, l2 = tf.keras.layers, tf.keras.regularizers.L2
-    return tf.keras.Sequential(
-        [
-            layers.Conv2D(32, 3, activation="relu", kernel_regularizer=l2(1e-5)),
-            layers.MaxPooling2D(),
-            layers.Conv2D(64, 3, activation="relu", kernel_regularizer=l2(1e-5)),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu", kernel_regularizer=l2(1e-5)),
-            layers.Dense(10, kernel_regularizer=l2(1e-5)),
-        ]
-    )
-
-
-def resnet20(tf: Any) -> Any:
-    layers, l2 = tf.keras.layers, tf.keras.regularizers.L2
-
-    def conv(filters: int, size: int, strides: int) -> Any:
-        return layers.Conv2D(
-            filters,
-            size,
-            strides=strides,
-            padding="same",
-            use_bias=False,
-            kernel_regularizer=l2(1e-5),
-        )
-
-    inputs = tf.keras.Input((32, 32, 3))
-    x = layers.BatchNormalization()(conv(16, 3, 1)(inputs))
-    x = layers.Activation("relu")(x)
-    for stage, filters in enumerate((16, 32, 64)):
-        for block in range(3):
-            strides = 2 if stage and not block else 1
-            y = layers.BatchNormalization()(conv(filters, 3, strides)(x))
-            y = layers.Activation("relu")(y)
-            y = layers.BatchNormalization()(conv(filters, 3, 1)(y))
-            if strides > 1:
-                x = conv(filters, 1, strides)(x)
-            x = layers.Activation("relu")(layers.Add()([x, y]))
-    x = layers.GlobalAveragePooling2D()(x)
-    return tf.keras.Model(inputs, layers.Dense(10, kernel_regularizer=l2(1e-5))(x))
-
-
-MODELS = {"tutorial": tutorial_model, "resnet20": resnet20}
-
-
 def tutorial_steps(
     tf: Any, strategy: Any, model_name: str, data: tuple[Any, Any], compiled: bool
 ) -> Iterator[Any]:
     """Return a step of the tutorial's custom loop; the same lines run on TensorFlow and pycollective."""
-    replicas = strategy.num_replicas_in_sync
-    batch = BATCH * replicas
+    kind = MODELS[model_name]
+    batch = kind.batch * strategy.num_replicas_in_sync
     dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
     dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
+    pixels = math.prod(data[1].shape[1:])
     with strategy.scope():
         cross_entropy = tf.keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="none"
         )
-        model = MODELS[model_name](tf)
-        model.build((None, *SIZES[model_name][0]))
+        model = kind.build(tf.keras)
+        model.build((None, *kind.shape))
         optimizer = tf.keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
         accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
@@ -147,7 +120,9 @@ def tutorial_steps(
             loss = tf.nn.compute_average_loss(
                 cross_entropy(labels, predictions), global_batch_size=batch
             )
-            loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+            loss = loss / pixels
+            if kind.l2:
+                loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         accuracy.update_state(labels, predictions)
@@ -164,11 +139,11 @@ def tutorial_steps(
 
 def fitted(tf: Any, strategy: Any, model_name: str, data: tuple[Any, Any]) -> dict[str, Any]:
     """Run ``Model.fit`` with an epoch as a window; the first epoch, which fills the shuffle, is none."""
-    batch = BATCH * strategy.num_replicas_in_sync
+    batch = MODELS[model_name].batch * strategy.num_replicas_in_sync
     dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
     dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
     with strategy.scope():
-        model = MODELS[model_name](tf)
+        model = MODELS[model_name].build(tf.keras)
         model.compile(
             optimizer=tf.keras.optimizers.Adam(1e-3),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -191,7 +166,8 @@ def run_pycollective(replicas: int, model_name: str, folder: str | None) -> dict
 
     strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
     steps = tutorial_steps(tf, strategy, model_name, images_of(model_name, folder), compiled=False)
-    return timed(lambda: float(next(steps)), BATCH * replicas)
+    batch = MODELS[model_name].batch * replicas
+    return timed(lambda: float(next(steps)), model_name, batch)
 
 
 def run_pycollective_fit(replicas: int, model_name: str, folder: str | None) -> dict[str, Any]:
@@ -216,7 +192,8 @@ def run_tensorflow(replicas: int, model_name: str, folder: str | None) -> dict[s
         else tf.distribute.get_strategy()
     )
     steps = tutorial_steps(tf, strategy, model_name, images_of(model_name, folder), compiled=True)
-    return timed(lambda: float(next(steps)), BATCH * count)
+    batch = MODELS[model_name].batch * count
+    return timed(lambda: float(next(steps)), model_name, batch)
 
 
 def run_tensorflow_fit(replicas: int, model_name: str, folder: str | None) -> dict[str, Any]:
@@ -231,77 +208,65 @@ def run_tensorflow_fit(replicas: int, model_name: str, folder: str | None) -> di
     return fitted(tf, strategy, model_name, images_of(model_name, folder))
 
 
-def torch_resnet20() -> Any:
-    import torch
-    from torch import nn
+def batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any]]:
+    """Yield shuffled batches without an end."""
+    import numpy as np
 
-    class Block(nn.Module):
-        def __init__(self, before: int, filters: int, stride: int) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(
-                nn.Conv2d(before, filters, 3, stride, 1, bias=False), nn.BatchNorm2d(filters),
-                nn.ReLU(),
-                nn.Conv2d(filters, filters, 3, 1, 1, bias=False), nn.BatchNorm2d(filters),
-            )  # fmt: skip
-            self.beside = (
-                nn.Conv2d(before, filters, 1, stride, bias=False) if stride > 1 else nn.Identity()
-            )
-
-        def forward(self, x: Any) -> Any:
-            return torch.relu(self.beside(x) + self.inner(x))
-
-    blocks, before = [], 16
-    for stage, filters in enumerate((16, 32, 64)):
-        for block in range(3):
-            blocks.append(Block(before, filters, 2 if stage and not block else 1))
-            before = filters
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), *blocks,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
+    random = np.random.default_rng(0)
+    while True:
+        order = random.permutation(len(y))
+        for i in range(0, len(y) - size + 1, size):
+            yield x[order[i : i + size]], y[order[i : i + size]]
 
 
-def torch_tutorial() -> Any:
+def run_jax(replicas: int, model_name: str, folder: str | None) -> dict[str, Any]:
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    kind = MODELS[model_name]
+    model = kind.build(keras)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
+    source = batches(*images_of(model_name, folder), kind.batch * replicas)
+    return timed(
+        lambda: float(model.train_on_batch(*next(source))), model_name, kind.batch * replicas
+    )
+
+
+def run_torch(replicas: int, model_name: str, folder: str | None, how: str = "") -> dict[str, Any]:
+    import models_torch
     import torch
 
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 32, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(32, 64, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-        torch.nn.Flatten(), torch.nn.Linear(1600, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
-    )  # fmt: skip
-
-
-def run_torch(batch: int, model_name: str, folder: str | None) -> dict[str, Any]:
-    import torch
-
+    kind = MODELS[model_name]
+    layout = torch.channels_last if how == "channels_last" else torch.contiguous_format
+    model = models_torch.MODELS[model_name]()
+    if len(kind.shape) == 3:
+        model = model.to(memory_format=layout)
+    weights = [p for p in model.parameters() if p.dim() > 1] if kind.l2 else []
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7, fused=True)
+    forward = torch.compile(model) if how == "compiled" else model
     x, y = images_of(model_name, folder)
-    images = torch.from_numpy(x.transpose(0, 3, 1, 2).copy())
-    labels = torch.from_numpy(y.astype("int64"))
-    model = torch_tutorial() if model_name == "tutorial" else torch_resnet20()
-    weights = [p for p in model.parameters() if p.dim() > 1]
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
-
-    def batches() -> Iterator[Any]:
-        while True:
-            order = torch.randperm(len(labels))
-            for i in range(0, len(labels) - batch + 1, batch):
-                yield images[order[i : i + batch]], labels[order[i : i + batch]]
-
-    source = batches()
+    images = torch.from_numpy(x)
+    if len(kind.shape) == 3:
+        images = images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
+    del x
+    source = batches(images, torch.from_numpy(y.astype("int64")), kind.batch * replicas)
 
     def step() -> float:
         bx, by = next(source)
         optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(model(bx), by)
-        loss = loss + 1e-5 * sum((w * w).sum() for w in weights)
+        loss = torch.nn.functional.cross_entropy(forward(bx), by)
+        if weights:
+            loss = loss + kind.l2 * sum((w * w).sum() for w in weights)
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return float(loss.item())
 
-    return timed(step, batch)
+    return timed(step, model_name, kind.batch * replicas)
 
 
-CONTESTANTS: dict[str, tuple[Callable[[int, str, str | None], dict[str, Any]], int, str]] = {
+Run = Callable[[int, str, str | None], dict[str, Any]]
+CONTESTANTS: dict[str, tuple[Run, int, str]] = {
     "pycollective x1": (run_pycollective, 1, "own"),
     "pycollective x2": (run_pycollective, 2, "own"),
     "pycollective fit x2": (run_pycollective_fit, 2, "own"),
@@ -309,9 +274,75 @@ CONTESTANTS: dict[str, tuple[Callable[[int, str, str | None], dict[str, Any]], i
     "TensorFlow Mirrored x1": (run_tensorflow, 1, "tensorflow"),
     "TensorFlow Mirrored x2": (run_tensorflow, 2, "tensorflow"),
     "TensorFlow fit x2": (run_tensorflow_fit, 2, "tensorflow"),
-    "PyTorch, batch 64": (run_torch, 64, "torch"),
-    "PyTorch, batch 128": (run_torch, 128, "torch"),
 }
+for _x in (1, 2):
+    CONTESTANTS[f"Keras on JAX x{_x}"] = (run_jax, _x, "jax")
+    for _how in ("", "channels_last", "compiled"):
+        _name = " ".join(["PyTorch", *_how.split(), f"x{_x}"])
+        CONTESTANTS[_name] = (functools.partial(run_torch, how=_how), _x, "torch")
+
+
+# The check of the losses ------------------------------------------------------------------------
+
+
+def checked_keras(kind: Model, keras: Any, x: Any, y: Any) -> tuple[int, list[float]]:
+    model = kind.build(keras)
+    model.build((None, *kind.shape))
+    give_equal_kernels(model)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.SGD(1e-3), loss=loss)
+    return model.count_params(), [float(model.train_on_batch(x, y)) for _ in range(2)]
+
+
+def checked(who: str, model_name: str) -> tuple[int, list[float]]:
+    """Return a contestant's number of parameters, and its losses before and after a step."""
+    kind = MODELS[model_name]
+    x, y = (part[:CHECKED] for part in images_of(model_name, None))
+    if who == "own":
+        import pycollective
+
+        return checked_keras(kind, pycollective.keras, x, y)
+    if who == "jax":
+        os.environ["KERAS_BACKEND"] = "jax"
+        import keras
+
+        return checked_keras(kind, keras, x, y)
+    import models_torch
+    import torch
+
+    model = models_torch.MODELS[model_name](exact=True)
+    models_torch.give_equal_kernels(model)
+    images = torch.from_numpy(x.transpose(0, 3, 1, 2).copy() if x.ndim == 4 else x)
+    labels = torch.from_numpy(y.astype("int64"))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        squares = sum((p * p).sum() for p in model.parameters() if p.dim() > 1)
+        loss = torch.nn.functional.cross_entropy(model(images), labels) + kind.l2 * squares
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.item()))
+    # Keras counts the moving means and variances, too.
+    moving = sum(b.numel() for b in model.buffers() if b.dim())
+    return sum(p.numel() for p in model.parameters()) + moving, losses
+
+
+def check(model: str, pythons: dict[str, str]) -> None:
+    """Raise ``SystemExit`` unless the contestants agree on a model and its losses."""
+    found = {}
+    for who, python in pythons.items():
+        if who != "tensorflow":
+            command = [python, __file__, "--checked", who, "--model", model]
+            found[who] = answer(command)
+            print(f"{model:14} {who:6} {found[who]['parameters']:>12,} {found[who]['losses']}")
+    own = found.pop("own")
+    for who, other in found.items():
+        same = own["parameters"] == other["parameters"]
+        for a, b, tolerance in zip(own["losses"], other["losses"], TOLERANCE, strict=True):
+            same = same and abs(a - b) <= tolerance * abs(b)
+        if not same:
+            raise SystemExit(f"{model}: {who} has {other}, pycollective {own}")
 
 
 def installed(python: str, module: str) -> bool:
@@ -319,17 +350,79 @@ def installed(python: str, module: str) -> bool:
     return subprocess.run([python, "-c", probe], check=False).returncode == 0
 
 
+def answer(command: list[str]) -> dict[str, Any]:
+    """Return what a contestant's process prints in its last line."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def report_of(
+    model: str, data: str | None, runs: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    rates = {
+        name: [x for run in found for x in run["samples_per_s"]] for name, found in runs.items()
+    }
+    return {
+        "benchmark": "compare_training",
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "model": model,
+        "data": "MNIST" if data and model == "tutorial" else "generated",
+        "batch_per_replica": MODELS[model].batch,
+        "peak_mib": {
+            name: round(max(run["peak_mib"] for run in found)) for name, found in runs.items()
+        },
+        "samples_per_s": {
+            name: {"median": statistics.median(r), "min": min(r), "max": max(r)}
+            for name, r in rates.items()
+        },
+        "runs": runs,
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print a report as a table."""
+    rates = report["samples_per_s"]
+    peers = [v["median"] for k, v in rates.items() if not k.startswith("pycollective")]
+    best = max(peers, default=float("nan"))
+    batch = report["batch_per_replica"]
+    print(f"\n{report['model']}, batches of {batch} a replica")
+    print(
+        f"{'':26} {'samples/s':>10} {'range':>17} {'ms / batch':>11} {'of best peer':>13} {'loss':>7} "
+        f"{'MiB':>6}"
+    )
+    for name, rate in rates.items():
+        spread = f"{rate['min']:,.1f} to {rate['max']:,.1f}"
+        print(
+            f"{name:26} {rate['median']:>10,.1f} {spread:>17} {1e3 * batch / rate['median']:>11,.1f} "
+            f"{rate['median'] / best:>12.2f}x {report['runs'][name][-1]['loss']:>7.3f} "
+            f"{report['peak_mib'][name]:>6,}"
+        )
+
+
 def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--model", choices=list(MODELS), default="tutorial", help="(tutorial)")
-    p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
+    p.add_argument("--only", nargs="+", choices=list(CONTESTANTS), metavar="CONTESTANT",
+                   help="of: " + ", ".join(CONTESTANTS))  # fmt: skip
     p.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
-    p.add_argument("--json", type=Path, help="write the results there too")
-    p.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peers")
+    p.add_argument("--json", type=Path, help="results, also to resume from")
+    p.add_argument("--peers", nargs="*", default=[sys.executable], metavar="PYTHON",
+                   help="the first one that has a peer runs it (this interpreter)")  # fmt: skip
+    p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
+    p.add_argument("--check", action="store_true", help="compare losses, and time nothing")
     p.add_argument("--contestant", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
+    p.add_argument("--checked", choices=["own", "jax", "torch"], help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.checked:
+        parameters, losses = checked(args.checked, args.model)
+        print(json.dumps({"parameters": parameters, "losses": losses}))
+        return
     if args.contestant:
         run, number, _ = CONTESTANTS[args.contestant]
         result = run(number, args.model, args.data)
@@ -337,58 +430,41 @@ def main() -> None:
         print(json.dumps(result))
         return
 
-    python = {
-        name: sys.executable if needs == "own" else args.peer_python
-        for name, (_, _, needs) in CONTESTANTS.items()
-    }
-    there = {}
-    for name, (_, _, needs) in CONTESTANTS.items():
-        if needs == "own" or installed(args.peer_python, needs):
-            there[name] = python[name]
+    pythons = {"own": sys.executable}
+    for peer in ("torch", "jax", "tensorflow"):
+        python = next((python for python in args.peers if installed(python, peer)), None)
+        if python:
+            pythons[peer] = python
         else:
-            print(f"# {name}: not installed", file=sys.stderr)
-    rates: dict[str, list[float]] = {name: [] for name in there}
-    loss: dict[str, float] = {}
-    peak: dict[str, float] = {}
+            print(f"# {peer}: not installed", file=sys.stderr)
+    if args.check:
+        check(args.model, pythons)
+        return
+    there = {
+        name: pythons[needs]
+        for name, (_, _, needs) in CONTESTANTS.items()
+        if needs in pythons and name in (args.only or CONTESTANTS)
+    }
+    runs: dict[str, list[dict[str, Any]]] = {}
+    if args.json and args.json.exists():
+        kept = json.loads(args.json.read_text())
+        if kept["model"] != args.model:
+            raise SystemExit(f"{args.json} has results of the model {kept['model']}")
+        runs = kept["runs"]
     for turn in range(args.rounds):
         for name, interpreter in there.items():
+            if len(runs.get(name, [])) > turn:
+                continue
             print(f"# round {turn + 1}/{args.rounds}: {name}", file=sys.stderr, flush=True)
             command = [interpreter, __file__, "--contestant", name, "--model", args.model]
-            command += ["--data", args.data] if args.data else []
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-            if done.returncode:
-                raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-            result = json.loads(done.stdout.strip().splitlines()[-1])
-            if not result["loss"] < 1.0:
+            result = answer(command + (["--data", args.data] if args.data else []))
+            if not result["loss"] < MOST_LOSS.get(args.model, math.inf):
                 raise SystemExit(f"{name} does not learn: its loss is {result['loss']}")
-            rates[name] += result["samples_per_s"]
-            loss[name] = result["loss"]
-            peak[name] = max(peak.get(name, 0.0), result["peak_mib"])
-    median = {name: statistics.median(r) for name, r in rates.items()}
-    peers = [v for k, v in median.items() if not k.startswith("pycollective")]
-    best = max(peers, default=float("nan"))
-    print(f"\n{'':26} {'samples/s':>10} {'range':>17} {'of best peer':>13} {'loss':>7} {'MiB':>6}")
-    for name, value in median.items():
-        spread = f"{min(rates[name]):,.0f} to {max(rates[name]):,.0f}"
-        print(
-            f"{name:26} {value:>10,.0f} {spread:>17} {value / best:>12.2f}x {loss[name]:>7.3f} "
-            f"{peak[name]:>6,.0f}"
-        )
-    if args.json:
-        report = {
-            "benchmark": "compare_training",
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "model": args.model,
-            "data": "MNIST" if args.data and args.model == "tutorial" else "generated",
-            "batch_per_replica": BATCH,
-            "peak_mib": {name: round(value) for name, value in peak.items()},
-            "samples_per_s": {
-                name: {"median": median[name], "min": min(r), "max": max(r)}
-                for name, r in rates.items()
-            },
-        }
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+            runs.setdefault(name, []).append(result)
+            if args.json:
+                text = json.dumps(report_of(args.model, args.data, runs), indent=1)
+                args.json.write_text(text + "\n")
+    show(report_of(args.model, args.data, runs))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from compare_training import BATCH, images_of, installed, torch_tutorial, tutorial_steps
+from compare_training import images_of, installed, tutorial_steps
+from models_keras import MODELS
 
 WARMUP, WINDOWS, STEPS = 30, 5, 60
+BATCH = MODELS["tutorial"].batch
 PREDICTED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -185,6 +187,7 @@ def run_tensorflow(workers: int, data: Any) -> dict[str, Any]:
 
 
 def run_torch(workers: int, data: Any) -> dict[str, Any]:
+    import models_torch
     import torch
 
     torch.distributed.init_process_group("gloo")
@@ -192,7 +195,7 @@ def run_torch(workers: int, data: Any) -> dict[str, Any]:
     torch.manual_seed(1)
     x, y = data
     images, labels = torch.from_numpy(x.transpose(0, 3, 1, 2).copy()), torch.from_numpy(y).long()
-    plain = torch_tutorial()
+    plain = models_torch.tutorial()
     model = torch.nn.parallel.DistributedDataParallel(plain) if workers > 1 else plain
     weights = [p for p in plain.parameters() if p.dim() > 1]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)

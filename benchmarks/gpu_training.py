@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare_training import MODELS, SIZES, torch_resnet20, torch_tutorial
+from models_keras import MODELS
 
 ROUNDS = 3
 L2 = 1e-5
@@ -46,7 +46,7 @@ def batch_of(model: str, size: int) -> tuple[Any, Any]:
     """Return random images with labels that a model can learn."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 10, size).astype(np.int32)
-    shape = SIZES[model][0]
+    shape = MODELS[model].shape
     images = random.random((10, *shape), np.float32)[labels]
     return images + random.normal(0, 0.3, images.shape).astype(np.float32), labels
 
@@ -76,8 +76,8 @@ def pycollective_maker(device: str, replicas: int = 1, cudnn: bool = True) -> Ma
     def make(model_name: str, size: int, half: bool) -> Any:
         tf.keras.mixed_precision.set_global_policy("mixed_float16" if half else "float32")
         with strategy.scope():
-            model = MODELS[model_name](tf)
-            model.build((None, *SIZES[model_name][0]))
+            model = MODELS[model_name].build(tf.keras)
+            model.build((None, *MODELS[model_name].shape))
             optimizer = tf.keras.optimizers.Adam(1e-3)
             optimizer.build(model.trainable_variables)
             if half:
@@ -106,6 +106,7 @@ def pycollective_maker(device: str, replicas: int = 1, cudnn: bool = True) -> Ma
 
 
 def torch_maker(device: str) -> Maker:
+    import models_torch
     import torch
 
     place = torch.device("cpu" if device.startswith("cpu") else f"cuda:{device.split(':')[1]}")
@@ -117,7 +118,7 @@ def torch_maker(device: str) -> Maker:
         images, labels = batch_of(model_name, size)
         x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).to(place)
         y = torch.from_numpy(labels.astype(np.int64)).to(place)
-        model = (torch_tutorial() if model_name == "tutorial" else torch_resnet20()).to(place)
+        model = models_torch.MODELS[model_name]().to(place)
         weights = [p for p in model.parameters() if p.dim() > 1]
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
         scaler = torch.amp.GradScaler(place.type, enabled=half and place.type == "cuda")
@@ -394,7 +395,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="gpu:0", help="gpu:0, or cpu (gpu:0)")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MODELS), default=["tutorial", "resnet20"]
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=[256, 64, 1024, 4096])
     parser.add_argument("--window", type=float, default=0.3, help="seconds of a window (0.3)")
     parser.add_argument("--seconds", type=float, default=240, help="of the whole run (240)")

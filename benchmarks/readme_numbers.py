@@ -61,7 +61,7 @@ def training() -> list[str]:
     processes = workers["samples_per_s"]
     rows = [
         ["1 replica", speeds["pycollective x1"], speeds["TensorFlow Mirrored x1"],
-         speeds["PyTorch, batch 64"]],
+         speeds["PyTorch x1"]],
         ["2 replicas in one process", speeds["pycollective x2"], speeds["TensorFlow Mirrored x2"], None],
         ["2 worker processes", processes["pycollective x2"], processes["TensorFlow x2"],
          processes["PyTorch DDP x2"]],

@@ -1,6 +1,6 @@
 """Split a training step into its compiled kernels and the Python code around them.
 
-    python benchmarks/training_profile.py [--model tutorial|resnet20] [--replicas 1 2] [--steps 200]
+    python benchmarks/training_profile.py [--model MODEL] [--replicas 1 2] [--steps 200]
                                           [--eagerly] [--data DIR] [--json FILE]
 
 The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read. The
@@ -28,7 +28,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from compare_training import BATCH, MODELS, WARMUP_STEPS, images_of, tutorial_steps
+from compare_training import images_of, tutorial_steps
+from models_keras import MODELS
 
 import pycollective as tf
 from pycollective import _nn
@@ -112,7 +113,7 @@ def profile(model: str, replicas: int, steps: int, folder: str | None) -> dict[s
     def step() -> float:
         return float(next(losses))
 
-    for _ in range(WARMUP_STEPS):
+    for _ in range(MODELS[model].warmup):
         step()
     calls_of_a_step = python_calls(step)
     seconds: Counter[str] = Counter()
@@ -144,7 +145,7 @@ def profile(model: str, replicas: int, steps: int, folder: str | None) -> dict[s
         "replicas": replicas,
         "steps": steps,
         "step_ms": step_ms,
-        "samples_per_s": 1e3 * BATCH * replicas / step_ms,
+        "samples_per_s": 1e3 * MODELS[model].batch * replicas / step_ms,
         "processor_ms": 1e3 * statistics.median(processor),
         "python_calls": calls_of_a_step,
         "functions": dict(sorted(found.items(), key=lambda item: -item[1]["ms"])),
@@ -162,9 +163,9 @@ def show(found: dict[str, Any]) -> None:
         print(f"  {name:32} {calls:>6} {ms:9.3f} {ms / whole:7.1%}")
 
     print(
-        f"{found['model']}, {found['replicas']} replica(s) of {BATCH}: a step takes {whole:.2f} ms "
-        f"({found['samples_per_s']:,.0f} samples/s), {found['processor_ms']:.2f} ms of all threads' "
-        f"processor time, {found['python_calls']:,.0f} Python calls"
+        f"{found['model']}, {found['replicas']} replica(s) of {MODELS[found['model']].batch}: a step "
+        f"takes {whole:.2f} ms ({found['samples_per_s']:,.0f} samples/s), {found['processor_ms']:.2f} ms of "
+        f"all threads' processor time, {found['python_calls']:,.0f} Python calls"
     )
     print(f"  {'':32} {'calls':>6} {'ms':>9} {'share':>7}")
     for name, entry in found["functions"].items():
@@ -193,7 +194,11 @@ def main() -> None:
         profiles.append(profile(args.model, replicas, args.steps, args.data))
         show(profiles[-1])
     if args.json:
-        report = {"benchmark": "training_profile", "batch_per_replica": BATCH, "profiles": profiles}
+        report = {
+            "benchmark": "training_profile",
+            "batch_per_replica": MODELS[args.model].batch,
+            "profiles": profiles,
+        }
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -24,11 +24,17 @@ def loaded(name, monkeypatch):
 
 @pytest.fixture
 def compare(monkeypatch):
+    models = loaded("models_keras", monkeypatch)
+    for name, model in models.MODELS.items():
+        small = model._replace(images=16, batch=4, warmup=1)
+        monkeypatch.setitem(models.MODELS, name, small)
     module = loaded("compare_training", monkeypatch)
     for name, value in {
-        "BATCH": 4, "WARMUP_STEPS": 1, "WINDOWS": 2, "WINDOW_SECONDS": 0.001, "FIT_STEPS": 2,
-        "SIZES": {name: (shape, 16) for name, (shape, _) in module.SIZES.items()},
-    }.items():  # fmt: skip
+        "WINDOWS": 2,
+        "WINDOW_SECONDS": 0.001,
+        "FIT_STEPS": 2,
+        "CHECKED": 2,
+    }.items():
         monkeypatch.setattr(module, name, value)
     return module
 
@@ -53,9 +59,26 @@ def test_own_contestants_have_rates_and_losses(compare, name):
     assert np.isfinite(found["loss"])
 
 
+@pytest.mark.parametrize("model", ["mlp", "vgg16", "unet", "mobilenet_v2", "resnet50"])
+def test_check_of_a_whole_model_finds_decreasing_losses(compare, model):
+    parameters, losses = compare.checked("own", model)
+    assert losses[1] < losses[0] < 10
+    numbers = {"mlp": 669_706, "vgg16": 14_982_474, "unet": 7_760_130, "mobilenet_v2": 3_538_984}
+    assert parameters == numbers.get(model, 25_610_152)
+
+
+def test_check_of_other_losses_fails(compare, monkeypatch):
+    answers = iter([[1.0, 0.9], [1.0, 0.9], [1.1, 0.9]])
+    monkeypatch.setattr(
+        compare, "answer", lambda command: {"parameters": 3, "losses": next(answers)}
+    )
+    with pytest.raises(SystemExit, match="mlp: torch has"):
+        compare.check("mlp", {"own": "", "jax": "", "torch": ""})
+
+
 def test_table_has_medians_and_the_best_peer(compare, tmp_path, monkeypatch, capsys):
     """The table has medians over all rounds, and the ratio to the best peer."""
-    rates = {name: [100.0, 300.0] for name in OWN} | {"PyTorch, batch 64": [40.0, 60.0]}
+    rates = {name: [100.0, 300.0] for name in OWN} | {"PyTorch x1": [40.0, 60.0]}
     asked = []
 
     def run(command, **_):
@@ -74,9 +97,11 @@ def test_table_has_medians_and_the_best_peer(compare, tmp_path, monkeypatch, cap
     assert asked == [*rates] * 2
     out = capsys.readouterr().out
     (line,) = [line for line in out.splitlines() if line.startswith("pycollective fit x2")]
-    assert line.split()[3:] == ["200", "100", "to", "300", "4.00x", "0.100", "99"]
+    assert line.split()[3:] == ["200.0", "100.0", "to", "300.0", "20.0", "4.00x", "0.100", "99"]
+    compare.main()  # every round is in the file
+    assert asked == [*rates] * 2
     medians = json.loads(file.read_text())["samples_per_s"]
-    assert medians["PyTorch, batch 64"] == {"median": 50.0, "min": 40.0, "max": 60.0}
+    assert medians["PyTorch x1"] == {"median": 50.0, "min": 40.0, "max": 60.0}
 
 
 @pytest.mark.parametrize(("model", "replicas"), [("tutorial", 2), ("resnet20", 1)])
@@ -114,7 +139,8 @@ def test_profile_counts_kernels_and_restores_them(
 
 
 def test_profile_of_replays_counts_two_in_a_step(training_profile, tmp_path, monkeypatch):
-    monkeypatch.setattr(training_profile, "WARMUP_STEPS", 6)
+    models = training_profile.MODELS
+    monkeypatch.setitem(models, "tutorial", models["tutorial"]._replace(warmup=6))
     file = tmp_path / "profile.json"
     words = ["profile", "--replicas", "1", "--steps", "2", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", words)
