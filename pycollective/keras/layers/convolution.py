@@ -39,7 +39,6 @@ class _Convolution(ImageLayer):
         data_format: str | None,
         dilation_rate: Any,
         use_bias: bool,
-        settings: dict[str, Any],
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -49,7 +48,6 @@ class _Convolution(ImageLayer):
         self.data_format = data_format_of(data_format)
         self.dilation_rate = pair_of("dilation_rate", dilation_rate)
         self.use_bias = bool(use_bias)
-        self._set(**settings)
         self._channels = 0
 
     def _channels_of(self, input_shape: Any) -> int:
@@ -159,18 +157,13 @@ class Conv2D(_Convolution):
             data_format,
             dilation_rate,
             use_bias,
-            {
-                "activation": activation,
-                "kernel_initializer": kernel_initializer,
-                "bias_initializer": bias_initializer,
-                "kernel_regularizer": kernel_regularizer,
-                "bias_regularizer": bias_regularizer,
-                "kernel_constraint": kernel_constraint,
-                "bias_constraint": bias_constraint,
-            },
             activity_regularizer=activity_regularizer,
             **options,
         )
+        self._set(activation=activation)
+        self._set(kernel_initializer=kernel_initializer, bias_initializer=bias_initializer)
+        self._set(kernel_regularizer=kernel_regularizer, bias_regularizer=bias_regularizer)
+        self._set(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
         self.filters = positive("filters", filters)
         self.groups = positive("groups", groups)
         if self.filters % self.groups:
@@ -252,18 +245,13 @@ class DepthwiseConv2D(_Convolution):
             data_format,
             dilation_rate,
             use_bias,
-            {
-                "activation": activation,
-                "depthwise_initializer": depthwise_initializer,
-                "bias_initializer": bias_initializer,
-                "depthwise_regularizer": depthwise_regularizer,
-                "bias_regularizer": bias_regularizer,
-                "depthwise_constraint": depthwise_constraint,
-                "bias_constraint": bias_constraint,
-            },
             activity_regularizer=activity_regularizer,
             **options,
         )
+        self._set(activation=activation)
+        self._set(depthwise_initializer=depthwise_initializer, bias_initializer=bias_initializer)
+        self._set(depthwise_regularizer=depthwise_regularizer, bias_regularizer=bias_regularizer)
+        self._set(depthwise_constraint=depthwise_constraint, bias_constraint=bias_constraint)
         self.depth_multiplier = positive("depth_multiplier", depth_multiplier)
 
     def build(self, input_shape: Any) -> None:
@@ -342,18 +330,13 @@ class Conv2DTranspose(_Convolution):
             data_format,
             dilation_rate,
             use_bias,
-            {
-                "activation": activation,
-                "kernel_initializer": kernel_initializer,
-                "bias_initializer": bias_initializer,
-                "kernel_regularizer": kernel_regularizer,
-                "bias_regularizer": bias_regularizer,
-                "kernel_constraint": kernel_constraint,
-                "bias_constraint": bias_constraint,
-            },
             activity_regularizer=activity_regularizer,
             **options,
         )
+        self._set(activation=activation)
+        self._set(kernel_initializer=kernel_initializer, bias_initializer=bias_initializer)
+        self._set(kernel_regularizer=kernel_regularizer, bias_regularizer=bias_regularizer)
+        self._set(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
         self.filters = positive("filters", filters)
         self.output_padding = _output_padding(output_padding, self.strides)
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:

@@ -32,21 +32,13 @@ class _Normalization(SameShape):
     gamma: Variable | None
     beta: Variable | None
 
-    def __init__(
-        self,
-        epsilon: float,
-        center: bool,
-        scale: bool,
-        settings: dict[str, Any],
-        **options: Any,
-    ) -> None:
+    def __init__(self, epsilon: float, center: bool, scale: bool, **options: Any) -> None:
         super().__init__(**options)
         # The kernels compute in float32 or wider, so variables must not be cast to half precision.
         self._reads_as = None
         self.epsilon = float(epsilon)
         self.center = bool(center)
         self.scale = bool(scale)
-        self._set(**settings)
         self.gamma = self.beta = None
 
     def _make_parameters(self, shape: tuple[int, ...]) -> None:
@@ -114,20 +106,10 @@ class BatchNormalization(_Normalization):
         synchronized: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            epsilon,
-            center,
-            scale,
-            {
-                "beta_initializer": beta_initializer,
-                "gamma_initializer": gamma_initializer,
-                "beta_regularizer": beta_regularizer,
-                "gamma_regularizer": gamma_regularizer,
-                "beta_constraint": beta_constraint,
-                "gamma_constraint": gamma_constraint,
-            },
-            **options,
-        )
+        super().__init__(epsilon, center, scale, **options)
+        self._set(beta_initializer=beta_initializer, gamma_initializer=gamma_initializer)
+        self._set(beta_regularizer=beta_regularizer, gamma_regularizer=gamma_regularizer)
+        self._set(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint)
         self.axis = int(axis)
         self.momentum = float(momentum)
         self.moving_mean_initializer = initializers.get(moving_mean_initializer)
@@ -269,20 +251,10 @@ class LayerNormalization(_Normalization):
         gamma_constraint: Any = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            epsilon,
-            center,
-            scale,
-            {
-                "beta_initializer": beta_initializer,
-                "gamma_initializer": gamma_initializer,
-                "beta_regularizer": beta_regularizer,
-                "gamma_regularizer": gamma_regularizer,
-                "beta_constraint": beta_constraint,
-                "gamma_constraint": gamma_constraint,
-            },
-            **options,
-        )
+        super().__init__(epsilon, center, scale, **options)
+        self._set(beta_initializer=beta_initializer, gamma_initializer=gamma_initializer)
+        self._set(beta_regularizer=beta_regularizer, gamma_regularizer=gamma_regularizer)
+        self._set(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint)
         if isinstance(axis, (list, tuple)):
             self.axis: Any = list(axis)
         elif isinstance(axis, int):

@@ -36,17 +36,5 @@ __all__ = [
 ]
 
 KNOWN |= {
-    cls.__name__.lower(): cls
-    for cls in (
-        Adadelta,
-        Adagrad,
-        Adam,
-        AdamW,
-        Adamax,
-        Ftrl,
-        LossScaleOptimizer,
-        Nadam,
-        RMSprop,
-        SGD,
-    )
+    name.lower(): globals()[name] for name in __all__ if name[0].isupper() and name != "Optimizer"
 }

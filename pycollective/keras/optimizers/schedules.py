@@ -320,14 +320,4 @@ def deserialize(
     return schedule
 
 
-_KNOWN: dict[str, Any] = {
-    cls.__name__: cls
-    for cls in (
-        CosineDecay,
-        CosineDecayRestarts,
-        ExponentialDecay,
-        InverseTimeDecay,
-        PiecewiseConstantDecay,
-        PolynomialDecay,
-    )
-}
+_KNOWN: dict[str, Any] = {cls.__name__: cls for cls in _Formula.__subclasses__()}
