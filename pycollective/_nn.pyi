@@ -123,6 +123,14 @@ def softmax_cross_entropy(
     losses: NDArray[Any],
     gradient: NDArray[Any] | None,
 ) -> None: ...
+def loss_rows(
+    name: str,
+    t: NDArray[Any],
+    p: NDArray[Any],
+    losses: NDArray[Any],
+    slopes: NDArray[Any] | None,
+    number: float,
+) -> None: ...
 def max_pool(
     x: NDArray[Any],
     bias: NDArray[Any] | None,

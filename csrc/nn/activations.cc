@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "nn/elementary.h"
@@ -219,6 +220,27 @@ struct Negative {
   static PYCOLLECTIVE_INLINE T slope(T) { return T(-1); }
 };
 
+// Exact: replaces the kind in blocks with numbers beyond kFar.
+template <typename T>
+struct Sin {
+  struct Exact {
+    static T value(T x) { return std::sin(x); }
+    static T slope(T x) { return std::cos(x); }
+  };
+  static PYCOLLECTIVE_INLINE T value(T x) { return sine_of(x, 0); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return sine_of(x, 1); }
+};
+
+template <typename T>
+struct Cos {
+  struct Exact {
+    static T value(T x) { return std::cos(x); }
+    static T slope(T x) { return -std::sin(x); }
+  };
+  static PYCOLLECTIVE_INLINE T value(T x) { return sine_of(x, 1); }
+  static PYCOLLECTIVE_INLINE T slope(T x) { return sine_of(x, 2); }
+};
+
 template <typename Kind, typename T>
 PYCOLLECTIVE_INLINE T value_of(T x, [[maybe_unused]] T alpha) {
   if constexpr (requires { Kind::value(x, alpha); }) {
@@ -237,14 +259,49 @@ PYCOLLECTIVE_INLINE T slope_of(T x, [[maybe_unused]] T alpha) {
   }
 }
 
-#define PYCOLLECTIVE_ACTIVATION_OF(Kind, T)                                                  \
-  PYCOLLECTIVE_CLONES void values_of_##Kind(const T* __restrict x, T alpha, T* __restrict y, \
-                                            Index size) {                                    \
-    for (Index i = 0; i < size; ++i) y[i] = value_of<Kind<T>>(x[i], alpha);                  \
-  }                                                                                          \
-  PYCOLLECTIVE_CLONES void gradients_of_##Kind(const T* __restrict g, const T* __restrict x, \
-                                               T alpha, T* __restrict dx, Index size) {      \
-    for (Index i = 0; i < size; ++i) dx[i] = g[i] * slope_of<Kind<T>>(x[i], alpha);          \
+template <typename Kind, typename T>
+PYCOLLECTIVE_INLINE void values_loop(const T* __restrict x, T alpha, T* __restrict y, Index size) {
+  for (Index i = 0; i < size; ++i) y[i] = value_of<Kind>(x[i], alpha);
+}
+template <typename Kind, typename T>
+PYCOLLECTIVE_INLINE void gradients_loop(const T* __restrict g, const T* __restrict x, T alpha,
+                                        T* __restrict dx, Index size) {
+  for (Index i = 0; i < size; ++i) dx[i] = g[i] * slope_of<Kind>(x[i], alpha);
+}
+
+// Calls loop(kind, first, size), for a kind with Exact by blocks.
+template <typename Kind, typename T, typename Loop>
+PYCOLLECTIVE_INLINE void by_blocks(const T* x, Index size, const Loop& loop) {
+  if constexpr (requires { typename Kind::Exact; }) {
+    constexpr Index kBlock = 256;
+    for (Index first = 0; first < size; first += kBlock) {
+      const Index some = std::min(kBlock, size - first);
+      int far = 0;
+      for (Index i = 0; i < some; ++i) far |= !(magnitude_of(x[first + i]) < kFar<T>);
+      if (far) {
+        loop(typename Kind::Exact{}, first, some);
+      } else {
+        loop(Kind{}, first, some);
+      }
+    }
+  } else {
+    loop(Kind{}, 0, size);
+  }
+}
+
+#define PYCOLLECTIVE_ACTIVATION_OF(Kind, T)                                                     \
+  PYCOLLECTIVE_CLONES void values_of_##Kind(const T* x, T alpha, T* y, Index size) {            \
+    by_blocks<Kind<T>>(x, size,                                                                 \
+                       [&](auto kind, Index first, Index some) __attribute__((always_inline)) { \
+                         values_loop<decltype(kind)>(x + first, alpha, y + first, some);        \
+                       });                                                                      \
+  }                                                                                             \
+  PYCOLLECTIVE_CLONES void gradients_of_##Kind(const T* g, const T* x, T alpha, T* dx,          \
+                                               Index size) {                                    \
+    by_blocks<Kind<T>>(                                                                         \
+        x, size, [&](auto kind, Index first, Index some) __attribute__((always_inline)) {       \
+          gradients_loop<decltype(kind)>(g + first, x + first, alpha, dx + first, some);        \
+        });                                                                                     \
   }
 // clang-format off: it knows no lists without commas
 #define PYCOLLECTIVE_ACTIVATIONS(X) \
@@ -253,7 +310,7 @@ PYCOLLECTIVE_INLINE T slope_of(T x, [[maybe_unused]] T alpha) {
   X("hard_sigmoid", HardSigmoid) X("hard_silu", HardSilu) X("erf", Erf) X("elu", Elu) \
   X("selu", Selu) X("leaky_relu", LeakyRelu) X("relu", Relu) X("exp", Exp) X("log", Log) \
   X("log1p", Log1p) X("sqrt", Sqrt) X("rsqrt", Rsqrt) X("reciprocal", Reciprocal) \
-  X("square", Square) X("abs", Abs) X("negative", Negative)
+  X("square", Square) X("abs", Abs) X("negative", Negative) X("sin", Sin) X("cos", Cos)
 // clang-format on
 
 #define X(name, Kind)                     \

@@ -181,6 +181,43 @@ PYCOLLECTIVE_INLINE T magnitude_of(T x) {
   return x < 0 ? -x : x;
 }
 
+// Terms of the Taylor series of sin(r) / r, and of cos(r), by r^2, for results in T.
+template <typename T>
+struct Circular {
+  static constexpr int kTerms = sizeof(T) == 4 ? 6 : 9;
+  double sine[kTerms], cosine[kTerms];
+  constexpr Circular() : sine{}, cosine{} {
+    double factorial = 1;
+    for (int i = 0; i < kTerms; ++i) {
+      cosine[i] = (i % 2 ? -1 : 1) / factorial;
+      sine[i] = cosine[i] / (2 * i + 1);
+      factorial *= (2 * i + 1) * (2 * i + 2);
+    }
+  }
+};
+template <typename T>
+constexpr Circular<T> kCircular{};
+
+// sin(x + quarters pi / 2), where |x| is below kFar<T>.
+template <typename T>
+constexpr T kFar = sizeof(T) == 4 ? T(0x1p20) : T(0x1p10);
+template <typename T>
+PYCOLLECTIVE_INLINE T sine_of(T x, std::int64_t quarters) {
+  constexpr double kRound = Elementary<double>::kRound;
+  const double shifted = static_cast<double>(x) * 0.63661977236758134308 + kRound;
+  const double k = shifted - kRound;
+  // pi / 2 in parts whose products with k are exact.
+  const double r = ((static_cast<double>(x) - k * 0x1.921fb544p0) - k * 0x1.0b4611a6p-34) -
+                   k * 0x1.3198a2e037073p-69;
+  const std::int64_t turns =
+      std::bit_cast<std::int64_t>(shifted) - std::bit_cast<std::int64_t>(kRound) + quarters;
+  const double square = r * r;
+  const double even = polynomial(kCircular<T>.cosine, square);
+  const double odd = r + r * (polynomial(kCircular<T>.sine, square) - 1);
+  const double y = turns & 1 ? even : odd;
+  return static_cast<T>(turns & 2 ? -y : y);
+}
+
 template <typename T>
 PYCOLLECTIVE_INLINE T tanh_of(T x) {
   const T e = expm1_of_negative(T(-2) * magnitude_of(x));

@@ -109,6 +109,20 @@ const Binary<T>* find_binary(std::string_view name);
 void select(const std::uint8_t* mask, const float* x, const float* y, float* z, Index size);
 void select(const std::uint8_t* mask, const double* x, const double* y, double* z, Index size);
 
+// ---- losses of targets and predictions [rows, size] (rows.cc) -----------------------------------
+// rows: the losses of rows, from targets t and predictions p; and their slopes by p, unless null. c
+// is the parameter of the loss. labels: c is 1 if all targets are 0 or 1, else 0.
+template <typename T>
+struct Loss {
+  std::string_view name;
+  bool labels;
+  void (*rows)(const T* t, const T* p, T* losses, T* slopes, Index rows, Index size, T c);
+};
+
+// Returns null for an unknown name.
+template <typename T>
+const Loss<T>* find_loss(std::string_view name);
+
 // ---- reductions (reductions.cc) ----------------------------------------------------------------
 enum class Reduction { kSum, kMaximum, kMinimum, kProduct };
 // y [outer, inner] = the sums, maxima, minima or products of x [outer, count, inner]; no size is 0.

@@ -1,4 +1,4 @@
-// Operations on rows: softmax, its logarithm, cross-entropy, layer normalization.
+// Operations on rows: softmax, its logarithm, losses, layer normalization.
 #include <algorithm>
 #include <cmath>
 
@@ -135,7 +135,188 @@ PYCOLLECTIVE_INLINE void normalize_rows_gradient_body(
   }
 }
 
+// A loss is a struct with value(t, p, c) and slope(t, p, c), its derivative by p, for a target t, a
+// prediction p and a parameter c. To add one, write it here, and name it once at the end.
+// kMean: the loss of a row is a mean, not a sum. kLabels: c is 1 if all targets are 0 or 1, else 0.
+struct OfMeans {
+  static constexpr bool kMean = true, kLabels = false;
+};
+
+template <typename T>
+struct SquaredError : OfMeans {
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T) { return (p - t) * (p - t); }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T) { return T(2) * (p - t); }
+};
+
+template <typename T>
+struct AbsoluteError : OfMeans {
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T) { return std::abs(p - t); }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T) { return p > t ? T(1) : p < t ? T(-1) : p - t; }
+};
+
+// c is the least size of a target.
+template <typename T>
+struct PercentageError : OfMeans {
+  static PYCOLLECTIVE_INLINE T share(T t, T c) {
+    const T size = std::abs(t);
+    return T(100) / (size < c ? c : size);
+  }
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T c) { return std::abs(t - p) * share(t, c); }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T c) {
+    return AbsoluteError<T>::slope(t, p, c) * share(t, c);
+  }
+};
+
+// c is the least number.
+template <typename T>
+struct LogarithmicError : OfMeans {
+  static PYCOLLECTIVE_INLINE T distance(T t, T p, T c) {
+    return log1p_of(p < c ? c : p) - log1p_of(t < c ? c : t);
+  }
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T c) {
+    const T d = distance(t, p, c);
+    return d * d;
+  }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T c) {
+    return p < c ? T(0) : T(2) * distance(t, p, c) / (T(1) + p);
+  }
+};
+
+// c is the largest slope.
+template <typename T>
+struct Huber : OfMeans {
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T c) {
+    const T d = p - t;
+    return d < -c ? -c : d > c ? c : d;
+  }
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T c) {
+    const T s = slope(t, p, c);
+    return s * ((p - t) - T(0.5) * s);
+  }
+};
+
+template <typename T>
+struct LogCosh : OfMeans {
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T) {
+    const T size = magnitude_of(p - t);
+    return size + log1p_of_fraction(exp_of(T(-2) * size)) - T(0.69314718055994530942);
+  }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T) { return tanh_of(p - t); }
+};
+
+// c is the least probability.
+template <typename T>
+struct Divergence {
+  static constexpr bool kMean = false, kLabels = false;
+  static PYCOLLECTIVE_INLINE T bounded(T x, T c) { return x < c ? c : x > 1 ? T(1) : x; }
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T c) {
+    return bounded(t, c) * log_of(bounded(t, c) / bounded(p, c));
+  }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T c) {
+    const T s = -bounded(t, c) / p;
+    return p < c || p > 1 ? T(0) : s;
+  }
+};
+
+// c is added to the prediction.
+template <typename T>
+struct Poisson : OfMeans {
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T c) { return p - t * log_of(p + c); }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T c) { return T(1) - t / (p + c); }
+};
+
+template <typename T>
+struct Hinge : OfMeans {
+  static constexpr bool kLabels = true;
+  static PYCOLLECTIVE_INLINE T label(T t, T c) { return t * (T(1) + c) - c; }
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T c) {
+    const T below = T(1) - label(t, c) * p;
+    return below < 0 ? T(0) : below;
+  }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T c) {
+    return T(1) - label(t, c) * p < 0 ? T(0) : -label(t, c);
+  }
+};
+
+template <typename T>
+struct SquaredHinge : Hinge<T> {
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T c) {
+    const T below = Hinge<T>::value(t, p, c);
+    return below * below;
+  }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T c) {
+    return T(-2) * Hinge<T>::value(t, p, c) * Hinge<T>::label(t, c);
+  }
+};
+
+// The cross-entropy of a probability t and a logit p.
+template <typename T>
+struct BinaryCrossentropy : OfMeans {
+  static PYCOLLECTIVE_INLINE T value(T t, T p, T) {
+    return (p > 0 ? p : T(0)) + log1p_of_fraction(exp_of(-magnitude_of(p))) - p * t;
+  }
+  static PYCOLLECTIVE_INLINE T slope(T t, T p, T) { return sigmoid_of(p) - t; }
+};
+
+template <typename Kind, typename T>
+PYCOLLECTIVE_INLINE void losses_body(const T* __restrict t, const T* __restrict p,
+                                     T* __restrict losses, T* __restrict slopes, Index rows,
+                                     Index size, T c) {
+  constexpr Index kBlock = 1 << 12;  // sums of more numbers have larger errors
+  const T share = T(1) / static_cast<T>(Kind::kMean ? size : 1);
+  for (Index r = 0; r < rows; ++r, t += size, p += size) {
+    double total = 0;
+    for (Index first = 0; first < size; first += kBlock) {
+      total += static_cast<double>(sum_of<T>(std::min(kBlock, size - first), [&](Index i) {
+        return Kind::value(t[first + i], p[first + i], c);
+      }));
+    }
+    losses[r] = static_cast<T>(total * static_cast<double>(share));
+    if (!slopes) continue;
+    for (Index i = 0; i < size; ++i) slopes[i] = share * Kind::slope(t[i], p[i], c);
+    slopes += size;
+  }
+}
+
 }  // namespace
+
+namespace losses {
+
+#define PYCOLLECTIVE_LOSS_OF(Kind, T)                                                   \
+  PYCOLLECTIVE_CLONES void rows_of_##Kind(const T* t, const T* p, T* losses, T* slopes, \
+                                          Index rows, Index size, T c) {                \
+    losses_body<Kind<T>>(t, p, losses, slopes, rows, size, c);                          \
+  }
+
+// clang-format off: it knows no lists without commas
+#define PYCOLLECTIVE_LOSSES(X) \
+  X("mean_squared_error", SquaredError) X("mean_absolute_error", AbsoluteError) \
+  X("mean_absolute_percentage_error", PercentageError) \
+  X("mean_squared_logarithmic_error", LogarithmicError) X("huber", Huber) X("log_cosh", LogCosh) \
+  X("kl_divergence", Divergence) X("poisson", Poisson) X("hinge", Hinge) \
+  X("squared_hinge", SquaredHinge) X("binary_crossentropy", BinaryCrossentropy)
+// clang-format on
+
+#define X(name, Kind)               \
+  PYCOLLECTIVE_LOSS_OF(Kind, float) \
+  PYCOLLECTIVE_LOSS_OF(Kind, double)
+PYCOLLECTIVE_LOSSES(X)
+#undef X
+
+#define X(name, Kind) {name, Kind<T>::kLabels, rows_of_##Kind},
+template <typename T>
+constexpr Loss<T> kAll[] = {PYCOLLECTIVE_LOSSES(X)};
+#undef X
+
+}  // namespace losses
+
+template <typename T>
+const Loss<T>* find_loss(std::string_view name) {
+  return find(losses::kAll<T>, name);
+}
+
+template const Loss<float>* find_loss<float>(std::string_view);
+template const Loss<double>* find_loss<double>(std::string_view);
 
 #define PYCOLLECTIVE_SOFTMAX(T)                                                                   \
   PYCOLLECTIVE_CLONES void softmax(const T* x, T* y, Index rows, Index classes, bool logarithm) { \

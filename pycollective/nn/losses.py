@@ -10,8 +10,9 @@ from .. import _nn as kernels
 from ..array_backend import Array, array_module, asarray, native, on_host
 from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
-from ..tensor.tape import record, recording
+from ..tensor.tape import record, recording, thread_state
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from . import cross_entropy
 from .activations import _classes, log_softmax_of, softplus_of, stable_sigmoid
 
@@ -96,6 +97,24 @@ def _by_kernel(label: Array, a: Array, x: Tensor) -> tuple[Array, tuple[Tensor],
         return ((slope * g.reshape(-1, 1)).reshape(a.shape),)
 
     return losses.reshape(label.shape), (x,), vjp
+
+
+def losses_of_rows(kernel: str, true: Tensor, predicted: Tensor, number: float) -> Tensor | None:
+    """Return a loss for each vector along the last axis, by the kernel of this name.
+
+    The tensors have one shape and dtype. The result is None if the kernel does not support them, or if
+    a tape follows ``true``, because the kernel has the derivative by ``predicted`` alone.
+    """
+    found = native(true.array, predicted.array)
+    if found is None or not found[1].ndim or not found[1].size:
+        return None
+    if any(true._key in tape._tracked for tape in thread_state.tapes):
+        return None
+    shape, dtype = found[1].shape, found[1].dtype
+    losses = np.empty(shape[:-1], dtype)
+    slopes = workspace.empty(shape, dtype) if thread_state.tapes else None
+    kernels.loss_rows(kernel, *found, losses, slopes, number)
+    return record(losses, (predicted,), lambda g, _need: (slopes * g[..., None],))
 
 
 @differentiable

@@ -80,6 +80,58 @@ def test_more_losses_equal_the_formulas(name):
     np.testing.assert_allclose((gradient * direction).sum(), change / 2, rtol=1e-4)
 
 
+BY_ROWS = {
+    **{name: {} for name in FORMULAS if name not in ("categorical_hinge", "cosine_similarity")},
+    "mean_squared_error": {},
+    "mean_absolute_error": {},
+    "binary_crossentropy": {"from_logits": True},
+}
+
+
+def loss_and_gradient(function, true, predicted, options, watched):
+    given = as_tensor(true), as_tensor(predicted)
+    with GradientTape() as tape:
+        tape.watch(given if watched else given[1])
+        loss = function(*given, **options)
+    return loss.numpy(), tape.gradient(loss, given[1], output_gradients=1 + loss).numpy()
+
+
+# A tape that follows the targets gets the composed operations, because kernels have no such gradient.
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(3, 4100), (40, 1000), (2, 3, 5), (7,), (3, 0), (0, 4)])
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_loss_by_kernel_equals_the_composed_loss_and_its_gradient(name, shape, dtype):
+    rng = np.random.default_rng(5)
+    true, predicted = rng.uniform(0.05, 0.95, (2, *shape)).astype(dtype)
+    if "hinge" in name:
+        true, predicted = np.rint(true), 3 * predicted
+    if name in ("huber", "log_cosh", "binary_crossentropy"):
+        predicted = 9 * predicted - 4
+    function, options = losses.get(name), BY_ROWS[name]
+    for values in (predicted, np.where(rng.random(shape) < 0.3, true, predicted)):
+        found = loss_and_gradient(function, true, values, options, False)
+        expected = loss_and_gradient(function, true, values, options, True)
+        accuracy = 30 * float(np.finfo(dtype).eps)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=accuracy, atol=accuracy)
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_loss_by_kernel_of_special_numbers_equals_the_composed_loss(name):
+    limits = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30, 1.0, -1.0], np.float32)
+    predicted = np.repeat(limits[:, None], 3, axis=1)
+    true = np.broadcast_to(np.array([0.25, 0.5, 1.0], np.float32), predicted.shape)
+    function, options = losses.get(name), BY_ROWS[name]
+    with np.errstate(all="ignore"):
+        found = loss_and_gradient(function, true, predicted, options, False)[0]
+        expected = loss_and_gradient(function, true, predicted, options, True)[0]
+    if name == "log_cosh":
+        expected = np.where(
+            limits == -np.inf, np.inf, expected
+        )  # the composed loss computes -inf + inf
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_crossentropy_classes_along_another_axis():
     for loss, true in (
         (losses.categorical_crossentropy, SHARES),

@@ -57,6 +57,8 @@ REFERENCES = {
     "square": lambda x: x * x,
     "abs": abs,
     "negative": lambda x: -x,
+    "sin": math.sin,
+    "cos": math.cos,
 }
 #: Functions that are only for larger numbers.
 ABOVE = {"log": 0, "log1p": -1, "sqrt": 0, "rsqrt": 0, "reciprocal": 0}
@@ -122,6 +124,8 @@ def test_activation_of_special_numbers_is_the_limit(dtype):
         "sqrt": [nan, inf, nan, 0, np.sqrt(dtype(1e30)), nan],
         "abs": [nan, inf, inf, 0, dtype(1e30), dtype(1e30)],
         "reciprocal": [nan, 0, 0, inf, dtype(1e-30), dtype(-1e-30)],
+        "sin": [nan, nan, nan, 0, math.sin(dtype(1e30)), -math.sin(dtype(1e30))],
+        "cos": [nan, nan, nan, 1, math.cos(dtype(1e30)), math.cos(dtype(1e30))],
     }
     for name, limits in expected.items():
         np.testing.assert_allclose(values_of(name, x), limits, rtol=1e-6, err_msg=name)
@@ -137,6 +141,20 @@ def test_log_of_subnormal_numbers_and_of_minus_one_has_the_right_exponent(dtype)
     np.testing.assert_array_equal(
         values_of("log1p", np.array([-1, least], dtype)), [-np.inf, least]
     )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_circular_functions_near_their_zeros_and_far_away_are_within_two_ulps(name, dtype):
+    zeros = np.concatenate([np.arange(-640, 640) * (np.pi / 2), 10.0 ** np.arange(1, 9)])
+    x = np.concatenate([zeros, np.linspace(-1000, 1000, 10007), [1e3, 1e6, 1e20]]).astype(dtype)
+    expected = np.array([getattr(math, name)(float(v)) for v in x])
+    unit = np.spacing(np.abs(expected).astype(dtype))
+    assert (np.abs(values_of(name, x) - expected) <= 2 * unit).all()
+    g, dx = np.full_like(x, 2), np.empty_like(x)
+    kernels.activation_gradient(name, g, x, dx)
+    other = [math.cos(float(v)) if name == "sin" else -math.sin(float(v)) for v in x]
+    np.testing.assert_allclose(dx, 2 * np.array(other), rtol=4 * np.finfo(dtype).eps)
 
 
 # Two operands: the result, and the factors of its gradient for x and y.

@@ -322,6 +322,32 @@ void softmax_cross_entropy(const Array& logits, const Array& labels, Array& loss
   });
 }
 
+void loss_rows(const std::string& name, const Array& t, const Array& p, Array& losses,
+               MaybeArray slopes, double number) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const nn::Loss<T>* kind = nn::find_loss<T>(name);
+    if (!kind) throw py::value_error("unknown loss '" + name + "'");
+    const Index rows = losses.size(), size = rows ? count(p, "p", rows) : 0;
+    const T* target = in<T>(t, "t", rows * size);
+    const T* predicted = in<T>(p, "p", rows * size);
+    T* to = out<T>(losses, "losses", rows);
+    T* slope = out<T>(slopes, "slopes", rows * size);
+    InterpreterRelease release(p.size() <= kBrief / 16);
+    if (kind->labels) {
+      int others = 0;  // without an exit from the loop, which compilers then vectorize
+      for (Index i = 0; i < rows * size; ++i) others |= (target[i] != 0) & (target[i] != 1);
+      number = others ? 0 : 1;
+    }
+    by_parts(rows * size, [&](Index first, Index last) {
+      first /= std::max<Index>(size, 1);
+      last /= std::max<Index>(size, 1);
+      kind->rows(target + first * size, predicted + first * size, to + first,
+                 slope ? slope + first * size : slope, last - first, size, T(number));
+    });
+  });
+}
+
 }  // namespace
 
 void bind_pointwise(py::module_& m) {
@@ -342,6 +368,7 @@ void bind_pointwise(py::module_& m) {
   m.def("softmax_gradient", &softmax_gradient, "g"_a, "y"_a, "dx"_a, "logarithm"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
         "gradient"_a);
+  m.def("loss_rows", &loss_rows, "name"_a, "t"_a, "p"_a, "losses"_a, "slopes"_a, "number"_a);
 }
 
 }  // namespace pycollective

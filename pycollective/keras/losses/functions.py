@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pycollective import nn
 from pycollective.array_backend import on_host
 from pycollective.keras.backend import epsilon
 from pycollective.keras.losses.loss import matched
+from pycollective.nn.losses import losses_of_rows
 from pycollective.tensor import Tensor, as_tensor, ops
 from pycollective.tensor.tape import record
 
@@ -161,6 +163,10 @@ def binary_crossentropy(
     if label_smoothing:
         true = true * (1.0 - label_smoothing) + 0.5 * label_smoothing
     if from_logits:
+        last = axis in (-1, predicted.array.ndim - 1)
+        found = losses_of_rows("binary_crossentropy", true, predicted, 0.0) if last else None
+        if found is not None:
+            return found
         values = nn.sigmoid_cross_entropy_with_logits(true, predicted)
     else:
         yes = _probabilities(predicted)
@@ -180,21 +186,32 @@ def crossentropy_by_shape(y_true: Any, y_pred: Any) -> Tensor:
 
 def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean squared difference along the last axis."""
-    true, predicted = matched(y_true, y_pred)
-    return _mean_of_last(ops.squared_difference(predicted, true))
+    return _by_rows(
+        "mean_squared_error",
+        y_true,
+        y_pred,
+        lambda true, predicted: _mean_of_last(ops.squared_difference(predicted, true)),
+    )
 
 
 def mean_absolute_error(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean absolute difference along the last axis."""
-    true, predicted = matched(y_true, y_pred)
-    return _mean_of_last(ops.abs(predicted - true))
+    return _by_rows(
+        "mean_absolute_error",
+        y_true,
+        y_pred,
+        lambda true, predicted: _mean_of_last(ops.abs(predicted - true)),
+    )
 
 
 def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> Tensor:
     """Return 100 times the mean of ``|y_true - y_pred| / |y_true|`` along the last axis."""
-    true, predicted = matched(y_true, y_pred)
-    share = ops.abs((true - predicted) / ops.maximum(ops.abs(true), epsilon()))
-    return 100.0 * _mean_of_last(share)
+
+    def composed(true: Tensor, predicted: Tensor) -> Tensor:
+        share = ops.abs((true - predicted) / ops.maximum(ops.abs(true), epsilon()))
+        return 100.0 * _mean_of_last(share)
+
+    return _by_rows("mean_absolute_percentage_error", y_true, y_pred, composed, epsilon())
 
 
 def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
@@ -202,9 +219,12 @@ def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
 
     Values below ``epsilon()`` count as ``epsilon()``.
     """
-    true, predicted = matched(y_true, y_pred)
-    logs = [ops.log1p(ops.maximum(value, epsilon())) for value in (predicted, true)]
-    return _mean_of_last(ops.square(logs[0] - logs[1]))
+
+    def composed(true: Tensor, predicted: Tensor) -> Tensor:
+        logs = [ops.log1p(ops.maximum(value, epsilon())) for value in (predicted, true)]
+        return _mean_of_last(ops.square(logs[0] - logs[1]))
+
+    return _by_rows("mean_squared_logarithmic_error", y_true, y_pred, composed, epsilon())
 
 
 def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
@@ -213,32 +233,45 @@ def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
     The loss of a difference ``d`` is ``d² / 2`` if ``|d| <= delta``, and ``delta |d| - delta² / 2``
     otherwise (Huber, 1964).
     """
-    true, predicted = matched(y_true, y_pred)
-    error = predicted - true
-    a = error.array
-    slope = a.clip(-delta, delta)
-    # Both cases are ``slope * (error - slope / 2)``.
-    values = slope * (a - a.dtype.type(0.5) * slope)
-    return _mean_of_last(record(values, (error,), lambda g, _need: (g * slope,)))
+
+    def composed(true: Tensor, predicted: Tensor) -> Tensor:
+        error = predicted - true
+        a = error.array
+        slope = a.clip(-delta, delta)
+        # Both cases are ``slope * (error - slope / 2)``.
+        values = slope * (a - a.dtype.type(0.5) * slope)
+        return _mean_of_last(record(values, (error,), lambda g, _need: (g * slope,)))
+
+    return _by_rows("huber", y_true, y_pred, composed, delta)
 
 
 def log_cosh(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean of ``log(cosh(y_pred - y_true))`` along the last axis."""
-    true, predicted = matched(y_true, y_pred)
-    error = predicted - true
-    return _mean_of_last(error + nn.softplus(-2.0 * error) - math.log(2))
+
+    def composed(true: Tensor, predicted: Tensor) -> Tensor:
+        error = predicted - true
+        return _mean_of_last(error + nn.softplus(-2.0 * error) - math.log(2))
+
+    return _by_rows("log_cosh", y_true, y_pred, composed)
 
 
 def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
     """Return ``sum(y_true * log(y_true / y_pred))`` along the last axis."""
-    true, predicted = (ops.clip_by_value(v, epsilon(), 1.0) for v in matched(y_true, y_pred))
-    return ops.reduce_sum(true * ops.log(true / predicted), axis=-1)
+
+    def composed(*pair: Tensor) -> Tensor:
+        true, predicted = (ops.clip_by_value(value, epsilon(), 1.0) for value in pair)
+        return ops.reduce_sum(true * ops.log(true / predicted), axis=-1)
+
+    return _by_rows("kl_divergence", y_true, y_pred, composed, epsilon())
 
 
 def poisson(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean of ``y_pred - y_true * log(y_pred)`` along the last axis."""
-    true, predicted = matched(y_true, y_pred)
-    return _mean_of_last(predicted - true * ops.log(predicted + epsilon()))
+
+    def composed(true: Tensor, predicted: Tensor) -> Tensor:
+        return _mean_of_last(predicted - true * ops.log(predicted + epsilon()))
+
+    return _by_rows("poisson", y_true, y_pred, composed, epsilon())
 
 
 def hinge(y_true: Any, y_pred: Any) -> Tensor:
@@ -246,16 +279,19 @@ def hinge(y_true: Any, y_pred: Any) -> Tensor:
 
     Labels are -1 and 1. If all labels are 0 or 1, a 0 counts as -1.
     """
-    return _mean_of_last(_below_margin(y_true, y_pred))
+    return _by_rows("hinge", y_true, y_pred, lambda *pair: _mean_of_last(_below_margin(*pair)))
 
 
 def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean of ``max(0, 1 - y_true * y_pred)²`` along the last axis; as `hinge`."""
-    return _mean_of_last(ops.square(_below_margin(y_true, y_pred)))
+
+    def composed(*pair: Tensor) -> Tensor:
+        return _mean_of_last(ops.square(_below_margin(*pair)))
+
+    return _by_rows("squared_hinge", y_true, y_pred, composed)
 
 
-def _below_margin(y_true: Any, y_pred: Any) -> Tensor:
-    true, predicted = matched(y_true, y_pred)
+def _below_margin(true: Tensor, predicted: Tensor) -> Tensor:
     # Chosen with `where`, because an `if` would fetch the condition from the device.
     zeros_and_ones = ((true.array == 0) | (true.array == 1)).all()
     true = ops.where(Tensor(zeros_and_ones), 2.0 * true - 1.0, true)
@@ -279,6 +315,19 @@ def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
 def _unit(value: Tensor, axis: int) -> Tensor:
     square = ops.reduce_sum(ops.square(value), axis=axis, keepdims=True)
     return value * ops.rsqrt(ops.maximum(square, epsilon() ** 2))
+
+
+def _by_rows(
+    kernel: str,
+    y_true: Any,
+    y_pred: Any,
+    composed: Callable[[Tensor, Tensor], Tensor],
+    number: float = 0.0,
+) -> Tensor:
+    """Return a loss by the kernel of this name, or composed of operations if there is no kernel."""
+    true, predicted = matched(y_true, y_pred)
+    found = losses_of_rows(kernel, true, predicted, number)
+    return composed(true, predicted) if found is None else found
 
 
 def _classes_last(values: Tensor, axis: int) -> Tensor:

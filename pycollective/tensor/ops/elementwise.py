@@ -241,8 +241,12 @@ log = unary("log", np.log, lambda g, x, y: g / x, "Return the natural logarithms
 log1p = unary(
     "log1p", np.log1p, lambda g, x, y: g / (1 + x), "Return ``log(1 + x)``.", kernel="log1p"
 )
-sin = unary("sin", np.sin, lambda g, x, y: g * np.cos(x), "Return the sines (radians).")
-cos = unary("cos", np.cos, lambda g, x, y: -(g * np.sin(x)), "Return the cosines (radians).")
+sin = unary(
+    "sin", np.sin, lambda g, x, y: g * np.cos(x), "Return the sines (radians).", kernel="sin"
+)
+cos = unary(
+    "cos", np.cos, lambda g, x, y: -(g * np.sin(x)), "Return the cosines (radians).", kernel="cos"
+)
 tanh = unary(
     "tanh",
     np.tanh,
