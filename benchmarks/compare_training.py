@@ -4,15 +4,15 @@
                                           [--json FILE] [--peers PYTHON ...] [--data DIR] [--check]
 
 Every contestant trains the same model with Adam on the same images in float32. The models are in
-models_keras.py and models_torch.py:
+models_keras.py and models_torch.py.
 
-    tutorial      the tutorial's CNN (121,930 parameters) on MNIST, 64 examples a replica
-    resnet20      ResNet-20 (1 x 1 convolutions where shapes change), 32 x 32, 64 examples
-    resnet50      ResNet-50, 224 x 224, 16 examples
-    mobilenet_v2  MobileNetV2, 224 x 224, 16 examples
-    vgg16         VGG-16 with a head of 512 units, 32 x 32, 16 examples
-    unet          a U-Net of 32 to 512 filters, 128 x 128, 16 examples
-    mlp           three dense layers, 32 examples: the time is that of the interpreter
+    * tutorial: the tutorial's CNN (121,930 parameters) on MNIST, 64 examples a replica
+    * resnet20: ResNet-20 (1 x 1 convolutions where shapes change), 32 x 32, 64 examples
+    * resnet50: ResNet-50, 224 x 224, 16 examples
+    * mobilenet_v2: MobileNetV2, 224 x 224, 16 examples
+    * vgg16: VGG-16 with a head of 512 units, 32 x 32, 16 examples
+    * unet: a U-Net of 32 to 512 filters, 128 x 128, 16 examples
+    * mlp: three dense layers, 32 examples: the time is that of the interpreter
 
 The loop is the one that its users write: next batch from a shuffled dataset, step, loss read every step.
 A peer's `x2` is a batch as large as that of two replicas.
@@ -351,7 +351,7 @@ def installed(python: str, module: str) -> bool:
 
 
 def answer(command: list[str]) -> dict[str, Any]:
-    """Return what a contestant's process prints in its last line."""
+    """Return the results that a contestant's process prints in its last line."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

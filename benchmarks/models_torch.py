@@ -26,7 +26,7 @@ class Sum(nn.Module):
 
 
 class Concatenated(nn.Module):
-    """What the input is, and what a module returns for it, side by side."""
+    """The input, and a module's output for this input, side by side."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -35,6 +35,9 @@ from .window import Pair, Window, add_windows, is_same, make_window, padded, pai
 _DIRECT_CHANNELS = (1, 3)
 # With fewer channels or filters, the products of the Winograd kernels are too narrow.
 _WINOGRAD_CHANNELS = 8
+# With more numbers in the filters per output pixel, the transforms of the filters and of their gradients
+# take longer than what they save.
+_FILTERS_PER_PIXEL, _GRADIENTS_PER_PIXEL = 1000, 100
 # Sums over single pixels use vectors of channels.
 _SPARSE_CHANNELS = 8
 
@@ -96,9 +99,10 @@ def _three_by_three(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
     return bool(dtype == np.float32) and shape[:2] == (3, 3) and steps == (1, 1, 1, 1)
 
 
-def _winograd(w: Array, window: Window) -> bool:
+def _winograd(images: int, w: Array, window: Window, most: int) -> bool:
     """Return True for 3 x 3 filters at every pixel, if their number suits Winograd's kernels."""
-    return _winograd_kind(w.shape, w.dtype, window)
+    pixels = images * window.out_h * window.out_w
+    return _winograd_kind(w.shape, w.dtype, window) and w.shape[2] * w.shape[3] <= most * pixels
 
 
 @functools.lru_cache(maxsize=256)
@@ -108,7 +112,7 @@ def _winograd_kind(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
 
 def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
     y = workspace.empty((x.shape[0], window.out_h, window.out_w, w.shape[3]), x.dtype)
-    if _winograd(w, window):
+    if _winograd(len(x), w, window, _FILTERS_PER_PIXEL):
         kernels.winograd_forward(x, w, b, y, None, window, None, relu)
         return y
     if x.dtype == FLOAT32:
@@ -137,7 +141,7 @@ def _compiled_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     need_x, need_w, need_b = need[0], need[1], any(need[2:])
     db = np.zeros(w.shape[3], w.dtype) if need_b else None
-    if _winograd(w, window):
+    if _winograd(len(x), w, window, _GRADIENTS_PER_PIXEL):
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.winograd_gradient(x, w, g, y, dx, dw, db, window)
         return dx, dw, db
@@ -197,7 +201,7 @@ def _direct(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> bool:
 @functools.lru_cache(maxsize=256)
 def _pooled_kernel(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> Any:
     """Return the forward kernel for filters of this shape and dtype; None means BLAS."""
-    if plan.size == (2, 2) and _winograd(np.empty(shape, dtype), plan.window):
+    if plan.size == (2, 2) and _winograd_kind(shape, dtype, plan.window):
         return kernels.winograd_forward
     if _direct(plan, shape, dtype):
         return kernels.direct_forward
