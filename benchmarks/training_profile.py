@@ -165,7 +165,8 @@ def show(found: dict[str, Any]) -> None:
     print(
         f"{found['model']}, {found['replicas']} replica(s) of {MODELS[found['model']].batch}: a step "
         f"takes {whole:.2f} ms ({found['samples_per_s']:,.0f} samples/s), "
-        f"{found['processor_ms']:.2f} ms of all threads' processor time, {found['python_calls']:,.0f} Python calls"
+        f"{found['processor_ms']:.2f} ms of all threads' processor time, "
+        f"{found['python_calls']:,.0f} Python calls"
     )
     print(f"  {'':32} {'calls':>6} {'ms':>9} {'share':>7}")
     for name, entry in found["functions"].items():
