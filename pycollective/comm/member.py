@@ -247,7 +247,7 @@ class Member(_core.CommunicatorBase):
         except MismatchError as error:
             _exit_with(error)
 
-    def _disown(self) -> None:
+    def _abandon_in_child(self) -> None:
         """Release everything in a forked child: the rank belongs to the parent."""
         for engine in self._gpu.to_close if self._gpu is not None else ():
             engine.abandon()
@@ -422,7 +422,7 @@ def _exit_with(error: MismatchError) -> None:
 def _forget_after_fork() -> None:
     """Release all ranks in a forked child: they belong to the parent."""
     for communicator in list(live):
-        communicator._disown()
+        communicator._abandon_in_child()
     live.clear()
 
 

@@ -28,9 +28,9 @@ from pycollective.launch.description import (
     launched_environment,
 )
 from pycollective.launch.ended import Ended
-from pycollective.launch.guardian import Guardian
 from pycollective.launch.output import Output
 from pycollective.launch.secret import SECRET
+from pycollective.launch.watchdog import Watchdog
 
 GRACE = 5.0
 """Seconds after a rank's failure until the other ranks get SIGTERM, and again until they get SIGKILL."""
@@ -192,7 +192,7 @@ def run(
     Each rank leads a session of its own. The launcher passes signals on to the ranks, and stops
     (Ctrl-Z) and continues them with itself. When a rank fails, calls of the other ranks raise
     `PeerLostError`. The launcher kills ranks that do not end then, and children that ranks have left
-    behind. If the launcher itself is killed, a guardian process does this.
+    behind. If the launcher itself is killed, a watchdog process does this.
 
     Parameters
     ----------
@@ -282,7 +282,7 @@ class Ranks:
 
     def __init__(self, group: LaunchedGroup) -> None:
         self.group = group
-        self._guardian = Guardian()
+        self._watchdog = Watchdog()
         self.pids: list[int] = []
         self._polls: list[Callable[[], int | None]] = []
         self.running: set[int] = set()
@@ -296,7 +296,7 @@ class Ranks:
         Its id is also that of the process group that it leads, or will lead. ``poll`` returns its exit
         code, -n after signal n; None while it runs.
         """
-        self._guardian.started(pid)
+        self._watchdog.started(pid)
         self.running.add(len(self.pids))
         self.pids.append(pid)
         self._polls.append(poll)
@@ -349,7 +349,7 @@ class Ranks:
             # A container without an init process does not reap zombies, whose group never vanishes.
             if not _signal_group(pid, number) or number == signal.SIGKILL:
                 del self._left[pid]
-                self._guardian.ended(pid)
+                self._watchdog.ended(pid)
         return bool(self._left)
 
     def __enter__(self) -> Ranks:
@@ -362,7 +362,7 @@ class Ranks:
             time.sleep(0.001)
         for pid in self._left:
             _signal_group(pid, signal.SIGKILL)
-        self._guardian.close()
+        self._watchdog.close()
         self.group.close()
 
 

@@ -23,7 +23,7 @@ from ports import free_port
 
 _POLL_SECONDS = 0.004
 _LEFT_SECONDS = 4.0
-"""Time limit for processes that outlive the trial; longer than the guardian's grace period."""
+"""Time limit for processes that outlive the trial; longer than the watchdog's grace period."""
 _LATE_ERROR_SECONDS = 20.0
 """Extra time for which a victim stays stopped while ranks have no error yet."""
 _PR_SET_CHILD_SUBREAPER = 36

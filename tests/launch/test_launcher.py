@@ -319,7 +319,7 @@ time.sleep(60)
     process.stderr.close()
 
 
-def test_the_guardian_ends_with_the_launcher(tmp_path):
+def test_the_watchdog_ends_with_the_launcher(tmp_path):
     process = start(tmp_path, 1, "print('on', flush=True); sys.stdin.read()", stdin=subprocess.PIPE)
     assert process.stdout.readline() == "on\n"
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:

@@ -1,8 +1,8 @@
 """A process that kills the ranks if their launcher ends without doing so.
 
-The guardian reads from a pipe, of which only the launcher has the other end. The launcher writes
+The watchdog reads from a pipe, of which only the launcher has the other end. The launcher writes
 ``+12345`` when it has started process group 12345, and ``-12345`` when no process of the group is left.
-When the launcher ends, so does the pipe, and the guardian kills the groups that are left. The guardian
+When the launcher ends, so does the pipe, and the watchdog kills the groups that are left. The watchdog
 runs this file as a script, with the standard library only.
 """
 
@@ -20,8 +20,8 @@ _GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
-class Guardian:
-    """The launcher's side of the guardian. It must report each process group at its start."""
+class Watchdog:
+    """The launcher's side of the watchdog. It must report each process group at its start."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -32,13 +32,13 @@ class Guardian:
             start_new_session=True,
             bufsize=0,
         )
-        _guardians.add(self)
+        _watchdogs.add(self)
 
     def _send(self, text: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(
             BrokenPipeError
-        ):  # the guardian was killed: the ranks run without it
+        ):  # the watchdog was killed: the ranks run without it
             self._process.stdin.write(text.encode())
 
     def started(self, group: int) -> None:
@@ -50,22 +50,22 @@ class Guardian:
         self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """End the guardian itself."""
+        """End the watchdog itself."""
         self._process.communicate()
 
-    def _disown(self) -> None:
+    def _close_in_child(self) -> None:
         """Close the pipe in a forked child, because only the launcher may keep it open."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
 
-_guardians: weakref.WeakSet[Guardian] = weakref.WeakSet()
+_watchdogs: weakref.WeakSet[Watchdog] = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
-    for guardian in list(_guardians):
-        guardian._disown()
-    _guardians.clear()
+    for watchdog in list(_watchdogs):
+        watchdog._close_in_child()
+    _watchdogs.clear()
 
 
 if hasattr(os, "register_at_fork"):
