@@ -36,7 +36,7 @@ from pycollective.errors import (
 )
 from pycollective.launch.description import LISTENER, FirstRankLostError
 from pycollective.launch.join_requests import JoinRequests, is_listening
-from pycollective.launch.members import Roster
+from pycollective.launch.members import Admissions
 
 _log = logging.getLogger("pycollective")
 
@@ -243,7 +243,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"run_elastic needs an address for each worker, but {member.source} gives none; "
                 "describe the cluster by TF_CONFIG"
             )
-        roster = Roster(member.size)
+        admissions = Admissions(member.size)
         while True:
             try:
                 with _watching_for_workers(member, self.extended.workers):
@@ -251,10 +251,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
                 _log.warning("%s: a new rendezvous after: %s", self, error)
             if self.extended.workers.has_saved:
-                roster.has_saved()
+                admissions.has_saved()
             self.extended.workers.close()
             replicas = self.extended.num_local_replicas
-            self.extended.train_with(_rejoin(member, least, patience, replicas, roster))
+            self.extended.train_with(_rejoin(member, least, patience, replicas, admissions))
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning(
                 "training continues with %d of %d workers", self.extended.workers.count, member.size
@@ -326,12 +326,12 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
 
 
 def _rejoin(
-    member: Membership, least: int, patience: float, replicas: int, roster: Roster
+    member: Membership, least: int, patience: float, replicas: int, admissions: Admissions
 ) -> Workers:
     """Join a new group; repeat the rendezvous if a worker is lost meanwhile."""
-    attempts = _ATTEMPTS + member.size + roster.limit
+    attempts = _ATTEMPTS + member.size + admissions.limit
     for again in range(attempts):
-        communicator = _rendezvous(member, least, patience, roster)
+        communicator = _rendezvous(member, least, patience, admissions)
         try:
             return _workers_of(communicator, member, replicas, patience + _RENDEZVOUS_SECONDS)
         except CollectiveError as error:
@@ -342,7 +342,9 @@ def _rejoin(
     raise AssertionError("the last rendezvous returns or raises")
 
 
-def _rendezvous(member: Membership, least: int, patience: float, roster: Roster) -> Communicator:
+def _rendezvous(
+    member: Membership, least: int, patience: float, admissions: Admissions
+) -> Communicator:
     """Join the remaining and returning workers at the first address that answers.
 
     If nobody answers at an address for ``patience`` seconds, its worker counts as lost. If that worker
@@ -360,7 +362,7 @@ def _rendezvous(member: Membership, least: int, patience: float, roster: Roster)
                 join_timeout=patience + _RENDEZVOUS_SECONDS,
                 least=least,
                 patience=patience,
-                roster=roster,
+                admissions=admissions,
             )
         except FirstRankLostError as error:
             losses += 1

@@ -34,7 +34,7 @@ from pycollective.launch.description import (
     forced,
 )
 from pycollective.launch.ended import Ended
-from pycollective.launch.members import Roster
+from pycollective.launch.members import Admissions
 
 __all__ = [
     "RendezvousError",
@@ -204,7 +204,7 @@ def rendezvous(
     environment: Mapping[str, str] | None = None,
     least: int = 0,
     patience: float = 0.0,
-    roster: Roster | None = None,
+    admissions: Admissions | None = None,
 ) -> Communicator:
     """Return this process's communicator in a group with the given addresses.
 
@@ -222,7 +222,7 @@ def rendezvous(
         After ``patience`` seconds ``least`` ranks are enough, if rank 0 is one of them. They are
         renumbered in their order. If members are lost during the rendezvous, the other ranks repeat it.
         A ``least`` of 0 requires all ranks, and the loss of one is an error.
-    roster : Roster, optional
+    admissions : Admissions, optional
         Limits the new processes that rank 0 admits.
 
     Raises
@@ -235,7 +235,7 @@ def rendezvous(
     observe.settings()
     env = os.environ if environment is None else environment
     about = Description.of_environment(env, rank, size, addresses)
-    about.least, about.patience, about.roster = least, patience, roster
+    about.least, about.patience, about.admissions = least, patience, admissions
     about.ended = Ended.of_environment(env, size, addresses[0])
     group, name, how, host = tcp.connect(about, join_timeout)
     if about.ended is not None:

@@ -17,7 +17,7 @@ from pycollective.launch import secret
 
 if TYPE_CHECKING:
     from pycollective.launch.ended import Ended
-    from pycollective.launch.members import Roster
+    from pycollective.launch.members import Admissions
     from pycollective.launch.tls import Tls
 
 __all__ = [
@@ -85,7 +85,7 @@ class Description:
         The host and port where this rank listens for its peers; None for any port.
     least, patience : int, float
         After ``patience`` seconds ``least`` ranks are enough, and are renumbered. 0: all must join.
-    roster : Roster or None
+    admissions : Admissions or None
         Rank 0's, if ``least`` is not 0.
     tls : Tls or None
         TLS for the connections of the rendezvous and for control connections.
@@ -110,7 +110,7 @@ class Description:
     own: tuple[str, int] | None = None
     least: int = 0
     patience: float = 0.0
-    roster: Roster | None = None
+    admissions: Admissions | None = None
     tls: Tls | None = None
     ended: Ended | None = None
     known_as: tuple[int, ...] = ()

@@ -54,7 +54,7 @@ class Leader:
         rejected: Callable[[], int],
     ) -> None:
         self._size, self._least, self._patience = about.size, about.least, about.patience
-        self._about, self._roster = about, about.roster
+        self._about, self._admissions = about, about.admissions
         self._where = f"to join at {about.host}:{about.port}"
         self._store, self._seconds, self._streams = store, seconds, streams
         self._rejected = rejected
@@ -135,7 +135,7 @@ class Leader:
 
     def _choose(self) -> None:
         is_late = time.monotonic() >= self._begun + self._patience
-        members = choose(self._joined, self._size, self._least, self._roster, is_late)
+        members = choose(self._joined, self._size, self._least, self._admissions, is_late)
         if members:
             self._begin_attempt(members)
             return
@@ -173,8 +173,8 @@ class Leader:
             )
         self._chosen = {rank: self._joined[rank] for rank in members}
         self.reasons.clear()
-        if self._roster is not None:
-            self._roster.admit_members(self._joined[rank].process for rank in members[1:])
+        if self._admissions is not None:
+            self._admissions.admit_members(self._joined[rank].process for rank in members[1:])
         self._limit_attempt()
         self._name = secrets.token_hex(8)
         before = self._store.get("all/table")

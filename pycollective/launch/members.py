@@ -88,8 +88,8 @@ class Candidate:
 
 
 @dataclass
-class Roster:
-    """The processes that an elastic group has admitted.
+class Admissions:
+    """The processes that an elastic group has admitted, and how many more it may admit.
 
     Processes that join and fail repeatedly could keep the others from ever saving a checkpoint. The
     group therefore admits only a limited number of new processes between two checkpoints, if the known
@@ -116,18 +116,22 @@ class Roster:
 
 
 def choose(
-    came: Mapping[int, Candidate], size: int, least: int, roster: Roster | None, is_late: bool
+    joined: Mapping[int, Candidate],
+    size: int,
+    least: int,
+    admissions: Admissions | None,
+    is_late: bool,
 ) -> list[int]:
     """Return the sorted members of a group; an empty list while more ranks are needed.
 
-    ``came`` has the ranks that have sent a join request, and rank 0. If ``is_late``, ``least`` ranks
-    are enough; a ``least`` of 0 requires all. The roster limits new processes beyond ``least``.
+    ``joined`` has the ranks that have sent a join request, and rank 0. If ``is_late``, ``least`` ranks
+    are enough; a ``least`` of 0 requires all. ``admissions`` limits new processes beyond ``least``.
     """
-    enough = is_late and 0 < least <= len(came)
-    if len(came) < size and not enough:
+    enough = is_late and 0 < least <= len(joined)
+    if len(joined) < size and not enough:
         return []
-    if roster is None:
-        return sorted(came)
-    known = [rank for rank in came if not rank or came[rank].process in roster.known]
-    new = sorted(rank for rank in came if rank not in known)
-    return sorted(known + new[: max(roster.left, least - len(known), 0)])
+    if admissions is None:
+        return sorted(joined)
+    known = [rank for rank in joined if not rank or joined[rank].process in admissions.known]
+    new = sorted(rank for rank in joined if rank not in known)
+    return sorted(known + new[: max(admissions.left, least - len(known), 0)])

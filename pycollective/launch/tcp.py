@@ -95,7 +95,7 @@ class Addresses:
             own=None,
             least=0,  # a split needs all of its ranks
             patience=0.0,
-            roster=None,
+            admissions=None,
             known_as=tuple(members),
         )
         group, _, _, own = connect(about, min(seconds, 300.0), self._group)

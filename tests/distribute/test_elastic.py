@@ -24,7 +24,7 @@ from pycollective.distribute import multi_worker
 from pycollective.errors import RendezvousError
 from pycollective.launch import handshake, secret
 from pycollective.launch.description import FirstRankLostError
-from pycollective.launch.members import Roster
+from pycollective.launch.members import Admissions
 from pycollective.launch.store import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
@@ -287,7 +287,7 @@ def survivors():
     """Meet as worker 2 of 3."""
     names = ("worker 0", "worker 1", "worker 2")
     member = Membership("a test", 2, 3, ("a:1", "b:1", "c:1"), names)
-    return multi_worker._rendezvous(member, 1, 0.1, Roster(3))
+    return multi_worker._rendezvous(member, 1, 0.1, Admissions(3))
 
 
 def test_survivors_first_rank_lost_look_for_the_first_address_again(monkeypatch):

@@ -22,7 +22,7 @@ from pycollective.launch import (
 )
 from pycollective.launch.description import FirstRankLostError
 from pycollective.launch.join_requests import JoinRequests
-from pycollective.launch.members import Candidate, Roster, choose
+from pycollective.launch.members import Admissions, Candidate, choose
 from pycollective.launch.store import Client
 
 KEY = handshake.key_of(SECRET.encode())
@@ -244,18 +244,18 @@ def test_choose_waits_for_all_or_for_enough_when_it_is_late(came, least, is_late
     [(2, 1, [0, 1, 2, 3]), (1, 1, [0, 1, 3]), (0, 1, [0, 3]), (0, 3, [0, 1, 3])],
 )
 def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected):
-    """New processes are admitted if the roster has a free place, or the others are too few."""
-    roster = Roster(limit=5, known={"survivor"})
-    roster.left = left
+    """New processes are admitted if the limit allows it, or the others are too few."""
+    admissions = Admissions(limit=5, known={"survivor"})
+    admissions.left = left
     came = {
         rank: Candidate(("h", 1), "", "", "survivor" if rank == 3 else f"new {rank}", 0.0)
         for rank in range(4)
     }
-    assert choose(came, 4, least, roster, False) == expected
-    roster.admit_members(came[rank].process for rank in expected[1:])
-    assert roster.left == left - (len(expected) - 2)
-    roster.has_saved()
-    assert roster.left == 5
+    assert choose(came, 4, least, admissions, False) == expected
+    admissions.admit_members(came[rank].process for rank in expected[1:])
+    assert admissions.left == left - (len(expected) - 2)
+    admissions.has_saved()
+    assert admissions.left == 5
 
 
 def test_rendezvous_elastic_join_request_under_way_at_the_choice_comes_later(on_ranks, monkeypatch):

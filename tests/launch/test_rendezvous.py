@@ -55,8 +55,8 @@ def wait_for_ranks(monkeypatch, count):
     """Let rank 0's patience end when `count` ranks have joined, however late they start."""
     choose = leader.choose
 
-    def choose_late(came, size, least, roster, is_late):
-        return choose(came, size, least, roster, len(came) >= count)
+    def choose_late(came, size, least, admissions, is_late):
+        return choose(came, size, least, admissions, len(came) >= count)
 
     monkeypatch.setattr(leader, "choose", choose_late)
 
