@@ -19,7 +19,7 @@ _INCOMPLETE_SECONDS = 0.2
 """Seconds until an incomplete line is printed on a terminal."""
 
 
-class _Screen:
+class _LauncherStream:
     """Standard output or standard error of the launcher."""
 
     def __init__(self, stream: Any, prefix: str) -> None:
@@ -27,9 +27,11 @@ class _Screen:
         self.terminal = bool(stream.isatty())
         self.prefixed = prefix == "always" or (prefix == "auto" and self.terminal)
         self.closed = False
-        self._unfinished: _Source | None = None  # the source of the incomplete line at the cursor
+        self._unfinished: _RankStream | None = (
+            None  # the source of the incomplete line at the cursor
+        )
 
-    def show(self, source: _Source, text: bytes) -> None:
+    def write(self, source: _RankStream, text: bytes) -> None:
         """Write a line of a rank, or a part of one."""
         if self._unfinished is source:
             head = b""
@@ -55,11 +57,11 @@ class _Screen:
 
 
 @dataclass(eq=False)
-class _Source:
+class _RankStream:
     """Standard output or standard error of a rank."""
 
     pipe: IO[bytes]
-    screen: _Screen
+    target: _LauncherStream
     prefix: bytes
     held: bytearray = field(default_factory=bytearray)
     since: float = 0.0
@@ -70,24 +72,24 @@ class _Source:
             self.since = time.monotonic()
         self.held += data
         end = self.held.rfind(b"\n")
-        if self.screen.terminal:
+        if self.target.terminal:
             end = max(end, self.held.rfind(b"\r"))
         if end < 0 and len(self.held) > _LONGEST:
-            self.rest()
+            self.print_incomplete()
         if end >= 0:
             lines = bytes(self.held[: end + 1])
             del self.held[: end + 1]
             self.since = time.monotonic()
-            keep = self.screen.terminal
+            keep = self.target.terminal
             for line in lines.splitlines(keepends=True) if keep else _lines(lines):
-                self.screen.show(self, line)
+                self.target.write(self, line)
 
-    def rest(self) -> None:
+    def print_incomplete(self) -> None:
         """Print the incomplete line."""
         if self.held:
             text = bytes(self.held)
             self.held.clear()
-            self.screen.show(self, text)
+            self.target.write(self, text)
 
 
 def _lines(text: bytes) -> list[bytes]:
@@ -101,16 +103,16 @@ class Output:
     """
 
     def __init__(self, streams: tuple[Any, Any], prefix: str) -> None:
-        self._screens = [_Screen(stream, prefix) for stream in streams]
+        self._targets = [_LauncherStream(stream, prefix) for stream in streams]
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._copy_output, daemon=True)
         self._ending = threading.Event()
 
     def add(self, rank: int, pipes: tuple[IO[bytes], IO[bytes]]) -> None:
         """Add a rank's standard output and standard error, before `start`."""
-        for screen, pipe in zip(self._screens, pipes, strict=True):
-            prefix = f"[{rank}] ".encode() if screen.prefixed else b""
-            self._selector.register(pipe, selectors.EVENT_READ, _Source(pipe, screen, prefix))
+        for target, pipe in zip(self._targets, pipes, strict=True):
+            prefix = f"[{rank}] ".encode() if target.prefixed else b""
+            self._selector.register(pipe, selectors.EVENT_READ, _RankStream(pipe, target, prefix))
 
     def start(self) -> None:
         """Start the thread."""
@@ -133,20 +135,20 @@ class Output:
             ending = self._ending.is_set()
             events = self._selector.select(0 if ending else 0.05)
             for key, _ in events:
-                source: _Source = key.data
+                source: _RankStream = key.data
                 data = os.read(source.pipe.fileno(), 1 << 16)
                 if data:
                     source.add(data)
-                if not data or source.screen.closed:  # the next write fails
+                if not data or source.target.closed:  # the next write fails
                     self._close(source)
             for key in self._selector.get_map().values():
                 source = key.data
-                if source.screen.terminal and time.monotonic() - source.since > _INCOMPLETE_SECONDS:
-                    source.rest()
+                if source.target.terminal and time.monotonic() - source.since > _INCOMPLETE_SECONDS:
+                    source.print_incomplete()
             if ending and not events:
                 return
 
-    def _close(self, source: _Source) -> None:
-        source.rest()
+    def _close(self, source: _RankStream) -> None:
+        source.print_incomplete()
         self._selector.unregister(source.pipe)
         source.pipe.close()

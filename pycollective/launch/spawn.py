@@ -271,8 +271,8 @@ class _Descriptor:
 
 
 @dataclass
-class _Place:
-    """A rank's settings: its place in the group, and its cores."""
+class _RankSettings:
+    """The settings of a rank's process: the rank, its environment, and its cores."""
 
     rank: int
     size: int
@@ -295,16 +295,16 @@ class _Place:
         return init(timeout=self.timeout)
 
 
-def _rank(place: _Place, call: _Call, writer: Any) -> None:
+def _rank(settings: _RankSettings, call: _Call, writer: Any) -> None:
     """Run a rank; the main function of its process."""
     os.setsid()  # so that only the parent gets Ctrl-C, and can kill the rank with its children
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork inherits the parent's handler
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         fn, args = call.get()
-        comm = place.join()
+        comm = settings.join()
     except BaseException as error:
-        ended = _failure(place.rank, error)
+        ended = _failure(settings.rank, error)
     else:
         ended = _run(comm, fn, args, _pickled)
         leave_all()  # `multiprocessing` does not run atexit functions
@@ -365,11 +365,11 @@ def _in_processes(
             for rank in range(size):
                 variables, numbers = group.given_to(rank)
                 descriptors = {name: _Descriptor(number) for name, number in numbers.items()}
-                place = _Place(rank, size, variables, descriptors, shares[rank], timeout)
+                settings = _RankSettings(rank, size, variables, descriptors, shares[rank], timeout)
                 reader, writer = how.Pipe(duplex=False)
                 readers.append(at_end.enter_context(reader))
                 process = how.Process(  # type: ignore[attr-defined]  # every context has it
-                    target=_rank, args=(place, call, writer), name=f"pycollective rank {rank}"
+                    target=_rank, args=(settings, call, writer), name=f"pycollective rank {rank}"
                 )
                 with writer, cores.only_on(shares[rank]):
                     process.start()
@@ -422,7 +422,7 @@ def _watch(
             if rank in unread and unread[rank].poll():
                 read(rank)
             if rank not in ended:
-                ended[rank] = _End(rank, how=_death(rank, code), exitcode=code)
+                ended[rank] = _End(rank, how=_end_text(rank, code), exitcode=code)
             one = ended[rank]
             ranks.group.ended(rank, one.how or f"rank {rank} has ended", failed=one.is_failure)
         if any(one.is_failure for one in ended.values()):
@@ -431,7 +431,7 @@ def _watch(
     return list(ended.values())
 
 
-def _death(rank: int, code: int) -> str:
+def _end_text(rank: int, code: int) -> str:
     how = f"rank {rank} {launcher.how_it_ended(code)}"
     return how if code < 0 else f"{how} before its function returned"
 
