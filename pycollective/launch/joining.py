@@ -68,7 +68,7 @@ class Joining:
     def __init__(self, about: Description, seconds: float, old: _core.Group | None) -> None:
         self._listener = inherited(about)  # first, because from now on this rank must close it
         try:
-            self.peers = Peers(about, seconds, self.attend, self._log_wait)
+            self.peers = Peers(about, seconds, self.poll, self._log_wait)
         except BaseException:
             if self._listener is not None:
                 self._listener.close()
@@ -147,7 +147,7 @@ class Joining:
 
     # The store -----------------------------------------------------------------------------
 
-    def attend(self, seconds: float = 0.0) -> bool:
+    def poll(self, seconds: float = 0.0) -> bool:
         """Wait for changes in the store; return True if there are any."""
         for server in self.peers.sockets.servers:
             if server.shortage is not None:
@@ -156,7 +156,7 @@ class Joining:
         changes = []
         if self.store is not None:  # also after a rank ended, because it may have set its error
             try:
-                changes = self.store.attend(0.0 if ended else seconds)
+                changes = self.store.poll(0.0 if ended else seconds)
             except OSError as error:
                 raise self._first_rank_lost(error) from None
             if self.leader is not None:
@@ -214,12 +214,12 @@ class Joining:
         late = 1.0  # rank 0 logs first, because it knows the missing ranks
         log_at = time.monotonic() + leader.LOG_EVERY + late
         while (found := ready()) is None:
-            has_heard = self.attend(0.05)
+            has_news = self.poll(0.05)
             now = time.monotonic()
-            if now >= until + LEADER_GRACE_SECONDS and not has_heard:
+            if now >= until + LEADER_GRACE_SECONDS and not has_news:
                 waited = f"{self.title()} waited {round(until - self.peers.begun, 1):g} s {what}"
                 raise RendezvousError(waited, ranks=[0])
-            if has_heard:
+            if has_news:
                 log_at = now + leader.LOG_EVERY + late
             elif now >= log_at and self.leader is None:
                 _log.warning("%s waits %s", self.title(), what)
@@ -236,7 +236,7 @@ class Joining:
         """Return rank 0's error if it set one before its connection ended, else that rank 0 is lost."""
         assert self.store is not None
         with contextlib.suppress(OSError, HandshakeError):
-            self.store.attend()
+            self.store.poll()
         why = self.store.get("all/failed")
         if why is not None:
             text, ranks = reported(why, 0, self.about.size)

@@ -76,11 +76,11 @@ class Sharing:
         return sock
 
     def create(
-        self, group: str, ranks: Sequence[int], attend: Callable[[], object]
+        self, group: str, ranks: Sequence[int], poll: Callable[[], object]
     ) -> _core.ShmGroup | None:
         """Create memory, and return it when all ranks have joined it; None if one does not in time.
 
-        This rank is the first of ``ranks``, and the others have connected to its socket. ``attend``
+        This rank is the first of ``ranks``, and the others have connected to its socket. ``poll``
         raises an error if the rendezvous has failed.
         """
         until = time.monotonic() + _ENTER_SECONDS
@@ -101,7 +101,7 @@ class Sharing:
         while not all(memory.is_in(place) for place in range(len(ranks))):
             if time.monotonic() >= until:
                 return None
-            attend()
+            poll()
             time.sleep(0.001)
         return memory
 

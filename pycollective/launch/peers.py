@@ -48,7 +48,7 @@ class NotNowError(HandshakeError):
 class Peers:
     """The connections of a rank to the others, and its time limit: from `begun` to `deadline`.
 
-    ``attend`` reads rank 0's messages, and raises an error if the rendezvous has failed. ``log_wait``
+    ``poll`` reads rank 0's messages, and raises an error if the rendezvous has failed. ``log_wait``
     logs the ranks for which this rank waits. The rank and size in ``about`` change when the members are
     known.
     """
@@ -57,10 +57,10 @@ class Peers:
         self,
         about: Description,
         seconds: float,
-        attend: Callable[[], object],
+        poll: Callable[[], object],
         log_wait: Callable[[str], object],
     ) -> None:
-        self._about, self._attend, self._log_wait = about, attend, log_wait
+        self._about, self._poll, self._log_wait = about, poll, log_wait
         self.seconds = seconds
         self.begin()
         self.sockets = Sockets(about)
@@ -127,7 +127,7 @@ class Peers:
         pause, log_at = 0.02, time.monotonic() + leader.LOG_EVERY
         refusal: Refused | None = None
         while True:
-            self._attend()
+            self._poll()
             try:
                 return reach()
             except (OSError, HandshakeError) as error:
@@ -141,7 +141,7 @@ class Peers:
                 if isinstance(error, Refused):
                     refusal = error
                 if now >= deadline:
-                    self._attend()  # raises the error of rank 0, if that has given up meanwhile
+                    self._poll()  # raises the error of rank 0, if that has given up meanwhile
                     # The last attempt may have ended at the deadline; a refusal explains more.
                     if refusal is not None:
                         raise refusal from None
@@ -231,7 +231,7 @@ class Peers:
         everything = [(r, s) for r in range(rank + 1, size) for s in range(self.streams)]
         log_at = time.monotonic() + leader.LOG_EVERY
         while True:
-            self._attend()
+            self._poll()
             with self._changed:
                 absent = sorted({r for r, s in everything if (r, s) not in self._channels})
                 if not absent:
@@ -267,7 +267,7 @@ class Peers:
         if len(here) == 1 or self.memory is None:
             return None
         if self._creator is None:
-            return self.memory.create(self.name, here, self._attend)
+            return self.memory.create(self.name, here, self._poll)
         return memory.join(self._creator, here.index(rank), len(here))
 
     def group(self, hosts: list[int], shared: _core.ShmGroup | None) -> tuple[_core.Group, str]:
