@@ -46,7 +46,7 @@ _KINDS = (WORKS, REFUSED, SILENT, HERE, UNREACHABLE, TURNED_AWAY, OTHER)
 class Findings:
     """The links between the workers of a group: the findings of all workers."""
 
-    heard: set[int]
+    participants: set[int]
     """The workers that take part in the test, including this one."""
     links: dict[tuple[int, int], tuple[str, str]]
     """Kind and text of the result, by the worker that tries and the worker of lower rank."""
@@ -59,14 +59,14 @@ class Findings:
 
     def missing(self, size: int) -> list[int]:
         """Return the workers that no other worker has reached."""
-        return [r for r in range(size) if r not in self.heard]
+        return [r for r in range(size) if r not in self.participants]
 
     def broken(self) -> list[tuple[int, int]]:
         """Return the links that do not work, between workers that take part."""
         return sorted(
             pair
             for pair, (kind, _) in self.links.items()
-            if kind != WORKS and self.heard.issuperset(pair)
+            if kind != WORKS and self.participants.issuperset(pair)
         )
 
     def all_work(self, size: int) -> bool:
@@ -143,9 +143,9 @@ class _Probe:
         self._own = _Report(about.rank, list(addresses))
         self._reports = {about.rank: self._own}
         self._last_change = time.monotonic()
-        self._well_since = 0.0
+        self._works_since = 0.0
         self._busy: set[int] = set()
-        self._told: dict[int, float] = {}
+        self._exchanged_at: dict[int, float] = {}
 
     def run(self, seconds: float) -> Findings:
         """Try the links until all work, nothing changes any more, or the time is over."""
@@ -154,7 +154,7 @@ class _Probe:
             if self._about.rank == 0 or self._about.own is not None:
                 self._listen()
             while not self._is_over(deadline):
-                self._look_at_routes()
+                self._find_routes()
                 self._begin_round(deadline)
                 with self._changed:
                     left = max(0.0, deadline - time.monotonic())
@@ -183,12 +183,14 @@ class _Probe:
             found = self._findings()
             if found.all_work(size):
                 if not self._own.all_links_work:
-                    self._own.all_links_work, self._well_since = True, now
+                    self._own.all_links_work, self._works_since = True, now
                     self._has_changed()
                 others_know = sum(r.all_links_work for r in self._reports.values()) == size
-                if others_know or now > self._well_since + _GRACE_SECONDS:
+                if others_know or now > self._works_since + _GRACE_SECONDS:
                     return True
-            is_complete = len(found.heard) == size and len(found.links) == size * (size - 1) // 2
+            is_complete = (
+                len(found.participants) == size and len(found.links) == size * (size - 1) // 2
+            )
             is_final = is_complete and now > self._last_change + _SETTLED_SECONDS
         return is_final or now >= deadline
 
@@ -223,11 +225,11 @@ class _Probe:
         with self._changed:
             lower = [b for b in range(self._about.rank) if b in self._places.keys() - self._busy]
             works = [b for b in lower if self._own.links.get(b, ("",))[0] == WORKS]
-            fresh = sorted(works, key=lambda b: (b != 0, self._told.get(b, 0.0)))[
+            fresh = sorted(works, key=lambda b: (b != 0, self._exchanged_at.get(b, 0.0)))[
                 :_EXCHANGES_A_ROUND
             ]
             chosen = [b for b in lower if b not in works] + fresh
-            self._told |= dict.fromkeys(chosen, now)
+            self._exchanged_at |= dict.fromkeys(chosen, now)
             self._busy.update(chosen)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         for b in chosen:
@@ -283,7 +285,7 @@ class _Probe:
             self._own.place = self._places[self._about.rank] = server.address
             self._has_changed()
 
-    def _look_at_routes(self) -> None:
+    def _find_routes(self) -> None:
         """Ask this host's routing table for a route to each worker."""
         with self._changed:
             peers = [(r, place) for r, place in self._places.items() if r != self._about.rank]

@@ -23,7 +23,7 @@ from pycollective.launch.handshake import Channel, HandshakeError, Refused, intr
 CERTIFICATE = "PYCOLLECTIVE_TLS_CERT"
 KEY = "PYCOLLECTIVE_TLS_KEY"
 AUTHORITY = "PYCOLLECTIVE_TLS_CA"
-_HEARING_SECONDS = 1.0
+_CLOSE_SECONDS = 1.0
 _NAMES = (CERTIFICATE, KEY, AUTHORITY)
 
 
@@ -69,7 +69,7 @@ class Tls:
             becomes(secure)
             _prove(secure, deadline)
         except HandshakeError:
-            _let_hear(secure)
+            _read_until_closed(secure)
             secure.close()
             raise
         except BaseException:
@@ -95,9 +95,9 @@ def _prove(sock: ssl.SSLSocket, deadline: float) -> None:
         raise _explained(error) from None
 
 
-def _let_hear(sock: socket.socket) -> None:
+def _read_until_closed(sock: socket.socket) -> None:
     """Read until the other side closes: unread data would reset the connection and lose the alert."""
-    until = time.monotonic() + _HEARING_SECONDS
+    until = time.monotonic() + _CLOSE_SECONDS
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
         while (left := until - time.monotonic()) > 0:

@@ -345,9 +345,9 @@ def test_accept_refused_peer_that_stays_is_hung_up(refusing, certificates, sends
             sock.recv(1)
 
 
-def test_accept_refused_peer_is_heard_until_it_ends(refusing, certificates, monkeypatch):
+def test_accept_refused_peer_is_read_until_it_closes(refusing, certificates, monkeypatch):
     """Unread data would reset the connection and lose the alert."""
-    monkeypatch.setattr(tls, "_HEARING_SECONDS", 60.0)
+    monkeypatch.setattr(tls, "_CLOSE_SECONDS", 60.0)
     with refused_peer(refusing, certificates) as sock:
         with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
             sock.recv(1)
