@@ -11,7 +11,7 @@
    each member's host. From then on no rank listens.
 
 A member whose keys vanish before step 5 is lost, and the rendezvous fails. An elastic group repeats it:
-rank 0 sets ``all/roll``, and the ranks that answer with ``here/<rank>`` in time are the members of the
+rank 0 sets ``all/check``, and the ranks that answer with ``alive/<rank>`` in time are the members of the
 next table. A rank that fails sets ``failed/<rank>``. Rank 0 ends the rendezvous with ``all/failed``.
 
 Every connection is authenticated (`handshake`) before any other data are read from it. The core gets
@@ -59,7 +59,7 @@ _token = secrets.token_hex(8)
 
 
 class _RepeatError(Exception):
-    """Rank 0 repeats the rendezvous, and this rank has answered the roll call."""
+    """Rank 0 repeats the rendezvous, and this rank has answered its membership check."""
 
 
 class Joining:
@@ -79,7 +79,7 @@ class Joining:
         self.elastic = about.least > 0  # set again from rank 0's table
         self.store: Store | Client | None = None
         self.leader: Leader | None = None  # at rank 0
-        self.roll = 0  # the number of the last roll call that this rank has answered
+        self.check = 0  # the number of the last membership check that this rank has answered
         self.last_name = ""  # the group in the last table
 
     def close(self) -> None:
@@ -181,15 +181,15 @@ class Joining:
     def _check_leader(self) -> None:
         """Raise an error if rank 0 has given up, repeats the rendezvous, or left out this rank."""
         assert self.store is not None
-        why, roll = self.store.get("all/failed"), self.store.get("all/roll")
+        why, check = self.store.get("all/failed"), self.store.get("all/check")
         if why is not None:
             text, ranks = reported(why, 0, self.about.size)
             raise RendezvousError(text, ranks=ranks)
-        if roll is not None and roll != self.roll:
-            self.roll = roll
+        if check is not None and check != self.check:
+            self.check = check
             self.last_name = self._table().get("group", "")  # also if this rank has not used it yet
-            self._set("here", roll)
-            self.peers.begin(leader.ROLL_SECONDS)
+            self._set("alive", check)
+            self.peers.begin(leader.CHECK_SECONDS)
             raise _RepeatError
         if self.peers.name and self._table().get("group") != self.peers.name:
             raise HandshakeError("rank 0 went on without this rank")
@@ -306,7 +306,7 @@ class Joining:
         left = max(0.0, self.peers.deadline - time.monotonic())
         seconds = self.about.patience if self.about.least else left
         store = self.peers.until_reached(reach, 0, where, seconds)
-        self.store, self.roll = store, store.get("all/roll") or 0
+        self.store, self.check = store, store.get("all/check") or 0
         if self.about.least:  # rank 0 may have started only now
             self.peers.begin()
         if not self.peers.places:

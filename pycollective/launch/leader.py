@@ -20,9 +20,9 @@ _log = logging.getLogger("pycollective")
 LOG_EVERY = 10.0
 """Seconds between two log lines about missing ranks."""
 ATTEMPT_SECONDS = 5.0
-"""Seconds that an elastic group has to connect before a roll call; doubled after each roll call."""
-ROLL_SECONDS = 12.0
-"""Seconds that a rank has to answer a roll call: more than its longest wait for anything else."""
+"""Seconds that an elastic group has to connect before a membership check; doubled after each check."""
+CHECK_SECONDS = 12.0
+"""Seconds that a rank has to answer a membership check: more than its longest wait for anything else."""
 _CONNECT_SECONDS = 1.0
 """Least time, in seconds, to join and then to connect, even if rank 0 or the last rank is late."""
 
@@ -60,9 +60,9 @@ class Leader:
         self._rejected = rejected
         self._joined: dict[int, Candidate] = {}  # in the order of arrival
         self._chosen: dict[int, Candidate] = {}  # the members in this attempt
-        self._asked: list[int] = []  # the members during a roll call
-        self._rolls = 0
-        self._until = 0.0  # the end of the attempt, or of the roll call
+        self._asked: list[int] = []  # the members during a membership check
+        self._checks = 0
+        self._until = 0.0  # the end of the attempt, or of the membership check
         self._note = ""  # text about the last rank if it joined very late
         self._name = ""
         self._transcript = self._attempt_begun = self._stepped = time.monotonic()
@@ -81,7 +81,7 @@ class Leader:
         for key, value in changes:
             self._record(key, value)
         if self._asked:
-            self._end_roll_call()
+            self._end_check()
         elif self._chosen:
             self._watch_attempt()
         else:
@@ -180,7 +180,7 @@ class Leader:
         before = self._store.get("all/table")
         table = {
             "group": self._name,
-            # An elastic group's members must still wait for a roll call after the attempt.
+            # An elastic group's members must still wait for a membership check after the attempt.
             "milliseconds": milliseconds_until(self._deadline if self._least else self._until),
             "streams": self._streams,
             "places": [[*c.place, c.claim, c.memory, c.more] for c in self._chosen.values()],
@@ -195,7 +195,7 @@ class Leader:
         now = time.monotonic()
         self._note, self._transcript, self._attempt_begun = "", now, now
         if self._least:  # short, to detect a stopped member
-            self._until = min(self._deadline, now + ATTEMPT_SECONDS * 2**self._rolls)
+            self._until = min(self._deadline, now + ATTEMPT_SECONDS * 2**self._checks)
             return
         # One deadline for all members. Otherwise the rank that started first gives up first, and the
         # error names that rank instead of the slow one.
@@ -228,7 +228,7 @@ class Leader:
         if problem is None:
             return
         if self._least and time.monotonic() < self._deadline:
-            self._call_roll(problem[0])
+            self._check_members(problem[0])
         else:
             self._fail(*problem)
 
@@ -277,18 +277,20 @@ class Leader:
 
     # Members are lost -----------------------------------------------------------------------
 
-    def _call_roll(self, why: str) -> None:
+    def _check_members(self, why: str) -> None:
         """Ask the members of an elastic group to answer, which shows the ranks that still run."""
-        _log.warning("rank 0 calls the roll, because the group could not be made: %s", why)
-        self._rolls += 1
+        _log.warning(
+            "rank 0 asks which members still run, because the group could not be made: %s", why
+        )
+        self._checks += 1
         self._asked, self._chosen = list(self._chosen), {}
-        self._until = time.monotonic() + ROLL_SECONDS
-        self._store.set("all/roll", self._rolls)
+        self._until = time.monotonic() + CHECK_SECONDS
+        self._store.set("all/check", self._checks)
 
-    def _end_roll_call(self) -> None:
+    def _end_check(self) -> None:
         """Begin an attempt with the ranks that answered, if they are enough; else wait for others."""
         there = [rank for rank in self._asked if rank in self._joined]
-        here = [rank for rank in there if self._store.get(f"here/{rank}") == self._rolls]
+        here = [rank for rank in there if self._store.get(f"alive/{rank}") == self._checks]
         silent = [rank for rank in there if rank not in here]
         if silent and time.monotonic() < self._until:
             return
@@ -297,7 +299,7 @@ class Leader:
         lost = [rank for rank in self._asked if rank not in here]
         self._asked = []
         if lost:  # restart the deadline; repeats end, as every rank can be lost only once
-            _log.warning("%s did not answer the roll call", self._about.titles(lost))
+            _log.warning("%s did not answer", self._about.titles(lost))
             self._begin()
         if len(here) >= self._least:
             self._begin_attempt(here)

@@ -73,7 +73,7 @@ def test_leader_rank_that_comes_after_the_choice_changes_nothing(group):
     three.answer("near", 0, 1)
     three.answer("ready", False, False)
     assert three.get("ready")["hosts"] == [0, 1]
-    assert (three.get("roll"), three.get("failed")) == (None, None)
+    assert (three.get("check"), three.get("failed")) == (None, None)
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
@@ -85,24 +85,24 @@ def test_leader_elastic_member_lost_in_the_middle_is_not_in_the_next_table(group
     three.answer("near", 0, 1, 2)
     again = [("join/1", request("another"))] if comes_back else []
     three.says(("join/1", None), *again)
-    assert three.get("roll") == 1
-    three.says(("here/0", 1))
+    assert three.get("check") == 1
+    three.says(("alive/0", 1))
     assert three.get("table") is first
     if comes_back:  # the rank sees that it is late
         three.says(("join/1", None))
-    three.says(("here/2", 1))
+    three.says(("alive/2", 1))
     assert three.members == [0, 2]
     assert three.get("table")["group"] != first["group"]
 
 
 def test_leader_elastic_silent_member_is_left_out_and_too_few_wait_for_others(group, monkeypatch):
     monkeypatch.setattr(leader, "ATTEMPT_SECONDS", 0.0)
-    monkeypatch.setattr(leader, "ROLL_SECONDS", 0.05)
+    monkeypatch.setattr(leader, "CHECK_SECONDS", 0.05)
     two = group(2, least=2)
     two.join(0, 1)
     two.says()
-    assert two.get("roll") == 1
-    two.says(("here/0", 1))
+    assert two.get("check") == 1
+    two.says(("alive/0", 1))
     time.sleep(0.1)
     two.says()
     assert two.members is None

@@ -125,10 +125,10 @@ def test_rendezvous_elastic_member_lost_after_the_table_rest_makes_the_group(
 
 
 @pytest.mark.slow
-def test_rendezvous_elastic_roll_call_longer_than_the_ranks_wait_rest_makes_the_group(
+def test_rendezvous_elastic_check_longer_than_the_ranks_wait_rest_makes_the_group(
     on_ranks, monkeypatch
 ):
-    """Rank 0 restarts its timer after the roll call, during which it cannot notify the others."""
+    """Rank 0 restarts its timer after the membership check, during which it cannot notify the others."""
     wait_for_ranks(monkeypatch, 3)
     ports = free_ports(3)
     doomed = Doomed(1, ports, "is silent")
