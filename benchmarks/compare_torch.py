@@ -5,7 +5,8 @@
     python benchmarks/compare_torch.py --table FILE
 
 With `--gbit`, two ranks run in two network namespaces, joined by a link of this rate (0: without a
-limit), as in `links.py`. Both backends use TCP then.
+limit), as in `links.py`. Both backends use TCP then. The contestant "raw" is a plain connection that
+exchanges the bytes of the call in both directions at once: the limit of the machine.
 
 `--json` adds the run to those of the file, and `--table` prints the medians of its runs.
 
@@ -33,6 +34,7 @@ import time
 from pathlib import Path
 
 import links
+import tcp_limit
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -69,6 +71,19 @@ def calls(ranks, nbytes, group, in_shared_memory):
         "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
     }
+
+
+def raw_calls(nbytes, sock):
+    """Return for each call an exchange of its bytes over a plain connection of two ranks."""
+
+    def exchange(count):
+        source, target = bytearray(count), bytearray(count)
+        return lambda: tcp_limit.exchange(sock, memoryview(source), memoryview(target))
+
+    half = exchange(nbytes // 2)
+    return {"all_reduce": exchange(nbytes)} | dict.fromkeys(
+        ("all_gather", "reduce_scatter", "all_to_all"), half
+    )
 
 
 def median(call, seconds, group):
@@ -138,11 +153,17 @@ def rank_main(rank, ranks, path, seconds, results, namespaces):
     store = f"file://{path}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    (sock,) = links.connect(rank, 1, 1) if namespaces else (None,)
     found = {}
     for size in SIZES:
-        for name in BACKENDS if namespaces else ("pycollective", "shared", "gloo"):
-            group = groups["pycollective" if name == "shared" else name]
-            for what, call in calls(ranks, size, group, name == "shared").items():
+        for name in ("pycollective", "raw" if namespaces else "shared", "gloo"):
+            group = groups.get(name, groups["pycollective"])
+            made = (
+                raw_calls(size, sock)
+                if name == "raw"
+                else calls(ranks, size, group, name == "shared")
+            )
+            for what, call in made.items():
                 found[f"{what} {size} {name}"] = 1e6 * median(call, seconds, group)
     for parameters in (26_000, 8_000_000):
         for what, in_buckets in (("DDP", False), ("DDP, gradients in buckets", True)):
@@ -194,7 +215,7 @@ def table(runs):
         if name == "gloo" or " ranks " not in rest:
             continue
         ranks, _, call = rest.partition(" ranks ")
-        kinds = {"shared": ", shared memory", "unsent": ", nothing sent"}
+        kinds = {"shared": ", shared memory", "unsent": ", nothing sent", "raw": ", raw sockets"}
         what = call.rpartition(" ")[0] + kinds.get(name, "")
         share = took / middle[f"{rest} gloo"]
         rows.setdefault((ranks, what), []).append(f"{took:,.0f} ({share:.2f})")
