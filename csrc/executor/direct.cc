@@ -275,7 +275,7 @@ bool DirectExecution::post() {
     mode_ = Mode::blocks;
     std::size_t moved = 0;
     for (int r = 0; r < board_.size(); ++r) moved += input_bytes(r) + output_bytes(r);
-    call_.past_cache = moved >= past_cache_from();
+    call_.past_cache = board_.stores.begin(call_.collective, moved);
     input_begin_ = board_.input_position;
     output_begin_ = board_.output_position;
     const std::size_t in = input_bytes(rank), out = output_bytes(rank);
@@ -480,6 +480,7 @@ Progress DirectExecution::advance_blocks() {
     mine.copied_out.store(last_.output_end, std::memory_order_release);
     board_.wake_others();
     board_.end_long_call();
+    board_.stores.end();
     return Progress::done;
   }
   return progress;

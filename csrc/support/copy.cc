@@ -48,6 +48,8 @@ std::size_t past_cache_from() {
   return tuned ? tuned : std::min(last_level_cache(), kMostCacheBytes);
 }
 
+bool is_past_cache_tuned() { return tuned_past_cache_from.load(std::memory_order_relaxed) != 0; }
+
 void set_past_cache_from(std::size_t bytes) {
   tuned_past_cache_from.store(bytes, std::memory_order_relaxed);
 }

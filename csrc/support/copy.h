@@ -39,10 +39,11 @@ inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes
   }
 }
 
-// Calls whose arrays (of all ranks together) have at least this many bytes copy past the caches.
-// The value comes from `bench --tune`; the default is the size of the last-level cache, at most
-// kMostCacheBytes.
+// Calls whose arrays (of all ranks together) have at least this many bytes may copy past the
+// caches: they do if `bench --tune` has set the value. Otherwise the value is the size of the
+// last-level cache, at most kMostCacheBytes, and the calls try both ways (StoreTrials).
 std::size_t past_cache_from();
+bool is_past_cache_tuned();
 void set_past_cache_from(std::size_t bytes);  // 0: the default
 
 // For a target that is not read soon. The copy evicts nothing from the caches and does not read the

@@ -69,6 +69,7 @@ inline constexpr std::size_t kRemoteReadBytes = 16 * 1024;
 inline constexpr int kCopySizes = 18;
 inline constexpr int kCopyTrials = 6;
 inline constexpr int kCopyWarmups = 2;
+inline constexpr int kStoreTrials = 3;  // of each way in StoreTrials, with one that is not timed
 inline constexpr std::size_t kCopyPeriodBytes = std::size_t{4} << 30, kLeastCopyPeriod = 512;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.

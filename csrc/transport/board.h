@@ -29,6 +29,7 @@
 #include "support/tuning.h"
 #include "support/wait_queue.h"
 #include "support/waiter.h"
+#include "transport/store_trials.h"
 
 namespace pycollective {
 
@@ -111,6 +112,7 @@ class Board {
   virtual bool begin_long_message(int /*to*/, std::size_t /*bytes*/) { return false; }
   virtual void end_long_message(std::size_t /*bytes*/, bool /*was_read*/, Clock::time_point) {}
   Clock::time_point began;  // when all awaited ranks had posted the present long call
+  StoreTrials stores;
   // Returns the address of an ordinary array for read_remote(); 0 if there is no array, or if the
   // system cannot read it, such as a device's memory.
   virtual std::uint64_t remote_address(const void* /*data*/) { return 0; }
