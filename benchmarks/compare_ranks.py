@@ -222,7 +222,7 @@ class Shared(Pycollective):
 
 
 class Bare(Pycollective):
-    """What no implementation of a call on ordinary arrays can leave out: copies and a handshake.
+    """The copies and the handshake that each implementation of a call on ordinary arrays needs.
 
     Processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
     memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read

@@ -6,13 +6,20 @@
 Every contestant trains the same model with Adam on the same images in float32. The models are in
 models_keras.py and models_torch.py.
 
-    * tutorial: the tutorial's CNN (121,930 parameters) on MNIST, 64 examples a replica.
-    * resnet20: ResNet-20 (1 x 1 convolutions where shapes change), 32 x 32, 64 examples.
-    * resnet50: ResNet-50, 224 x 224, 16 examples.
-    * mobilenet_v2: MobileNetV2, 224 x 224, 16 examples.
-    * vgg16: VGG-16 with a head of 512 units, 32 x 32, 16 examples.
-    * unet: a U-Net of 32 to 512 filters, 128 x 128, 16 examples.
-    * mlp: three dense layers, 32 examples. Most of the time is the interpreter's.
+tutorial
+    The tutorial's CNN (121,930 parameters) on MNIST, 64 examples a replica.
+resnet20
+    ResNet-20 (1 x 1 convolutions where shapes change), 32 x 32, 64 examples.
+resnet50
+    ResNet-50, 224 x 224, 16 examples.
+mobilenet_v2
+    MobileNetV2, 224 x 224, 16 examples.
+vgg16
+    VGG-16 with a head of 512 units, 32 x 32, 16 examples.
+unet
+    A U-Net of 32 to 512 filters, 128 x 128, 16 examples.
+mlp
+    Three dense layers, 32 examples. It shows the costs of Python.
 
 The loop is the one that its users write: next batch from a shuffled dataset, step, loss read every step.
 A peer's `x2` is a batch as large as that of two replicas.

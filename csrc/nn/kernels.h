@@ -110,8 +110,9 @@ void select(const std::uint8_t* mask, const float* x, const float* y, float* z, 
 void select(const std::uint8_t* mask, const double* x, const double* y, double* z, Index size);
 
 // ---- losses of targets and predictions [rows, size] (rows.cc) -----------------------------------
-// rows: the losses of rows, from targets t and predictions p; and their slopes by p, unless null. c
-// is the parameter of the loss. labels: c is 1 if all targets are 0 or 1, else 0.
+// `rows` computes the losses of rows from targets t and predictions p. It also computes the slopes
+// by p, unless null. c is the parameter of the loss. With `labels`, c is 1 if all targets are 0 or
+// 1, else 0.
 template <typename T>
 struct Loss {
   std::string_view name;

@@ -379,3 +379,22 @@ def test_gradient_after_an_update_is_that_of_the_old_values(from_python):
     model, other = model_of("pooled"), model_of("pooled")
     assert steps(model) == from_python(steps, other)
     assert uses_replay(model)
+
+
+def test_another_thread_assigns_before_a_layer_reads():
+    """Parameter servers change variables while a worker records a call."""
+    layer = layers.Dense(3)
+    layer.build((None, 4))
+
+    def step(x):
+        layer.kernel.assign(layer.kernel.numpy() + 1)  # in the place of the other thread
+        return layer(x)
+
+    replayed = Replayed([step], [layer])
+    x = tf.constant(IMAGES[:4, 0, 0].repeat(2, axis=1))
+    for _ in range(6):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(replayed(x))
+        kernel, bias = tape.gradient(total, [layer.kernel, layer.bias])
+        assert np.array_equal(kernel, np.repeat(x.numpy().sum(0)[:, None], 3, 1))
+        assert np.array_equal(bias, [4, 4, 4])

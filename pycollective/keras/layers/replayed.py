@@ -141,13 +141,14 @@ class Replayed:
         if known.refused or known.calls < _BEFORE or not self._variables:
             known.calls += 1
             return self.ordinary(inputs)
-        tensors = (inputs, *reads(self._variables))
+        variables = self._variables
+        tensors = (inputs, *reads(variables))
         needs = needs_of(tensors)
         if needs is None:
             return self.ordinary(inputs)
         recorded = known.trusted
         if recorded is None:
-            return self._rehearse(known, tensors, needs)
+            return self._rehearse(known, (inputs, *variables), tensors, needs)
         replay = kernels.Replay(recorded.calls, workspace.empty((recorded.memory,), np.uint8))
         output = workspace.empty(*recorded.output)
         if recorded.needs != needs or not replay.run([t.array for t in tensors], [output]):
@@ -174,9 +175,16 @@ class Replayed:
         self._variables = variables if fits else []
 
     def _rehearse(
-        self, known: _Known, tensors: tuple[Tensor, ...], needs: tuple[bool, ...]
+        self,
+        known: _Known,
+        sources: tuple[Any, ...],
+        tensors: tuple[Tensor, ...],
+        needs: tuple[bool, ...],
     ) -> Tensor:
-        """Call the steps, and record their kernels, or compare the bits with those of a replay."""
+        """Call the steps, and record their kernels, or compare the bits with those of a replay.
+
+        The sources are the input and the variables; the tensors are their values.
+        """
         known.calls += 1
         arrays = [tensor.array for tensor in tensors]
         if known.calls > _UNTIL or any(a.__class__ is not np.ndarray for a in arrays):
@@ -185,12 +193,13 @@ class Replayed:
             return output
         compare = known.recorded is not None
         rehearse = self._compare if compare else self._record
-        array, gradients = rehearse(known, tensors, arrays, needs)
+        array, gradients = rehearse(known, sources, tensors, arrays, needs)
         return record(array, tensors, gradients)
 
     def _record(
         self,
         known: _Known,
+        sources: tuple[Any, ...],
         tensors: tuple[Tensor, ...],
         arrays: list[Array],
         needs: tuple[bool, ...],
@@ -200,7 +209,7 @@ class Replayed:
         begun = calls.begin(arrays)
         try:
             with workspace.fresh():
-                output, exact = self._taped(tensors, needs)
+                output, exact = self._taped(sources, tensors, needs)
         finally:
             calls.stop()
         array = output.array
@@ -237,6 +246,7 @@ class Replayed:
     def _compare(
         self,
         known: _Known,
+        sources: tuple[Any, ...],
         tensors: tuple[Tensor, ...],
         arrays: list[Array],
         needs: tuple[bool, ...],
@@ -244,7 +254,7 @@ class Replayed:
         """Return the output and its gradients, and compare their bits with those of a replay."""
         recorded = known.recorded
         assert recorded is not None
-        output, exact = self._taped(tensors, needs)
+        output, exact = self._taped(sources, tensors, needs)
         replay = kernels.Replay(recorded.calls, _noise((recorded.memory,), np.dtype(np.uint8)))
         found = _noise(*recorded.output)
         same = recorded.needs == needs and replay.run(arrays, [found])
@@ -270,16 +280,22 @@ class Replayed:
         return output.array, gradients
 
     def _taped(
-        self, tensors: tuple[Tensor, ...], needs: tuple[bool, ...]
+        self, sources: tuple[Any, ...], tensors: tuple[Tensor, ...], needs: tuple[bool, ...]
     ) -> tuple[Tensor, _Gradients]:
-        """Call the steps on a tape of their own; return the output and its gradients."""
+        """Call the steps on a tape of their own; return the output and its gradients.
+
+        The tape watches variables, because another thread may assign before a layer reads.
+        """
         tape = GradientTape(watch_accessed_variables=False)
         with paused(), tape:
-            tape.watch([tensor for tensor, needed in zip(tensors, needs, strict=True) if needed])
+            tape.watch([source for source, needed in zip(sources, needs, strict=True) if needed])
             output: Tensor = self.ordinary(tensors[0])
+            now = (tensors[0], *reads(sources[1:]))
+        if all(after._key == before._key for after, before in zip(now, tensors, strict=True)):
+            sources = tensors
 
         def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
-            wanted = [tensor for tensor, needed in zip(tensors, need, strict=True) if needed]
+            wanted = [source for source, needed in zip(sources, need, strict=True) if needed]
             with paused():
                 found = tape.gradient(output, wanted, Tensor(g))
             return _placed([None if part is None else part.array for part in found], need)
