@@ -6,20 +6,13 @@
 Every contestant trains the same model with Adam on the same images in float32. The models are in
 models_keras.py and models_torch.py.
 
-tutorial
-    The tutorial's CNN (121,930 parameters) on MNIST, 64 examples a replica.
-resnet20
-    ResNet-20 (1 x 1 convolutions where shapes change), 32 x 32, 64 examples.
-resnet50
-    ResNet-50, 224 x 224, 16 examples.
-mobilenet_v2
-    MobileNetV2, 224 x 224, 16 examples.
-vgg16
-    VGG-16 with a head of 512 units, 32 x 32, 16 examples.
-unet
-    A U-Net of 32 to 512 filters, 128 x 128, 16 examples.
-mlp
-    Three dense layers, 32 examples. It shows the costs of Python.
+    The tutorial's CNN (`tutorial`): 121,930 parameters, MNIST, 64 examples a replica.
+    ResNet-20 (`resnet20`): 1 x 1 convolutions where shapes change, 32 x 32, 64 examples.
+    ResNet-50 (`resnet50`): 224 x 224, 16 examples.
+    MobileNetV2 (`mobilenet_v2`): 224 x 224, 16 examples.
+    VGG-16 (`vgg16`): a head of 512 units, 32 x 32, 16 examples.
+    U-Net (`unet`): 32 to 512 filters, 128 x 128, 16 examples.
+    Three dense layers (`mlp`): 32 examples. It shows the costs of Python.
 
 The loop is the one that its users write: next batch from a shuffled dataset, step, loss read every step.
 A peer's `x2` is a batch as large as that of two replicas.
