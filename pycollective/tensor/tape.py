@@ -65,6 +65,11 @@ def recording() -> bool:
     return bool(thread_state.tapes)
 
 
+def is_tracked(tensor: Tensor) -> bool:
+    """Return True if a gradient of one of this thread's tapes reaches the tensor."""
+    return any(tensor._key in tape._tracked for tape in thread_state.tapes)
+
+
 def needs_of(tensors: Sequence[Tensor]) -> tuple[bool, ...] | None:
     """Return for each tensor True if a gradient reaches it, or None without exactly one plain tape.
 

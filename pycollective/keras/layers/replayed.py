@@ -32,7 +32,7 @@ from pycollective.keras.layers import (
     Softmax,
 )
 from pycollective.tensor import GradientTape, Tensor, Variable
-from pycollective.tensor.tape import needs_of, paused, record, recording, thread_state
+from pycollective.tensor.tape import key_of, needs_of, paused, record, recording, thread_state
 from pycollective.tensor.variable import reads
 from pycollective.workspace import workspace
 
@@ -291,7 +291,7 @@ class Replayed:
             tape.watch([source for source, needed in zip(sources, needs, strict=True) if needed])
             output: Tensor = self.ordinary(tensors[0])
             now = (tensors[0], *reads(sources[1:]))
-        if all(after._key == before._key for after, before in zip(now, tensors, strict=True)):
+        if all(key_of(after) == key_of(before) for after, before in zip(now, tensors, strict=True)):
             sources = tensors
 
         def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
