@@ -168,7 +168,7 @@ def test_encode_objects_raises():
         encode(list(range(10_000)), lambda value: None)
 
 
-def test_interrupted_call_reply_is_dropped():
+def test_interrupted_call_reply_is_dropped(ctrl_c):
     one, other = socket.socketpair()
     link, peer, interrupted = (
         Link(Channel(one), "the server"),

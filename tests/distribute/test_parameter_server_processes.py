@@ -713,6 +713,8 @@ def test_interrupted_fetch_cancels_the_function_and_later_results_are_their_own(
 import sys
 import threading
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without
+
 @tf.function
 def waits(number):
     open(f"begun{number}", "w").close()
