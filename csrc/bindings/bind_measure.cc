@@ -27,9 +27,11 @@ void bind_measure(py::module_& m) {
       py::call_guard<InterpreterRelease>(),
       "Return the bytes per second that each of `ranks` concurrent threads copies, and adds.");
   m.def("past_cache_from", &past_cache_from,
-        "Return the bytes of all ranks' arrays from which a call uses non-temporal stores.");
+        "Return the bytes of all ranks' arrays from which a call may use non-temporal stores.");
   m.def("set_past_cache_from", &set_past_cache_from, py::arg("bytes"),
-        "Set past_cache_from() for this process; 0: the size of the last cache level.");
+        "Set past_cache_from() for this process. With 0, the default, calls from the size of the "
+        "last cache level on try both kinds of stores.");
+  m.def("past_cache_setting", &past_cache_setting, "Return what set_past_cache_from() has set.");
   m.def(
       "measure_handshake",
       [](const py::buffer& lines, int rank, int ranks, int rounds, bool oversubscribed) {

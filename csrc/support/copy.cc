@@ -43,12 +43,12 @@ std::atomic<std::size_t> tuned_past_cache_from{0};
 
 }  // namespace
 
+std::size_t past_cache_setting() { return tuned_past_cache_from.load(std::memory_order_relaxed); }
+
 std::size_t past_cache_from() {
-  const std::size_t tuned = tuned_past_cache_from.load(std::memory_order_relaxed);
+  const std::size_t tuned = past_cache_setting();
   return tuned ? tuned : std::min(last_level_cache(), kMostCacheBytes);
 }
-
-bool is_past_cache_tuned() { return tuned_past_cache_from.load(std::memory_order_relaxed) != 0; }
 
 void set_past_cache_from(std::size_t bytes) {
   tuned_past_cache_from.store(bytes, std::memory_order_relaxed);

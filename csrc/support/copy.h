@@ -43,8 +43,9 @@ inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes
 // caches: they do if `bench --tune` has set the value. Otherwise the value is the size of the
 // last-level cache, at most kMostCacheBytes, and the calls try both ways (StoreTrials).
 std::size_t past_cache_from();
-bool is_past_cache_tuned();
 void set_past_cache_from(std::size_t bytes);  // 0: the default
+// Returns what set_past_cache_from() has set.
+std::size_t past_cache_setting();
 
 // For a target that is not read soon. The copy evicts nothing from the caches and does not read the
 // target's lines first. As with memcpy, other threads see the copy before anything that this thread

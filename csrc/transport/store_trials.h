@@ -23,7 +23,7 @@ class StoreTrials {
   bool begin(Collective collective, std::size_t moved) {
     timed_ = nullptr;
     if (moved < past_cache_from()) return false;
-    if (is_past_cache_tuned()) return true;
+    if (past_cache_setting() != 0) return true;
     const int size_class = std::min<int>(std::bit_width(moved >> kLeastShift), kSizes - 1);
     Choice& choice = choices_[static_cast<int>(collective)][size_class];
     const int turn = choice.turn;

@@ -54,7 +54,8 @@ def past_cache_from(comm: Communicator) -> int:
     Collective: every rank calls it. Broadcasts of several sizes are timed in turns, with and without the
     caches. The setting of the process is restored.
     """
-    before = _core.past_cache_from()
+    before = _core.past_cache_setting()
+    comm.barrier()  # ranks that are threads have one setting
     found = _ALL_BYTES
     try:
         for size in reversed(_COPIED):

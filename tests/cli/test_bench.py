@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from fast_cases import some_fast
 
-from pycollective import _core, local_group, tuning
+from pycollective import _core, local_group, spawn, tuning
 from pycollective.benchmark import load
 from pycollective.benchmark.cases import COLLECTIVES, PARTS, Arrays, Case, algorithms_of
 from pycollective.benchmark.measure import Row, measure
-from pycollective.benchmark.tune import choose
+from pycollective.benchmark.tune import choose, past_cache_from
 from pycollective.cli import main
 from pycollective.comm import Communicator
 
@@ -332,6 +332,14 @@ def called(comm):
 def copies():
     yield
     _core.set_past_cache_from(0)
+
+
+@pytest.mark.parametrize("setting", [0, 54_321])
+def test_measuring_copies_restores_the_setting(monkeypatch, copies, setting):
+    monkeypatch.setattr("pycollective.benchmark.tune._COPIED", [1 << 20])
+    _core.set_past_cache_from(setting)
+    spawn(past_cache_from, 2, threads=True)
+    assert _core.past_cache_setting() == setting
 
 
 def test_copies_bypass_the_caches_from_the_measured_size_on(table, copies):

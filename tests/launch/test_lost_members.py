@@ -243,7 +243,7 @@ def test_choose_waits_for_all_or_for_enough_when_it_is_late(came, least, is_late
     ("left", "least", "expected"),
     [(2, 1, [0, 1, 2, 3]), (1, 1, [0, 1, 3]), (0, 1, [0, 3]), (0, 3, [0, 1, 3])],
 )
-def test_choose_new_processes_beyond_the_roster_come_later(left, least, expected):
+def test_choose_new_processes_beyond_the_admissions_come_later(left, least, expected):
     """New processes are admitted if the limit allows it, or the others are too few."""
     admissions = Admissions(limit=5, known={"survivor"})
     admissions.left = left
