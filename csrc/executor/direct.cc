@@ -70,10 +70,10 @@ struct DirectExecution::Roles {
   Length output;
 };
 
-// A reduce of mapped arrays: rank r combines chunk r of all of them.
+// A reduce of many ranks or of mapped arrays: rank r combines chunk r of all of them.
 const DirectExecution::Roles DirectExecution::kDistributedReduce = {
-    Roles::all, Roles::all, Roles::nobody, Roles::nobody,
-    Roles::all, Roles::one, Roles::root,   Roles::one};
+    Roles::all, Roles::all, Roles::all,  Roles::root,
+    Roles::all, Roles::one, Roles::root, Roles::one};
 
 const DirectExecution::Roles& DirectExecution::roles_of(Collective collective) {
   using enum Roles::Who;
@@ -152,8 +152,7 @@ DirectExecution::Span DirectExecution::chunk_of(const Block& block, int rank) co
 }
 
 DirectExecution::Span DirectExecution::input_span(const Block& block, int rank) const {
-  bool one = (call_.collective == Collective::reduce && !is_cut_) || !has_exchange();
-  return one ? single(block) : chunk_of(block, rank);
+  return has_exchange() && !is_central() ? chunk_of(block, rank) : single(block);
 }
 
 DirectExecution::Span DirectExecution::output_span(const Block& block, int rank) const {
@@ -173,9 +172,16 @@ void DirectExecution::lay_out(Block& block) const {
   std::size_t left = unit_ - block.begin;
   std::size_t most = kMappedChunkBytes;
   if (board_.has_staging()) {
-    // Four blocks fit into a ring.
-    std::size_t limit = kInputStagingBytes / 4 / size - 2 * kCacheLine;
-    most = std::min(kStagedChunkBytes, limit / kCacheLine * kCacheLine);
+    // Four blocks fit into an input ring. An output ring holds the blocks that a rank
+    // publishes ahead, and for the rest of the ring that a block does not use at its end.
+    std::size_t stride = kStagedChunkBytes + kCacheLine;
+    if (has_exchange()) {
+      stride = std::min(stride, board_.input_bytes() / 4 / (is_central() ? 1 : size));
+    }
+    if (has_publishing()) {
+      stride = std::min(stride, board_.output_bytes() / (kOversubscribedLookahead + 2));
+    }
+    most = stride / kCacheLine * kCacheLine - kCacheLine;
   }
   if (is_cut_) {
     block.chunk = std::min(most, round_up((left + size - 1) / size, kCacheLine));
@@ -193,13 +199,12 @@ void DirectExecution::lay_out(Block& block) const {
   }
   if (has_exchange()) {
     // A rank's own chunk is not staged.
-    std::size_t bytes =
-        call_.collective == Collective::reduce ? block.stride : (size - 1) * block.stride;
-    block.input_at = position_in_ring(block.input_end, bytes, kInputStagingBytes);
+    const std::size_t bytes = is_central() ? block.stride : (size - 1) * block.stride;
+    block.input_at = position_in_ring(block.input_end, bytes, board_.input_bytes());
     block.input_end = block.input_at + bytes;
   }
   if (has_publishing()) {
-    block.output_at = position_in_ring(block.output_end, block.stride, kOutputStagingBytes);
+    block.output_at = position_in_ring(block.output_end, block.stride, board_.output_bytes());
     block.output_end = block.output_at + block.stride;
   }
 }
@@ -211,15 +216,14 @@ void DirectExecution::move_to_next(Block& block) const {
 }
 
 std::byte* DirectExecution::staged(int from, int to, const Block& block) const {
-  std::size_t place = call_.collective == Collective::reduce
-                          ? 0
-                          : static_cast<std::size_t>(to < from ? to : to - 1) * block.stride;
-  return board_.input_staging(from) + block.input_at % kInputStagingBytes + place +
+  const int place = is_central() ? 0 : to < from ? to : to - 1;
+  return board_.input_staging(from) + block.input_at % board_.input_bytes() +
+         static_cast<std::size_t>(place) * block.stride +
          board_.slot(from, sequence_).operands.input_shift;
 }
 
 std::byte* DirectExecution::published(int rank, const Block& block) const {
-  return board_.output_staging(rank) + block.output_at % kOutputStagingBytes +
+  return board_.output_staging(rank) + block.output_at % board_.output_bytes() +
          board_.slot(rank, sequence_).operands.output_shift;
 }
 
@@ -280,7 +284,8 @@ bool DirectExecution::post() {
     output_begin_ = board_.output_position;
     const std::size_t in = input_bytes(rank), out = output_bytes(rank);
     const bool reduces = call_.collective == Collective::reduce;
-    is_cut_ = call_.collective == Collective::all_reduce;
+    if (reduces && board_.size() > kCentralReduceRanks) roles_ = &kDistributedReduce;
+    is_cut_ = has_exchange() && has_publishing();
     const bool writable = is_cut_ || reduces;  // by the peers
     auto& operands = slot.operands;
     operands = {in ? board_.handle_of(call_.input, in) : 0,
@@ -306,7 +311,8 @@ bool DirectExecution::post() {
     own.input = input_is_mapped ? const_cast<std::byte*>(call_.input) : nullptr;
     own.output = output_is_mapped_ ? call_.output : nullptr;
     lookahead_ = board_.lookahead();
-    may_distribute_ = reduces && input_is_mapped && (rank != call_.root || output_is_mapped_);
+    may_distribute_ =
+        reduces && !is_cut_ && input_is_mapped && (rank != call_.root || output_is_mapped_);
     if (!may_distribute_) begin_blocks();
   }
   board_.sequence = sequence_;
@@ -457,8 +463,7 @@ Progress DirectExecution::advance_blocks() {
   if (may_distribute_) {
     if (!have_posted()) return progress;
     may_distribute_ = false;
-    is_cut_ = have_all_mapped();
-    if (is_cut_) roles_ = &kDistributedReduce;
+    if ((is_cut_ = have_all_mapped())) roles_ = &kDistributedReduce;
     begin_blocks();
     return Progress::moved;
   }
@@ -489,8 +494,8 @@ Progress DirectExecution::advance_blocks() {
 bool DirectExecution::try_stage() {
   const int rank = board_.rank();
   if (!staging_.bytes || (is_consumer(rank) && staged_ahead_ > lookahead_)) return false;
-  if (!input_is_read_ && staging_.input_end > kInputStagingBytes &&
-      !reached(&Board::Counters::consumed, staging_.input_end - kInputStagingBytes,
+  if (!input_is_read_ && staging_.input_end > board_.input_bytes() &&
+      !reached(&Board::Counters::consumed, staging_.input_end - board_.input_bytes(),
                &DirectExecution::is_consumer, seen_consumed_)) {
     return false;
   }
@@ -524,8 +529,8 @@ bool DirectExecution::try_produce() {
   if (publishes) {
     if (!consumes && copying_out_.bytes && published_ahead_ > lookahead_) return false;
     const bool stages = is_cut_ ? !output_is_read_ : !input_is_read_;
-    if (stages && board_.has_staging() && producing_.output_end > kOutputStagingBytes &&
-        !reached(&Board::Counters::copied_out, producing_.output_end - kOutputStagingBytes,
+    if (stages && board_.has_staging() && producing_.output_end > board_.output_bytes() &&
+        !reached(&Board::Counters::copied_out, producing_.output_end - board_.output_bytes(),
                  &DirectExecution::is_reader, seen_copied_out_)) {
       return false;
     }
@@ -771,13 +776,13 @@ std::vector<int> DirectExecution::awaited() const {
   if (found.empty() && producing_.bytes && is_consumer(board_.rank())) {
     found = behind(&Counters::staged, producing_.input_end, &Self::is_staging);
   }
-  if (found.empty() && producing_.bytes && producing_.output_end > kOutputStagingBytes) {
-    found = behind(&Counters::copied_out, producing_.output_end - kOutputStagingBytes,
+  if (found.empty() && producing_.bytes && producing_.output_end > board_.output_bytes()) {
+    found = behind(&Counters::copied_out, producing_.output_end - board_.output_bytes(),
                    &Self::is_reader);
   }
-  if (found.empty() && staging_.bytes && staging_.input_end > kInputStagingBytes) {
+  if (found.empty() && staging_.bytes && staging_.input_end > board_.input_bytes()) {
     found =
-        behind(&Counters::consumed, staging_.input_end - kInputStagingBytes, &Self::is_consumer);
+        behind(&Counters::consumed, staging_.input_end - board_.input_bytes(), &Self::is_consumer);
   }
   if (found.empty() && is_source(board_.rank())) {
     found = behind(&Counters::consumed, last_.input_end, &Self::is_consumer);

@@ -8,7 +8,8 @@
 //                      exchange                                  publish
 //   - all_reduce       chunk r of all arrays, to rank r          chunk r of the result
 //   - reduce           all arrays, to the root
-//       if all mapped  chunk r of all arrays, to rank r, which writes the sum to the root's array
+//       of many ranks, or if all arrays are mapped:
+//                      chunk r of all arrays, to rank r          chunk r of the result, to the root
 //   - reduce_scatter   part r of all arrays, to rank r
 //   - scatter          part r of the root's array, to rank r
 //   - all_to_all       part r of all arrays, to rank r
@@ -18,8 +19,8 @@
 //   - barrier          no data
 //
 // Arrays that the peers can map are read in place. Chunks of other arrays pass through the board's
-// staging rings, or are read through the system (support/peer_memory.h). In all_reduce, and in a
-// reduce whose arrays are all mapped, ranks also write their results to the peers' mapped outputs.
+// staging rings, or are read through the system (support/peer_memory.h). Where rank r combines
+// chunk r, the ranks also write their results to the peers' mapped outputs.
 //
 // Contributions are combined in the order of the schedules named "direct", so both give the same
 // bits. Half-precision types are the exception: here they are rounded once, unless the call asks
@@ -104,6 +105,8 @@ class DirectExecution {
   bool is_peer(int) const { return true; }
   bool has_exchange() const;
   bool has_publishing() const;
+  // A reduce in which the root combines everything.
+  bool is_central() const { return call_.collective == Collective::reduce && !is_cut_; }
 
   std::size_t input_bytes(int rank) const;
   std::size_t output_bytes(int rank) const;
@@ -161,7 +164,7 @@ class DirectExecution {
   Block staging_, producing_, copying_out_, last_;
   // The peers read this rank's arrays where they are, and write to its output.
   bool input_is_read_ = false, output_is_read_ = false, output_is_mapped_ = false;
-  bool is_cut_ = false;          // rank r works on chunk r of the whole array
+  bool is_cut_ = false;          // rank r combines chunk r of the whole array
   bool may_distribute_ = false;  // a reduce in which all ranks work if all arrays are mapped
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_copied_out_ = 0;
   std::size_t block_bytes_ = 0;  // of the first block

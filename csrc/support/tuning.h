@@ -133,10 +133,22 @@ inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
 // The ranks of a group get at most this much of a larger cache, which has other users.
 inline constexpr std::size_t kMostCacheBytes = std::size_t{128} << 20;
 
-// Staging memory of a rank, and the chunks that pass through it: larger than the second-level
-// cache, smaller than the third.
-inline constexpr std::size_t kInputStagingBytes = std::size_t{2} << 20;
-inline constexpr std::size_t kOutputStagingBytes = std::size_t{2} << 20;
+// A reduce of more ranks is distributed: rank r combines chunk r of the array. Otherwise the root
+// combines everything, while its peers copy their next blocks.
+inline constexpr int kCentralReduceRanks = 4;
+
+// The staging rings of a rank, of which it has one for inputs and one for results, and the chunks
+// that pass through them. A ring is larger than the second-level cache, and the rings of many ranks
+// fit into the third one together.
+inline constexpr std::size_t kStagingBytes = std::size_t{8} << 20;  // of one kind, of all ranks
+inline constexpr std::size_t kLeastStagingBytes = 512 * 1024;
+inline constexpr std::size_t kMostStagingBytes = std::size_t{2} << 20;
+inline constexpr std::size_t staging_bytes(int ranks) {
+  const std::size_t share = kStagingBytes / static_cast<std::size_t>(ranks) / 4096 * 4096;
+  return std::clamp(share, kLeastStagingBytes, kMostStagingBytes);
+}
+inline constexpr std::size_t input_staging_bytes(int ranks) { return staging_bytes(ranks); }
+inline constexpr std::size_t output_staging_bytes(int ranks) { return staging_bytes(ranks); }
 inline constexpr std::size_t kStagedChunkBytes = 128 * 1024;
 // The chunks where ranks reach all memory of their peers, as threads do.
 inline constexpr std::size_t kMappedChunkBytes = std::size_t{4} << 20;

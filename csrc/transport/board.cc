@@ -9,8 +9,10 @@ Board::Board(std::byte* memory, int rank, std::vector<WaitQueue*> queues, bool w
       sources(queues.size()),
       targets(queues.size() + 1),
       memory_(memory),
-      stride_(bytes_for(1, with_staging)),
-      input_bytes_(with_staging ? kInputStagingBytes : 4 * kOneShotBytes),
+      stride_(bytes_for_rank(static_cast<int>(queues.size()), with_staging)),
+      input_bytes_(with_staging ? input_staging_bytes(static_cast<int>(queues.size()))
+                                : 4 * kOneShotBytes),
+      output_bytes_(with_staging ? output_staging_bytes(static_cast<int>(queues.size())) : 0),
       has_staging_(with_staging),
       rank_(rank),
       queues_(std::move(queues)),
@@ -36,8 +38,12 @@ bool Board::is_slot_free(std::uint64_t next) {
 }
 
 std::size_t Board::bytes_for(int size, bool with_staging) {
-  std::size_t staging = with_staging ? kInputStagingBytes + kOutputStagingBytes : 4 * kOneShotBytes;
-  return static_cast<std::size_t>(size) * (kStagingAt + staging);
+  return static_cast<std::size_t>(size) * bytes_for_rank(size, with_staging);
+}
+
+std::size_t Board::bytes_for_rank(int size, bool with_staging) {
+  return kStagingAt + (with_staging ? input_staging_bytes(size) + output_staging_bytes(size)
+                                    : 4 * kOneShotBytes);
 }
 
 }  // namespace pycollective

@@ -75,6 +75,7 @@ class Board {
   std::byte* input_staging(int rank) const { return at(rank) + kStagingAt; }
   std::byte* output_staging(int rank) const { return input_staging(rank) + input_bytes_; }
   std::size_t input_bytes() const { return input_bytes_; }
+  std::size_t output_bytes() const { return output_bytes_; }
   bool has_staging() const { return has_staging_; }
 
   // Returns true if this rank may post call `next`: no peer reads the old data of that slot. Fails
@@ -174,10 +175,11 @@ class Board {
  private:
   static constexpr std::size_t kStagingAt = 4096;
   static_assert(sizeof(Slot) * kBoardSlots + sizeof(Counters) <= kStagingAt);
+  static std::size_t bytes_for_rank(int size, bool with_staging);
   std::byte* at(int rank) const { return memory_ + static_cast<std::size_t>(rank) * stride_; }
 
   std::byte* memory_;
-  std::size_t stride_, input_bytes_;
+  std::size_t stride_, input_bytes_, output_bytes_;
   bool has_staging_;
   int rank_;
   std::vector<WaitQueue*> queues_;

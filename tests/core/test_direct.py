@@ -55,6 +55,30 @@ def test_direct_of_any_size_is_right_also_in_place(kind, ranks, on_ranks):
             np.testing.assert_array_equal(same, want)
 
 
+def test_direct_many_ranks_fill_their_staging_rings(on_ranks):
+    def work(c):
+        x = np.full(c.size << 15, c.rank, "float32")
+        each = np.arange(c.size, dtype="float32")
+        total = np.float32(each.sum())
+        for root in (0, c.size - 1):
+            is_root = c.rank == root
+            assert (c.all_reduce(x) == total).all()
+            np.testing.assert_array_equal(
+                c.reduce(x, root=root), np.full(x.size, total) if is_root else None
+            )
+            assert (c.reduce_scatter(x) == total).all()
+            assert (c.broadcast(x, root=root) == root).all()
+            assert (
+                c.scatter(x if is_root else None, out=x[: 1 << 15].copy(), root=root) == root
+            ).all()
+            for got in (c.all_gather(x), c.gather(x, root=root), c.all_to_all(x)):
+                if got is not None:
+                    np.testing.assert_array_equal(got.reshape(c.size, -1).T[[0, -1]], [each, each])
+
+    errors = [e for e in on_ranks(group("shm", 12), work) if e]
+    assert not errors, errors
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_direct_many_calls_reuse_the_staging_buffer(kind, on_ranks):
     sizes = np.random.default_rng(1).integers(1, 60_000, 400).tolist()

@@ -65,6 +65,7 @@ struct Program {
   std::string name;
   std::vector<GroupCall> calls;
   bool oversubscribed = false;
+  bool distributed = false;  // a reduce of ordinary arrays, too
 };
 
 enum class Phase : std::uint8_t { between, calling, leaving, left, dead, finished };
@@ -159,6 +160,7 @@ class Model {
   Model(int size, Faults faults, const Program& program)
       : size_(size), faults_(faults), program_(program), reduction_{add, nullptr, 1, nullptr} {
     model = this;
+    kCentralReduceRanks = program.distributed ? 0 : kMaxRanks;
     for (const GroupCall& call : program.calls) {
       for (int r = 0; r < size; ++r) {
         area_ = std::max({area_, length(call, true, r) + 128, length(call, false, r) + 128});
@@ -182,7 +184,7 @@ class Model {
     for (int r = 0; r < size; ++r) {
       const Board& b = *boards_[0];
       parts_.push_back({b.at(r), sizeof(Board::Slot) * kBoardSlots + sizeof(Board::Counters)});
-      parts_.push_back({b.input_staging(r), kInputStagingBytes + kOutputStagingBytes});
+      parts_.push_back({b.input_staging(r), b.input_bytes() + b.output_bytes()});
       parts_.push_back({array(r, false, 0), 2 * area_});
     }
     for (const Part& part : parts_) part_bytes_ += part.bytes;
@@ -848,11 +850,78 @@ void combine_many(DType, Op, void* const* targets, std::size_t num_targets,
 namespace {
 
 // Returns a length that needs `blocks` blocks.
-std::size_t blocks_of(Collective collective, std::size_t blocks, int size) {
+std::size_t blocks_of(std::size_t blocks, bool is_cut, int size) {
   const std::size_t chunk = kStagedChunkBytes;
-  return chunk * blocks *
-             (collective == Collective::all_reduce ? static_cast<std::size_t>(size) : 1) -
-         chunk + 1;
+  return chunk * blocks * (is_cut ? static_cast<std::size_t>(size) : 1) - chunk + 1;
+}
+
+// Adds the programs of one collective. `distributed`: each rank combines a chunk in every reduce.
+void add_programs(std::vector<Program>& list, Collective kind, bool distributed, int size,
+                  bool faults) {
+  const std::size_t first = list.size();
+  const unsigned all = (1U << size) - 1;
+  const bool is_cut = kind == Collective::all_reduce || distributed;
+  const std::string name = (distributed ? "distributed " : "") + std::string(to_string(kind));
+  const std::size_t blocks = blocks_of(2, is_cut, size);
+  // Data in the slot, in the staging ring, in blocks, and in the slot again.
+  list.push_back({name + ", short and long",
+                  {{kind, 0, 5, 0, 0},
+                   {kind, size - 1, 60 / static_cast<std::size_t>(size), 0, 0},
+                   {kind, 0, blocks, 0, 0},
+                   {kind, 1, 5, 0, 0}}});
+  // Ranks that wait for no peer run ahead.
+  list.push_back({name + ", short, often",
+                  {{kind, 0, 5, 0, 0},
+                   {kind, 0, 5, 0, 0},
+                   {kind, 0, 5, 0, 0},
+                   {kind, 0, 5, 0, 0},
+                   {kind, size - 1, 5, 0, 0},
+                   {kind, 0, 5, 0, 0}}});
+  // Every combination of mapped arrays. Only outputs of all_reduce and reduce are mapped.
+  const bool written = kind == Collective::all_reduce || kind == Collective::reduce;
+  for (unsigned inputs = 0; inputs <= all; ++inputs) {
+    for (unsigned outputs = 0; outputs <= (written ? all : 0); ++outputs) {
+      // With three ranks: the arrays of no rank, of one rank, and of all ranks.
+      auto is_one = [](unsigned mask) { return (mask & (mask - 1)) == 0; };
+      if (size > 2 && !(is_one(inputs) || inputs == all)) continue;
+      if (size > 2 && !(is_one(outputs) || outputs == all)) continue;
+      list.push_back({name + ", inputs " + std::to_string(inputs) + " and outputs " +
+                          std::to_string(outputs) + " mapped",
+                      {{kind, 0, blocks, inputs, outputs}, {kind, 1, blocks, inputs, outputs}}});
+    }
+  }
+  // Every combination of arrays that the peers read remotely, and one with a mapped array.
+  for (unsigned remote = 1; remote <= all; ++remote) {
+    if (size > 2 && remote != 1 && remote != all) continue;
+    const std::string which = name + ", rank mask " + std::to_string(remote) + " remote";
+    GroupCall call{kind, 0, blocks, 0, 0};
+    call.remote = remote;
+    list.push_back({which, {call, call}});
+    call.root = 1;
+    list.back().calls.push_back(call);
+    call.inputs = call.outputs = remote & 1 ? 2 : 1;
+    if (!written) call.outputs = 0;
+    list.push_back({which + ", one rank mapped", {call, call}});
+  }
+  // More blocks than a remote read joins.
+  const bool joins = !reduces(kind);
+  for (unsigned remote = 1; joins && remote <= all; ++remote) {
+    if (size > 2 && remote != 1 && remote != all) continue;
+    GroupCall call{kind, 0, blocks_of(5, is_cut, size), 0, 0};
+    call.remote = remote;
+    list.push_back({name + ", rank mask " + std::to_string(remote) + " remote, long", {call}});
+  }
+  // More blocks than fit into the staging rings.
+  if (size == 2 || (!faults && kind != Collective::all_to_all)) {
+    const std::size_t many = blocks_of(size == 2 ? 20 : 6, is_cut, size);
+    list.push_back({name + ", long", {{kind, 0, many, 0, 0}}});
+    list.push_back({name + ", long, oversubscribed", {{kind, 0, many, 0, 0}}, true});
+  }
+  Program differs{name + ", one rank makes a different call",
+                  {{kind, 0, 5, 0, 0}, {kind, 0, blocks, 0, 0}, {Collective::barrier, 0, 0, 0, 0}}};
+  differs.calls[1].differs = true;
+  if (!faults) list.push_back(differs);
+  for (std::size_t i = first; i < list.size(); ++i) list[i].distributed = distributed;
 }
 
 std::vector<Program> programs(int size, bool faults) {
@@ -860,73 +929,14 @@ std::vector<Program> programs(int size, bool faults) {
   const unsigned all = (1U << size) - 1;
   for (int c = 0; c < kDirectCollectives; ++c) {
     const auto kind = static_cast<Collective>(c);
-    const std::string name(to_string(kind));
     if (kind == Collective::barrier) {
-      list.push_back({name, {{kind, 0, 0, 0, 0}, {kind, 0, 0, 0, 0}, {kind, 0, 0, 0, 0}}});
+      list.push_back({"barrier", {{kind, 0, 0, 0, 0}, {kind, 0, 0, 0, 0}, {kind, 0, 0, 0, 0}}});
       continue;
     }
-    const std::size_t blocks = blocks_of(kind, 2, size);
-    // Data in the slot, in the staging ring, in blocks, and in the slot again.
-    list.push_back({name + ", short and long",
-                    {{kind, 0, 5, 0, 0},
-                     {kind, size - 1, 60 / static_cast<std::size_t>(size), 0, 0},
-                     {kind, 0, blocks, 0, 0},
-                     {kind, 1, 5, 0, 0}}});
-    // Ranks that wait for no peer run ahead.
-    list.push_back({name + ", short, often",
-                    {{kind, 0, 5, 0, 0},
-                     {kind, 0, 5, 0, 0},
-                     {kind, 0, 5, 0, 0},
-                     {kind, 0, 5, 0, 0},
-                     {kind, size - 1, 5, 0, 0},
-                     {kind, 0, 5, 0, 0}}});
-    // Every combination of mapped arrays. Only outputs of all_reduce and reduce are mapped.
-    const bool written = kind == Collective::all_reduce || kind == Collective::reduce;
-    for (unsigned inputs = 0; inputs <= all; ++inputs) {
-      for (unsigned outputs = 0; outputs <= (written ? all : 0); ++outputs) {
-        // With three ranks: the arrays of no rank, of one rank, and of all ranks.
-        auto is_one = [](unsigned mask) { return (mask & (mask - 1)) == 0; };
-        if (size > 2 && !(is_one(inputs) || inputs == all)) continue;
-        if (size > 2 && !(is_one(outputs) || outputs == all)) continue;
-        list.push_back({name + ", inputs " + std::to_string(inputs) + " and outputs " +
-                            std::to_string(outputs) + " mapped",
-                        {{kind, 0, blocks, inputs, outputs}, {kind, 1, blocks, inputs, outputs}}});
-      }
-    }
-    // Every combination of arrays that the peers read remotely, and one with a mapped array.
-    for (unsigned remote = 1; remote <= all; ++remote) {
-      if (size > 2 && remote != 1 && remote != all) continue;
-      const std::string which = name + ", rank mask " + std::to_string(remote) + " remote";
-      GroupCall call{kind, 0, blocks, 0, 0};
-      call.remote = remote;
-      list.push_back({which, {call, call}});
-      call.root = 1;
-      list.back().calls.push_back(call);
-      call.inputs = call.outputs = remote & 1 ? 2 : 1;
-      if (!written) call.outputs = 0;
-      list.push_back({which + ", one rank mapped", {call, call}});
-    }
-    // More blocks than a remote read joins.
-    const bool joins = !reduces(kind);
-    for (unsigned remote = 1; joins && remote <= all; ++remote) {
-      if (size > 2 && remote != 1 && remote != all) continue;
-      GroupCall call{kind, 0, blocks_of(kind, 5, size), 0, 0};
-      call.remote = remote;
-      list.push_back({name + ", rank mask " + std::to_string(remote) + " remote, long", {call}});
-    }
-    // More blocks than fit into the staging rings.
-    if (size == 2 || (!faults && kind != Collective::all_to_all)) {
-      const std::size_t many = blocks_of(kind, size == 2 ? 20 : 6, size);
-      list.push_back({name + ", long", {{kind, 0, many, 0, 0}}});
-      list.push_back({name + ", long, oversubscribed", {{kind, 0, many, 0, 0}}, true});
-    }
-    Program differs{
-        name + ", one rank makes a different call",
-        {{kind, 0, 5, 0, 0}, {kind, 0, blocks, 0, 0}, {Collective::barrier, 0, 0, 0, 0}}};
-    differs.calls[1].differs = true;
-    if (!faults) list.push_back(differs);
+    add_programs(list, kind, false, size, faults);
+    if (kind == Collective::reduce) add_programs(list, kind, true, size, faults);
   }
-  const std::size_t blocks = blocks_of(Collective::all_reduce, 2, size);
+  const std::size_t blocks = blocks_of(2, true, size);
   for (unsigned mask = 0; mask <= all; ++mask) {
     list.push_back({"all_reduce in place, " + std::to_string(mask) + " mapped",
                     {{Collective::all_reduce, 0, blocks, mask, mask, true},
@@ -937,7 +947,7 @@ std::vector<Program> programs(int size, bool faults) {
   list.push_back({"all_reduce in place, remote", {in_place, in_place}});
   // A reduce of mapped arrays, in two blocks and in one; then one that only the root combines.
   for (const bool in_place : {false, true}) {
-    list.push_back({in_place ? "distributed reduce in place" : "distributed reduce",
+    list.push_back({in_place ? "reduce of mapped arrays in place" : "reduce of mapped arrays",
                     {{Collective::reduce, 0, blocks, all, all, in_place},
                      {Collective::reduce, 1, blocks / 2, all, all, in_place},
                      {Collective::reduce, 0, blocks / 2, all, 0}}});

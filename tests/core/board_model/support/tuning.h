@@ -14,8 +14,9 @@ inline constexpr std::size_t kReduceBlockBytes = 64;
 inline constexpr std::uint64_t kBoardSlots = 3;
 inline constexpr std::size_t kOneShotBytes = 64;
 inline constexpr std::size_t kOneShotTotalBytes = 256;
-inline constexpr std::size_t kInputStagingBytes = 2304;
-inline constexpr std::size_t kOutputStagingBytes = 512;
+inline int kCentralReduceRanks = 0;  // of the present program
+inline constexpr std::size_t input_staging_bytes(int) { return 2304; }
+inline constexpr std::size_t output_staging_bytes(int) { return 640; }
 inline constexpr std::size_t kStagedChunkBytes = 64;
 inline constexpr std::size_t kMappedChunkBytes = 64;
 inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
