@@ -36,7 +36,7 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 
 // Between processes, a message of at least this size is read in place by the receiver if all ranks
 // of the host can map it. Its sender has to wait for the reader.
-inline constexpr std::size_t kZeroCopyBytes = 128 * 1024;
+inline constexpr std::size_t kZeroCopyBytes = 32 * 1024;
 
 // The arena of a rank: its default address space (environment variable PYCOLLECTIVE_ARENA), the
 // pages of freed memory that it keeps, and the size from which it allocates pages at once.
@@ -70,7 +70,7 @@ inline constexpr int kCopySizes = 18;
 inline constexpr int kCopyTrials = 6;
 inline constexpr int kCopyWarmups = 2;
 inline constexpr int kStoreTrials = 3;  // of each way in StoreTrials, with one that is not timed
-inline constexpr std::size_t kCopyPeriodBytes = std::size_t{4} << 30, kLeastCopyPeriod = 512;
+inline constexpr std::size_t kCopyPeriodBytes = std::size_t{128} << 20, kLeastCopyPeriod = 512;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostZeroCopyBytes = std::size_t{8} << 20;
