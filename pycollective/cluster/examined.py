@@ -25,7 +25,7 @@ CHECK = "PYCOLLECTIVE_CHECK_ADDRESSES"
 """1: doubts about addresses are errors; 0: they are logged. The default is 0 in a container, else 1."""
 _LOOKUP_SECONDS = 5.0
 _AGAIN_SECONDS = 0.5
-_MOST_LOOKED_UP = 64
+_MOST_RESOLVED = 64
 """Most names that each worker looks up. In larger clusters a worker looks up its own name and worker
 0's only, because all workers together would send a number of requests that grows quadratically."""
 
@@ -164,9 +164,9 @@ def problems_here(
         or if names resolve later.
     """
     named = list(range(len(places)))
-    if len(places) > _MOST_LOOKED_UP:
+    if len(places) > _MOST_RESOLVED:
         named = sorted({0} | ({own} if own is not None else set()))
-    found = dict(zip(named, _looked_up([places[i] for i in named]), strict=True))
+    found = dict(zip(named, _resolve_all([places[i] for i in named]), strict=True))
     wrong: list[str] = []
     doubtful: list[str] = []
     seen: dict[Any, TaskAddress] = {}
@@ -216,7 +216,7 @@ _Resolved = tuple[int, tuple[Any, ...]]
 """An address family, and an address as the socket module returns it."""
 
 
-def _looked_up(places: Sequence[TaskAddress]) -> list[_Resolved | str]:
+def _resolve_all(places: Sequence[TaskAddress]) -> list[_Resolved | str]:
     """Return the address of each place, or the reason why there is none; all are asked at once."""
     found: list[_Resolved | str] = [f"no answer within {_LOOKUP_SECONDS:g} s"] * len(places)
 

@@ -105,7 +105,7 @@ class SlurmClusterResolver(ClusterResolver):
             if env.get("SLURM_HET_SIZE", "1") not in ("", "0", "1"):
                 hint = " Steps over several components of a heterogeneous job need TF_CONFIG."
             raise RuntimeError(f"SLURM_PROCID is {self._rank}, but there are {tasks} tasks.{hint}")
-        self._places = _dealt(env, self._tasks_of_host)
+        self._places = _distribute_tasks(env, self._tasks_of_host)
         self._check_place()
 
     def cluster_spec(self) -> ClusterSpec:
@@ -224,7 +224,9 @@ def _tasks_of_hosts(
     return dict(zip(hosts, tasks, strict=True))
 
 
-def _dealt(env: Mapping[str, str], tasks_of_host: dict[str, int]) -> list[tuple[str, int]]:
+def _distribute_tasks(
+    env: Mapping[str, str], tasks_of_host: dict[str, int]
+) -> list[tuple[str, int]]:
     """Return the host of each rank and its number there, in the order of srun's --distribution.
 
     "block" fills one host after the other, "cyclic" gives each host one task in turn, and "plane=n" n

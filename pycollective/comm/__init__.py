@@ -171,11 +171,11 @@ class Communicator(Extremes, Prefixes, Objects):
         made = split_groups(self, color, key, seconds)
         if made is None:
             return None
-        group, rank, family = made
+        group, rank, factory = made
         choices = None
         if group.transport in ("threads", "shared memory"):  # all ranks read the same file
             choices = tuning.rows(group.transport, group.size)
-        part = Communicator(group, rank, self.timeout, family, self._lane, choices)
+        part = Communicator(group, rank, self.timeout, factory, self._lane, choices)
         who = f"rank {rank} of {part.size} (rank {self.rank} before), {group.transport}"
         group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
@@ -244,10 +244,10 @@ def threads(size: int, timeout: float, source: str) -> list[Communicator]:
     """Make a group of threads; ``source`` describes the group in the log."""
     observe.settings()
     group = _core.ThreadGroup(size)
-    family = Threads()
+    factory = Threads()
     choices = tuning.rows(group.transport, size)
     communicators = [
-        Communicator(group, rank, timeout, family, choices=choices) for rank in range(size)
+        Communicator(group, rank, timeout, factory, choices=choices) for rank in range(size)
     ]
     ranks = "rank 0 of 1, alone" if size == 1 else f"ranks 0 to {size - 1}, threads of this process"
     group_made(communicators[0], ranks, source, str(tuning.path()))

@@ -25,7 +25,7 @@ from pycollective.comm.host import HostCore
 from pycollective.comm.mpi import MPICore
 from pycollective.comm.mpi_group import MPIGroup
 from pycollective.comm.signatures import DTypeOf, Later, Now, Options, S
-from pycollective.comm.split import Family
+from pycollective.comm.split import GroupFactory
 from pycollective.comm.work import Work
 from pycollective.errors import CollectiveError, MismatchError
 
@@ -47,13 +47,13 @@ class Member(_core.CommunicatorBase):
         group: _core.Group | MPIGroup,
         rank: int,
         timeout: float,
-        family: Family | None,
+        factory: GroupFactory | None,
         lane: int | None = None,
         choices: tuning.Rows | None = None,
     ) -> None:
         """``choices``: rows for algorithm="auto", the same on all ranks."""
         self._group = group
-        self._family = family
+        self._factory = factory
         self._host: HostEngine | None = (
             MPICore(group) if isinstance(group, MPIGroup) else HostCore(group, rank)
         )

@@ -57,9 +57,9 @@ class DeviceExecutor(GpuEngine):
 
     def __init__(self, member: Member) -> None:
         group, host, used = member._group, member._core, runtime()
-        assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
+        assert isinstance(member._factory, Threads) and isinstance(group, _core.ThreadGroup)
         assert isinstance(host, HostCore) and used is not None
-        matcher, buffers = member._family.shared(
+        matcher, buffers = member._factory.shared(
             lambda: (_core.device.CallMatcher(group, used), DeviceBuffers())
         )
         self._runtime = used

@@ -22,7 +22,7 @@ _REASON_BYTES = 512
 _REPORT_BYTES = 6 * _REASON_BYTES + 16  # JSON may need six bytes for one of a text
 
 
-class Family(Protocol):
+class GroupFactory(Protocol):
     """The way in which ranks of a group make a new group: the first offers it, and all accept it."""
 
     def offer(self, size: int) -> Any:
@@ -30,7 +30,7 @@ class Family(Protocol):
 
     def accept(
         self, offer: Any, rank: int, members: Sequence[int], seconds: float
-    ) -> tuple[_core.Group, Family]:
+    ) -> tuple[_core.Group, GroupFactory]:
         """Join an offered group of these ranks."""
 
 
@@ -60,7 +60,7 @@ class Threads:
 
     def accept(
         self, offer: int, rank: int, members: Sequence[int], seconds: float
-    ) -> tuple[_core.Group, Family]:
+    ) -> tuple[_core.Group, GroupFactory]:
         """Return the group."""
         with self._lock:
             entry = self._offered[offer]
@@ -89,7 +89,7 @@ class SharedMemory:
 
     def accept(
         self, offer: list[int], rank: int, members: Sequence[int], seconds: float
-    ) -> tuple[_core.Group, Family]:
+    ) -> tuple[_core.Group, GroupFactory]:
         """Open the memory and join the group."""
         made, self._made = self._made, None
         group = made or self._open(offer)
@@ -122,12 +122,12 @@ class SharedMemory:
 
 def split_groups(
     communicator: Member, color: int | None, key: int, seconds: float
-) -> tuple[_core.Group, int, Family] | None:
-    """Make the new groups; return this rank's group, rank and family, or None without a color.
+) -> tuple[_core.Group, int, GroupFactory] | None:
+    """Make the new groups; return this rank's group, rank and factory, or None without a color.
 
     Every rank of the communicator makes this call.
     """
-    made: tuple[_core.Group, Family] | None = None
+    made: tuple[_core.Group, GroupFactory] | None = None
     members: list[int] = []
     me = communicator.rank
     try:
@@ -165,15 +165,15 @@ def _exchanged_json(communicator: Member, value: Any, most: int, seconds: float)
 
 def _make(
     communicator: Member, members: list[int], seconds: float
-) -> tuple[tuple[_core.Group, Family] | None, Exception | None]:
+) -> tuple[tuple[_core.Group, GroupFactory] | None, Exception | None]:
     """Join the new group; return the group or the error."""
-    family, me = communicator._family, communicator.rank
-    assert family is not None
+    factory, me = communicator._factory, communicator.rank
+    assert factory is not None
     offer: Any = None
     problem: Exception | None = None
     if members and members[0] == me:
         try:
-            offer = family.offer(len(members))
+            offer = factory.offer(len(members))
         except (OSError, RuntimeError, MemoryError) as error:
             problem = error
     offers = _exchanged_json(communicator, offer, _OFFER_BYTES, seconds)
@@ -183,7 +183,7 @@ def _make(
     if offer is None:
         return None, CollectiveError(f"rank {members[0]} could not make the new group", ranks=[0])
     try:
-        return family.accept(offer, members.index(me), members, seconds), None
+        return factory.accept(offer, members.index(me), members, seconds), None
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         return None, error
 

@@ -38,7 +38,7 @@ class Batch(Transformed):
         self._size = at_least(batch_size, 1, "batch_size")
         self._drop = drop_remainder
 
-    def _is_at_hand(self) -> bool:
+    def _is_cheap(self) -> bool:
         rows = self._source._rows()
         if rows is None:
             return False
@@ -261,8 +261,8 @@ class Rebatch(Transformed):
                     "dataset."
                 )
 
-    def _is_at_hand(self) -> bool:
-        return self._source._is_at_hand()
+    def _is_cheap(self) -> bool:
+        return self._source._is_cheap()
 
     def _iter(self) -> Iterator[Any]:
         return rebatched(self._source._iter(), itertools.cycle(self._sizes), self._drop)
@@ -295,8 +295,8 @@ class RebatchByBatch(Transformed):
         super().__init__(source)
         self._parts = parts
 
-    def _is_at_hand(self) -> bool:
-        return self._source._is_at_hand()
+    def _is_cheap(self) -> bool:
+        return self._source._is_cheap()
 
     def _iter(self) -> Iterator[Any]:
         for batch in self._source._iter():

@@ -92,9 +92,9 @@ def elements(dataset: Dataset) -> Iterator[Any]:
     return dataset._iter()
 
 
-def is_at_hand(dataset: Dataset) -> bool:
+def is_cheap(dataset: Dataset) -> bool:
     """Return True if making an element is cheaper than handing it over from a thread."""
-    return dataset._is_at_hand()
+    return dataset._is_cheap()
 
 
 class DatasetIterator(NextElements):
@@ -143,7 +143,7 @@ class Dataset:
         """Return the number of elements, -1 if infinite, -2 if unknown."""
         return UNKNOWN_CARDINALITY
 
-    def _is_at_hand(self) -> bool:
+    def _is_cheap(self) -> bool:
         """Return True if making an element is cheaper than handing it over from a thread."""
         return False
 

@@ -70,8 +70,8 @@ class Repeat(Ordered):
     def _turns(self) -> Iterator[int]:
         return iter(range(self._count)) if self._count >= 0 else itertools.count()
 
-    def _is_at_hand(self) -> bool:
-        return self._source._is_at_hand()
+    def _is_cheap(self) -> bool:
+        return self._source._is_cheap()
 
     def _iter(self) -> Iterator[Any]:
         return self._blocks(self._source._iter)

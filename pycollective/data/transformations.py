@@ -33,7 +33,7 @@ class Prefetch(Transformed):
         size = at_least(buffer_size, -1, "buffer_size")
         self._buffer_size = 2 if size < 0 else size
 
-    def _is_at_hand(self) -> bool:
+    def _is_cheap(self) -> bool:
         return self._buffer_size > 0
 
     def _iter(self) -> Iterator[Any]:
@@ -115,8 +115,8 @@ class WithOptions(Transformed):
     def _rows(self) -> Rows | None:
         return self._source._rows()
 
-    def _is_at_hand(self) -> bool:
-        return self._source._is_at_hand()
+    def _is_cheap(self) -> bool:
+        return self._source._is_cheap()
 
     def _iter(self) -> Iterator[Any]:
         return self._source._iter()

@@ -701,7 +701,7 @@ class ClusterCoordinator:
         self._sampled = time.monotonic()
         tracing.sample(self.strategy.extended.load)
 
-    def rehearse(self, make: Callable[[], Any]) -> None:
+    def create_variables(self, make: Callable[[], Any]) -> None:
         """Call a function in a cluster, so that it creates its variables; no variable keeps a change.
 
         The chief and the workers then have the variables, in the same order.

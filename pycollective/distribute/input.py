@@ -17,7 +17,7 @@ import numpy as np
 from pycollective import nest
 from pycollective.data import INFINITE_CARDINALITY, Dataset, TensorSpec
 from pycollective.data.background import Prefetcher
-from pycollective.data.dataset import elements, is_at_hand
+from pycollective.data.dataset import elements, is_cheap
 from pycollective.data.optional import NextElements
 from pycollective.data.sharding import describe, empty_batches_warning, share_of_worker
 from pycollective.distribute.context import current_mode, has_strategy
@@ -92,8 +92,8 @@ class _Parts:
 
     def start(self) -> Iterator[list[Any]]:
         """Return the steps of one pass: mini-batches in replica order, None for a missing one."""
-        at_hand = not self._copies and all(is_at_hand(p) for p in self.pipelines)
-        if self.ahead and not at_hand:
+        cheap = not self._copies and all(is_cheap(p) for p in self.pipelines)
+        if self.ahead and not cheap:
             return iter(Prefetcher(partial(self._steps, Uploads().place), self.ahead))
         return self._steps(Device.place)
 

@@ -289,7 +289,7 @@ class ServerVariable(Variable):
     # Changes ---------------------------------------------------------------------------------
 
     def difference(self) -> tuple[str, list[Any]] | None:
-        """Return the change since the last pull, as the server takes it; None for none."""
+        """Return the change since the last pull in the form of a push, or None without a change."""
         if self._part is not None:
             index, change = self._part.change()
             return ("rows", [index, change]) if len(index) else None
@@ -342,7 +342,7 @@ class Servers:
         self._connect = connect
         self.links = [connect(server, None) for server in range(count)]
         self.restarts = [0] * count
-        #: Waits for lost servers that are started again, so that a read need not fail; else None.
+        #: Waits until lost servers run again, so that a read does not fail; or None.
         self.recover: Callable[[], None] | None = None
         self.uncached = uncached
         self.private = not uncached
@@ -359,7 +359,7 @@ class Servers:
         self._watch()
 
     def _watch(self) -> None:
-        """Let one call of the system tell that no connection has ended."""
+        """Prepare one system call that reports ended connections."""
         self._poll: select.poll | None = select.poll()
         for link in self.links:
             if link.descriptor < 0:
@@ -375,13 +375,13 @@ class Servers:
     def server_of(self, name: str) -> int:
         """Return the server of the next variable of a name that is created after the start.
 
-        Workers may create such variables in different orders, so the order does not count.
+        Workers may create such variables in different orders, so the order does not matter.
         """
         number = self._keys.get(name, -1) + 1
         return zlib.crc32(f"{name}#{number}".encode()) % len(self.links)
 
     def create(self, variable: Variable, server: int) -> ServerVariable:
-        """Return the view of a variable that is put on a server, unless another task has done so."""
+        """Return the view of a variable, and put it on a server unless another task did."""
         own = ServerVariable.__new__(ServerVariable)
         own.set_attributes(
             variable.trainable, variable.name, variable.synchronization, variable.aggregation

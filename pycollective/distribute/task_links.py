@@ -180,7 +180,7 @@ class Link:
         begun = time.monotonic()
         if spins and self._spins:
             until = begun + _SPIN_SECONDS
-            while not (self._came() or time.monotonic() > until):
+            while not (self._has_data() or time.monotonic() > until):
                 os.sched_yield()
         while not self._data:
             if self._answers is not None and self._is_silent():
@@ -200,7 +200,7 @@ class Link:
         seconds = heartbeat_timeout()
         return not self._poll.poll(None if math.isinf(seconds) else 1000 * seconds)
 
-    def _came(self) -> bool:
+    def _has_data(self) -> bool:
         """Return True if data has arrived; without TLS, also receive it."""
         if not self._plain:
             return bool(self._poll.poll(0))

@@ -242,8 +242,8 @@ def rendezvous(
         about.ended.has_connected(rank)
         about.ended = None  # from now on the connections show which ranks have ended
     choices = about.choices.get(group.transport, [])
-    family = tcp.Addresses(about, host, group)
-    communicator = Communicator(group, about.rank, timeout, family, choices=choices)
+    factory = tcp.Addresses(about, host, group)
+    communicator = Communicator(group, about.rank, timeout, factory, choices=choices)
     trust = "authenticated" if about.secret else "without a secret"
     trust += ", control in TLS" if about.tls and about.size > 1 else ""
     who = f"group {name}: rank {about.rank} of {about.size}, {how}, {trust}"

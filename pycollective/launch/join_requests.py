@@ -15,7 +15,7 @@ from pycollective.launch.sockets import Sockets
 
 _FRESH_SECONDS = 3.0
 """Age of a join request up to which its sender counts as waiting; senders repeat it more often."""
-_LOOK_SECONDS = 2.0
+_CONNECT_SECONDS = 2.0
 _NO_MEMBERS: dict[str, Any] = {"values": {"all/table": {"ranks": []}}}
 """Store contents after the choice of members: a rank that is not in the table tries again later."""
 
@@ -23,7 +23,7 @@ _NO_MEMBERS: dict[str, Any] = {"values": {"all/table": {"ranks": []}}}
 def is_listening(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
     """Return True if a process of the group listens at the first of the group's addresses."""
     sockets = Sockets(Description.of_environment(environment, 1, len(addresses), addresses))
-    soon = time.monotonic() + _LOOK_SECONDS
+    soon = time.monotonic() + _CONNECT_SECONDS
     try:
         sockets.reach(*sockets.resolve(), {"purpose": "look"}, soon).close()
     except (OSError, HandshakeError):
@@ -34,7 +34,11 @@ def is_listening(addresses: Sequence[str], environment: Mapping[str, str] | None
 class JoinRequests:
     """A server at rank 0's address that asks all joining ranks to try again later.
 
-    Raises RendezvousError as `pycollective.launch.rendezvous`, or if this process cannot listen there.
+    Raises
+    ------
+    RendezvousError
+        The description is invalid (see `pycollective.launch.rendezvous`), or this process cannot
+        listen at the address.
     """
 
     def __init__(

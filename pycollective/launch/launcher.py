@@ -35,7 +35,7 @@ from pycollective.launch.watchdog import Watchdog
 GRACE = 5.0
 """Seconds after a rank's failure until the other ranks get SIGTERM, and again until they get SIGKILL."""
 
-_LEFT_BEHIND = 1.0
+_ORPHAN_SECONDS = 1.0
 """Seconds after a rank's end until the children that it left behind get SIGTERM."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -48,7 +48,7 @@ _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.S
 class LaunchedGroup:
     """The launcher's side of a group of processes on this host."""
 
-    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
+    def environment_of(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
         """Return a rank's variables, and the inherited descriptors by the variables that name them."""
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class _SharedMemory(LaunchedGroup):
         self._group = _core.ShmGroup.create(size, arena_bytes(os.environ))
         self._size = size
 
-    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
+    def environment_of(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
         env = launched_environment(rank, self._size, self._group.descriptor)
         choices = json.dumps(tuning.as_json(tuning.rows(self._group.transport, self._size)))
         descriptors = {MEMORY: self._group.descriptor}
@@ -96,7 +96,7 @@ class _Tcp(LaunchedGroup):
         self._address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._ended = Ended.create(size, self._address)
 
-    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
+    def environment_of(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
         env = {
             TRANSPORT: "tcp",
             RANK: str(rank),
@@ -135,7 +135,7 @@ class Tasks(LaunchedGroup):
         for (job, _), listener in zip(self._tasks, self._listeners, strict=True):
             self._cluster[job].append(f"127.0.0.1:{listener.getsockname()[1]}")
 
-    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
+    def environment_of(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
         job, number = self._tasks[rank - 1] if rank else ("chief", 0)
         config = {"cluster": self._cluster, "task": {"type": job, "index": number}}
         descriptors = {LISTENER: self._listeners[rank - 1].fileno()} if rank else {}
@@ -237,7 +237,7 @@ def run(
         at_end.callback(output.finish)
         ranks = at_end.enter_context(Ranks(group))
         for rank in range(size):
-            variables, descriptors = group.given_to(rank)
+            variables, descriptors = group.environment_of(rank)
             numbers = {name: str(number) for name, number in descriptors.items()}
             env = {"PYTHONUNBUFFERED": "1", **os.environ}
             prepare_environment(env, size, variables | numbers)
@@ -286,7 +286,7 @@ class Ranks:
         self.pids: list[int] = []
         self._polls: list[Callable[[], int | None]] = []
         self.running: set[int] = set()
-        self._left: dict[int, float] = {}  # when a rank ended, by the process group that it led
+        self._orphans: dict[int, float] = {}  # when a rank ended, by the process group that it led
         self._next_signal = 0.0  # time of the next signal to running ranks; 0: none
         self._ending_signals = [signal.SIGTERM, signal.SIGKILL]
 
@@ -335,22 +335,22 @@ class Ranks:
             code = self._polls[rank]()
             if code is not None:
                 self.running.discard(rank)
-                self._left[self.pids[rank]] = time.monotonic()
+                self._orphans[self.pids[rank]] = time.monotonic()
                 found.append((rank, code))
         return found
 
-    def left_behind(self) -> bool:
+    def has_orphans(self) -> bool:
         """Return True if children of ended ranks still run; signal those whose time is over."""
-        for pid, since in list(self._left.items()):
+        for pid, since in list(self._orphans.items()):
             age = time.monotonic() - since
-            number = 0 if age < _LEFT_BEHIND else signal.SIGTERM
-            if age > 3 * _LEFT_BEHIND:
+            number = 0 if age < _ORPHAN_SECONDS else signal.SIGTERM
+            if age > 3 * _ORPHAN_SECONDS:
                 number = signal.SIGKILL
             # A container without an init process does not reap zombies, whose group never vanishes.
             if not _signal_group(pid, number) or number == signal.SIGKILL:
-                del self._left[pid]
+                del self._orphans[pid]
                 self._watchdog.ended(pid)
-        return bool(self._left)
+        return bool(self._orphans)
 
     def __enter__(self) -> Ranks:
         return self
@@ -360,7 +360,7 @@ class Ranks:
         self.signal(signal.SIGKILL)
         while self.ended() or self.running:
             time.sleep(0.001)
-        for pid in self._left:
+        for pid in self._orphans:
             _signal_group(pid, signal.SIGKILL)
         self._watchdog.close()
         self.group.close()
@@ -382,7 +382,7 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
     status = 0
     after: list[str] = []
     interrupts = 0
-    while ranks.running or ranks.left_behind():
+    while ranks.running or ranks.has_orphans():
         while received:
             number = received.pop(0)
             interrupts += number == signal.SIGINT

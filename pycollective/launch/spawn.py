@@ -363,7 +363,7 @@ def _in_processes(
     with contextlib.ExitStack() as at_end, launcher.Ranks(group) as ranks:
         try:
             for rank in range(size):
-                variables, numbers = group.given_to(rank)
+                variables, numbers = group.environment_of(rank)
                 descriptors = {name: _Descriptor(number) for name, number in numbers.items()}
                 settings = _RankSettings(rank, size, variables, descriptors, shares[rank], timeout)
                 reader, writer = how.Pipe(duplex=False)
@@ -411,7 +411,7 @@ def _watch(
         if found is not None:
             ended[rank] = found
 
-    while ranks.running or ranks.left_behind():
+    while ranks.running or ranks.has_orphans():
         sentinels = [processes[rank].sentinel for rank in ranks.running]
         # The limit is needed because a child of a rank may keep the rank's sentinel open.
         ready = connection.wait([*unread.values(), *sentinels], 0.05)

@@ -71,7 +71,7 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         found = creators.stack
-        # Whatever is left inside this scope ends with it.
+        # Scopes that were entered inside this one, and were not left, end too.
         creators.stack = found if len(found) < len(inside) else before
         if found is not inside:
             raise RuntimeError("Exiting variable_creator_scope without proper nesting.")

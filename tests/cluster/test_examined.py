@@ -265,7 +265,7 @@ def test_names_are_looked_up_at_the_same_time(monkeypatch):
     monkeypatch.setattr(module, "_LOOKUP_SECONDS", 1.0)
     places = [module.TaskAddress(h, h, f"{h}:1") for h in ("a", "slow", "b")]
     try:
-        assert module._looked_up(places) == ["it fails", "no answer within 1 s", "it fails"]
+        assert module._resolve_all(places) == ["it fails", "no answer within 1 s", "it fails"]
     finally:
         forever.set()
 
@@ -281,4 +281,4 @@ def test_examine_name_server_that_fails_for_a_moment_is_asked_again(monkeypatch)
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.01)
-    assert module._looked_up([module.TaskAddress("a", "a", "a:1")]) == [(2, ("198.51.100.9", 1))]
+    assert module._resolve_all([module.TaskAddress("a", "a", "a:1")]) == [(2, ("198.51.100.9", 1))]

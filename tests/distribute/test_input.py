@@ -692,7 +692,7 @@ def test_an_error_in_the_middle_arrives_and_threads_end(two, policy):
 
 
 @pytest.mark.parametrize(
-    ("source", "at_hand"),
+    ("source", "cheap"),
     [
         (Dataset.range(8).batch(4), True),
         (Dataset.range(8).shuffle(8).repeat().batch(4).repeat(), True),
@@ -702,11 +702,11 @@ def test_an_error_in_the_middle_arrives_and_threads_end(two, policy):
         (Dataset.range(8).map(lambda x: x).batch(4).prefetch(0), False),
     ],
 )
-def test_no_thread_makes_ahead_what_is_at_hand(two, source, at_hand):
+def test_iterator_cheap_elements_starts_no_prefetch_thread(two, source, cheap):
     iterator = iter(two.experimental_distribute_dataset(source))
     next(iterator)
     ahead = [name for name in threads() if name == "pycollective-prefetch"]
-    assert len(ahead) == (isinstance(source, Prefetch) if at_hand else 1)
+    assert len(ahead) == (isinstance(source, Prefetch) if cheap else 1)
     iterator.close()
     del iterator
     assert_no_threads()

@@ -149,7 +149,7 @@ def test_descriptions_that_are_wrong(cluster, task, message):
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("0,1,2,3", 2), ("3", 1), ("", 0)])
-def test_gpus_are_counted_when_the_resolver_has_dealt_them_out(nobody, monkeypatch, visible, gpus):
+def test_gpus_are_counted_when_the_resolver_has_assigned_them(nobody, monkeypatch, visible, gpus):
     """Two tasks of Slurm's on one machine: each has replicas on its own GPUs, not on all."""
     from pycollective.distribute import multi_worker
 

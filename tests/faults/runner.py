@@ -72,7 +72,7 @@ def run(trial: Trial, folder: Path) -> Outcome:
     watch = _Watch(trial, folder, _start(trial, folder))
     watch.until_all_have_ended()
     outcome = Outcome(hung=watch.hung, codes=watch.codes, said=watch.said)
-    outcome.left = watch.left_behind()
+    outcome.left = watch.end_orphans()
     outcome.left += [f"/dev/shm/{name}" for name in sorted(_in_shared_memory() - shared_before)]
     for name in ("tmp", "home"):
         outcome.left += [f"{name}/{path.name}" for path in (folder / name).iterdir()]
@@ -233,7 +233,7 @@ class _Watch:
             self._reap()
             time.sleep(_POLL_SECONDS)
 
-    def left_behind(self) -> list[str]:
+    def end_orphans(self) -> list[str]:
         """Return the processes that have not ended with the trial, and end them."""
         until = time.monotonic() + _LEFT_SECONDS
         while True:

@@ -35,7 +35,7 @@ _RUN = """
 import sys
 from pycollective.cli import main
 from pycollective.launch import launcher
-launcher.GRACE, launcher._LEFT_BEHIND = 60.0, 0.5
+launcher.GRACE, launcher._ORPHAN_SECONDS = 60.0, 0.5
 sys.exit(main(["run", *sys.argv[1:]]))
 """
 

@@ -42,7 +42,7 @@ def impatiently(tmp_path, ranks, body):
     (tmp_path / "script.py").write_text(f"import os, signal, sys, time\n{body}")
     command = (
         "import sys; from pycollective.launch import launcher; "
-        "launcher.GRACE = launcher._LEFT_BEHIND = 0.3; "
+        "launcher.GRACE = launcher._ORPHAN_SECONDS = 0.3; "
         f"sys.exit(launcher.run([sys.executable, 'script.py'], {ranks}))"
     )
     return subprocess.run(
@@ -196,7 +196,7 @@ print(secret)
     assert first == second
     assert len(first) == 64
     for group in launcher._Tcp(2), launcher._Tcp(2):
-        other = group.given_to(1)[0]["PYCOLLECTIVE_SECRET"]
+        other = group.environment_of(1)[0]["PYCOLLECTIVE_SECRET"]
         group.started()
         assert len(other) == 64
         assert other != first

@@ -130,7 +130,7 @@ class Replayed:
             return self.ordinary(inputs)
         changes = sum([layer._changes for layer in self._layers])
         if changes != self._changes:
-            self._look_again(changes)
+            self._find_variables(changes)
         array = inputs.array
         key = array.shape, array.dtype, recording()
         known = self._known.get(key)
@@ -148,7 +148,7 @@ class Replayed:
             return self.ordinary(inputs)
         recorded = known.trusted
         if recorded is None:
-            return self._rehearse(known, (inputs, *variables), tensors, needs)
+            return self._call_steps(known, (inputs, *variables), tensors, needs)
         replay = kernels.Replay(recorded.calls, workspace.empty((recorded.memory,), np.uint8))
         output = workspace.empty(*recorded.output)
         if recorded.needs != needs or not replay.run([t.array for t in tensors], [output]):
@@ -161,7 +161,7 @@ class Replayed:
 
         return record(output, tensors, vjp)
 
-    def _look_again(self, changes: int) -> None:
+    def _find_variables(self, changes: int) -> None:
         """Forget all records, and find the variables, after a change of a layer's attributes."""
         self._changes = changes
         self._known = {}
@@ -174,7 +174,7 @@ class Replayed:
         )
         self._variables = variables if fits else []
 
-    def _rehearse(
+    def _call_steps(
         self,
         known: _Known,
         sources: tuple[Any, ...],
@@ -192,8 +192,8 @@ class Replayed:
             output: Tensor = self.ordinary(tensors[0])
             return output
         compare = known.recorded is not None
-        rehearse = self._compare if compare else self._record
-        array, gradients = rehearse(known, sources, tensors, arrays, needs)
+        call = self._compare if compare else self._record
+        array, gradients = call(known, sources, tensors, arrays, needs)
         return record(array, tensors, gradients)
 
     def _record(

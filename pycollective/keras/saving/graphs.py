@@ -159,18 +159,18 @@ def _result(layer: Any, number: int, index: int) -> KerasTensor:
 def _arguments(call: Any, layers: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(call, list):
         # The older format: rows of [layer, call, result, keyword arguments].
-        inputs = [_revived(row[:3], layers) for row in call]
+        inputs = [_restored(row[:3], layers) for row in call]
         kwargs = call[-1][3] if call and len(call[-1]) > 3 else {}
         return [inputs[0] if len(inputs) == 1 else inputs], dict(kwargs)
 
-    def revived(leaf: Any) -> Any:
-        return _revived(leaf.history, layers) if isinstance(leaf, StoredSymbol) else leaf
+    def restored(leaf: Any) -> Any:
+        return _restored(leaf.history, layers) if isinstance(leaf, StoredSymbol) else leaf
 
-    args = _mapped(revived, deserialize_keras_object(call["args"]))
-    return args, _mapped(revived, deserialize_keras_object(call["kwargs"]))
+    args = _mapped(restored, deserialize_keras_object(call["args"]))
+    return args, _mapped(restored, deserialize_keras_object(call["kwargs"]))
 
 
-def _revived(history: Any, layers: Mapping[str, Any]) -> KerasTensor:
+def _restored(history: Any, layers: Mapping[str, Any]) -> KerasTensor:
     name, number, index = history
     if name not in layers:
         raise ValueError(f'the config of a model refers to a layer "{name}" that is not in it')

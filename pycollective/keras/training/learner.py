@@ -42,7 +42,7 @@ class Learner(Layer):
         The argument of `compile`, which may be set but has no effect.
     """
 
-    _untracked = Layer._untracked | {"_compiled", "_rehearsed", "compile_arguments"}
+    _untracked = Layer._untracked | {"_compiled", "_steps_with_variables", "compile_arguments"}
 
     compiled = False
     optimizer: Any = None
@@ -53,7 +53,7 @@ class Learner(Layer):
     _loss_takes_training = True
     _compiled: Compiled | None = None
     #: The steps that have created their variables, in a cluster with parameter servers.
-    _rehearsed: frozenset[str] = frozenset()
+    _steps_with_variables: frozenset[str] = frozenset()
     #: The arguments of `compile`, which files store.
     compile_arguments: Mapping[str, Any] = {}
 
@@ -159,7 +159,7 @@ class Learner(Layer):
                 found = optimizers.LossScaleOptimizer(found, name="loss_scale_optimizer")
             self.optimizer = found
         self.loss = compiled.loss
-        self._compiled, self._rehearsed = compiled, frozenset()
+        self._compiled, self._steps_with_variables = compiled, frozenset()
         arguments = {
             "optimizer": self.optimizer,
             "loss": loss,

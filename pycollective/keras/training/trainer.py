@@ -554,7 +554,7 @@ class Trainer(Learner):
         if not isinstance(strategy, ParameterServerStrategy) or strategy.extended.tasks is None:
             return x
         coordinator = ClusterCoordinator(strategy)
-        if step not in self._rehearsed:
+        if step not in self._steps_with_variables:
             sample = x
             if isinstance(x, Iterator):
                 first = list(itertools.islice(x, 1))
@@ -562,8 +562,10 @@ class Trainer(Learner):
             batches = batches_for(strategy, sample, y, sample_weight, batch_size, False, 1)
             element = first_of(batches)
             if element is not None:
-                coordinator.rehearse(lambda: self._make_steps([element], step, 1, True, None))
-                self._rehearsed |= {step}
+                coordinator.create_variables(
+                    lambda: self._make_steps([element], step, 1, True, None)
+                )
+                self._steps_with_variables |= {step}
         coordinator.become_worker()
         return x
 
