@@ -828,6 +828,9 @@ def test_stopped_worker_is_lost_and_its_function_runs_on_another(tmp_path, trans
     found, errors = results(
         tmp_path,
         """
+from pycollective.distribute import task_links
+task_links.HANDSHAKE_SECONDS = 2.0
+
 @tf.function
 def stops_once():
     index = tf.distribute.coordinator.experimental_get_current_worker_index()

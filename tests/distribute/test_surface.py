@@ -51,7 +51,9 @@ NAMES = {
         FailedPreconditionError AbortedError OutOfRangeError UnimplementedError InternalError
         UnavailableError DataLossError UnauthenticatedError""",
 }
-PATHS = [f"{room}.{name}".lstrip(".") for room, names in NAMES.items() for name in names.split()]
+PATHS = [
+    f"{package}.{name}".lstrip(".") for package, names in NAMES.items() for name in names.split()
+]
 
 
 def at(path):
@@ -66,10 +68,10 @@ def test_name_is_at_its_path(path):
     assert at(path) is not None
 
 
-@pytest.mark.parametrize("room", [r for r in NAMES if r and r[0].islower()])
-def test_rooms_are_modules_to_import_and_list_their_names(room):
-    module = importlib.import_module(f"pycollective.{room}")
-    assert at(room) is module
+@pytest.mark.parametrize("package", [r for r in NAMES if r and r[0].islower()])
+def test_packages_are_modules_to_import_and_list_their_names(package):
+    module = importlib.import_module(f"pycollective.{package}")
+    assert at(package) is module
     assert module.__all__ == [n for n in module.__all__ if getattr(module, n, None) is not None]
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         _ = module.no_such_name
@@ -118,11 +120,11 @@ def test_the_worker_index_is_for_functions_of_a_coordinator():
         tf.distribute.coordinator.experimental_get_current_worker_index()
 
 
-def test_the_cluster_room_needs_no_room_above_it(tmp_path):
+def test_import_cluster_loads_no_package_above_it(tmp_path):
     code = (
         "import sys, pycollective as tf; tf.cluster.ClusterSpec({}); tf.errors.OpError;"
-        "rooms = ('distribute', 'keras', 'tensor', 'train');"
-        "bad = [m for m in sys.modules for r in rooms if m.startswith('pycollective.' + r)];"
+        "packages = ('distribute', 'keras', 'tensor', 'train');"
+        "bad = [m for m in sys.modules for r in packages if m.startswith('pycollective.' + r)];"
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
