@@ -173,7 +173,7 @@ void bind_group(py::module_& m) {
 
   m.def("usable_cores", &usable_cores,
         "Return the number of cores in the affinity, limited by the control groups' CPU quota.");
-  m.def("yield_or_leave_core", &yield_or_leave_core,
+  m.def("yield_or_change_core", &yield_or_change_core,
         "Yield; return True if the thread moved to another core because others use this one.");
   m.def("quota_of_cores", &quota_of_cores, py::arg("root"),
         "Return the cores that the CPU quota of the control groups below `root` allows, or 0.");

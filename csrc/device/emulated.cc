@@ -136,12 +136,12 @@ void EmulatedRuntime::enqueue(int device, Stream stream, Task task) {
   auto [place, added] = lanes_.try_emplace({device, stream});
   if (added) place->second.priority = random_();
   place->second.tasks.push_back(std::move(task));
-  if (!held_) go_on();
+  if (!held_) run_some_tasks();
 }
 
 // Usually does nothing, so that many tasks are available to choose from; sometimes runs a few
 // tasks.
-void EmulatedRuntime::go_on() {
+void EmulatedRuntime::run_some_tasks() {
   if (random_() % 32 != 0) return;
   for (auto left = random_() % 8; left > 0 && step(); --left) {
   }

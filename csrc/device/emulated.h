@@ -82,7 +82,7 @@ class EmulatedRuntime final : public Runtime {
   void check_reach(int device, const void* memory);
   void enqueue(int device, Stream stream, Task task);
   bool step();
-  void go_on();
+  void run_some_tasks();
   void convert(const void* packed, DType packed_type, const std::vector<Piece>& pieces,
                DType piece_type, double scale, bool packs, int device, Stream stream);
 

@@ -235,8 +235,8 @@ class Run {
     } else if (reaches) {
       reduce(rank, step, locate(rank, step.source), message.data);
     } else {
-      Temporary brought(runtime_, share, bytes_of(message.data));
-      Regions here{{brought.memory(), bytes_of(message.data)}};
+      Temporary staging(runtime_, share, bytes_of(message.data));
+      Regions here{{staging.memory(), bytes_of(message.data)}};
       copy(rank, peer, here, message.data);
       reduce(rank, step, locate(rank, step.source), here);
     }

@@ -168,7 +168,7 @@ PreparedCall Communicator::prepare_barrier() {
 
 void Communicator::set_parts(PreparedCall& prepared, const Algorithm& algorithm, int root,
                              std::vector<Part> parts, Part single) {
-  // Chunk i is the part of the rank that plays rank i of the schedule.
+  // Chunk i is the part of the rank that has number i in the schedule.
   std::rotate(parts.begin(), parts.begin() + root, parts.end());
   parts.push_back(single);
   prepared.parts = std::make_shared<const std::vector<Part>>(std::move(parts));

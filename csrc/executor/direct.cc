@@ -61,12 +61,12 @@ class PeerAccess {
 // Roles ------------------------------------------------------------------------------------------
 
 struct DirectExecution::Roles {
-  enum Who : std::uint8_t { nobody, root, others, all };
+  enum RankSet : std::uint8_t { none, root, others, all };
   enum Length : std::uint8_t { one, each };  // the array or one part; one part for each rank
-  Who sources, consumers, publishers, readers;
-  Who with_input;
+  RankSet sources, consumers, publishers, readers;
+  RankSet with_input;
   Length input;
-  Who with_output;
+  RankSet with_output;
   Length output;
 };
 
@@ -76,38 +76,40 @@ const DirectExecution::Roles DirectExecution::kDistributedReduce = {
     Roles::all, Roles::one, Roles::root, Roles::one};
 
 const DirectExecution::Roles& DirectExecution::roles_of(Collective collective) {
-  using enum Roles::Who;
+  using enum Roles::RankSet;
   using enum Roles::Length;
   static constexpr Roles kRoles[] = {
       // in the order of Collective
-      {all, all, all, all, all, one, all, one},                   // all_reduce
-      {others, root, nobody, nobody, all, one, root, one},        // reduce
-      {all, all, nobody, nobody, all, each, all, one},            // reduce_scatter
-      {nobody, nobody, root, others, root, one, all, one},        // broadcast
-      {root, others, nobody, nobody, root, each, all, one},       // scatter
-      {nobody, nobody, others, root, all, one, root, each},       // gather
-      {nobody, nobody, all, all, all, one, all, each},            // all_gather
-      {all, all, nobody, nobody, all, each, all, each},           // all_to_all
-      {nobody, nobody, nobody, nobody, nobody, one, nobody, one}  // barrier
+      {all, all, all, all, all, one, all, one},          // all_reduce
+      {others, root, none, none, all, one, root, one},   // reduce
+      {all, all, none, none, all, each, all, one},       // reduce_scatter
+      {none, none, root, others, root, one, all, one},   // broadcast
+      {root, others, none, none, root, each, all, one},  // scatter
+      {none, none, others, root, all, one, root, each},  // gather
+      {none, none, all, all, all, one, all, each},       // all_gather
+      {all, all, none, none, all, each, all, each},      // all_to_all
+      {none, none, none, none, none, one, none, one}     // barrier
   };
   static_assert(std::size(kRoles) == kDirectCollectives);
   return kRoles[static_cast<std::size_t>(collective)];
 }
 
-bool DirectExecution::is_one_of(std::uint8_t who, int rank) const {
-  if (who == Roles::root) return rank == call_.root;
-  return who == Roles::all || (who == Roles::others && rank != call_.root);
+bool DirectExecution::contains_rank(std::uint8_t ranks, int rank) const {
+  if (ranks == Roles::root) return rank == call_.root;
+  return ranks == Roles::all || (ranks == Roles::others && rank != call_.root);
 }
 
-bool DirectExecution::is_source(int rank) const { return is_one_of(roles_->sources, rank); }
-bool DirectExecution::is_consumer(int rank) const { return is_one_of(roles_->consumers, rank); }
-bool DirectExecution::is_publisher(int rank) const { return is_one_of(roles_->publishers, rank); }
+bool DirectExecution::is_source(int rank) const { return contains_rank(roles_->sources, rank); }
+bool DirectExecution::is_consumer(int rank) const { return contains_rank(roles_->consumers, rank); }
+bool DirectExecution::is_publisher(int rank) const {
+  return contains_rank(roles_->publishers, rank);
+}
 
 bool DirectExecution::is_reader(int rank) const {
   if (is_cut_ && board_.peers[static_cast<std::size_t>(rank)].output) {
     return false;  // the peers write to its output
   }
-  return is_one_of(roles_->readers, rank);
+  return contains_rank(roles_->readers, rank);
 }
 
 bool DirectExecution::is_staging(int rank) const {
@@ -117,22 +119,22 @@ bool DirectExecution::is_staging(int rank) const {
 
 bool DirectExecution::is_awaited(int rank) const {
   if (may_distribute_ || (!has_exchange() && !has_publishing())) return true;  // also in a barrier
-  const bool consumes = is_one_of(roles_->consumers, board_.rank());
-  const bool takes = is_one_of(roles_->readers, board_.rank());
+  const bool consumes = contains_rank(roles_->consumers, board_.rank());
+  const bool takes = contains_rank(roles_->readers, board_.rank());
   return (consumes && is_source(rank)) || (takes && is_publisher(rank));
 }
 
-bool DirectExecution::has_exchange() const { return roles_->sources != Roles::nobody; }
-bool DirectExecution::has_publishing() const { return roles_->publishers != Roles::nobody; }
+bool DirectExecution::has_exchange() const { return roles_->sources != Roles::none; }
+bool DirectExecution::has_publishing() const { return roles_->publishers != Roles::none; }
 
 // Blocks and spans -------------------------------------------------------------------------------
 
 std::size_t DirectExecution::input_bytes(int rank) const {
-  return is_one_of(roles_->with_input, rank) ? bytes_of(roles_->input) : 0;
+  return contains_rank(roles_->with_input, rank) ? bytes_of(roles_->input) : 0;
 }
 
 std::size_t DirectExecution::output_bytes(int rank) const {
-  return is_one_of(roles_->with_output, rank) ? bytes_of(roles_->output) : 0;
+  return contains_rank(roles_->with_output, rank) ? bytes_of(roles_->output) : 0;
 }
 
 std::size_t DirectExecution::bytes_of(std::uint8_t length) const {

@@ -95,7 +95,7 @@ class DirectExecution {
   struct Roles;
   static const Roles& roles_of(Collective collective);
   static const Roles kDistributedReduce;
-  bool is_one_of(std::uint8_t who, int rank) const;
+  bool contains_rank(std::uint8_t ranks, int rank) const;
   bool is_source(int rank) const;
   bool is_consumer(int rank) const;
   bool is_publisher(int rank) const;

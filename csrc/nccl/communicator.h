@@ -71,7 +71,7 @@ class Comm {
 
  private:
   explicit Comm(std::shared_ptr<Library> library) : library_(std::move(library)) {}
-  Handle living() const;  // throws if destroyed or aborted
+  Handle checked_handle() const;  // throws if destroyed or aborted
 
   std::shared_ptr<Library> library_;
   Handle handle_ = nullptr;  // NCCL may write to its address later, so the object does not move

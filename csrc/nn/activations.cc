@@ -303,7 +303,7 @@ PYCOLLECTIVE_INLINE void by_blocks(const T* x, Index size, const Loop& loop) {
           gradients_loop<decltype(kind)>(g + first, x + first, alpha, dx + first, some);        \
         });                                                                                     \
   }
-// clang-format off: it knows no lists without commas
+// clang-format off: it does not support lists without commas
 #define PYCOLLECTIVE_ACTIVATIONS(X) \
   X("sigmoid", Sigmoid) X("tanh", Tanh) X("softplus", Softplus) X("silu", Silu) X("mish", Mish) \
   X("gelu", Gelu) X("gelu_tanh", GeluTanh) X("softsign", Softsign) X("relu6", Relu6) \

@@ -114,7 +114,7 @@ PYCOLLECTIVE_INLINE void values_body(const T* __restrict x, const T* __restrict 
     for (Index i = 0; dy && i < size; ++i) dy[i] = Kind<T>::by_y(g[i], x[i], y[i]);          \
   }
 
-// clang-format off: it knows no lists without commas
+// clang-format off: it does not support lists without commas
 #define PYCOLLECTIVE_BINARIES(X) \
   X("add", Add) X("add_relu", AddRelu) X("subtract", Subtract) X("multiply", Multiply) \
   X("divide", Divide) X("maximum", Maximum) X("minimum", Minimum) \

@@ -288,7 +288,7 @@ namespace losses {
     losses_body<Kind<T>>(t, p, losses, slopes, rows, size, c);                          \
   }
 
-// clang-format off: it knows no lists without commas
+// clang-format off: it does not support lists without commas
 #define PYCOLLECTIVE_LOSSES(X) \
   X("mean_squared_error", SquaredError) X("mean_absolute_error", AbsoluteError) \
   X("mean_absolute_percentage_error", PercentageError) \

@@ -144,7 +144,7 @@ PYCOLLECTIVE_INLINE void rmsprop_body(T* p, const T* g, T* v, T* mean, T* speed,
 PYCOLLECTIVE_UPDATE(float)
 PYCOLLECTIVE_UPDATE(double)
 
-// clang-format off: it knows no lists without commas
+// clang-format off: it does not support lists without commas
 #define PYCOLLECTIVE_RULES(X) \
   X("adam", Adam) X("nadam", Nadam) X("adamax", Adamax) X("adadelta", Adadelta) \
   X("adagrad", Adagrad)

@@ -66,7 +66,7 @@ class Fingerprints {
         chunks_(shape_.chunks),
         size_(size),
         walk_(algorithm, size, 1, watch),
-        mail_(size) {
+        mailboxes_(size) {
     if (what_ == Collective::all_to_all && size > kMostChunks / size) {
       throw std::invalid_argument("an all_to_all among " + std::to_string(size) +
                                   " ranks has too many chunks to be verified");
@@ -108,7 +108,7 @@ class Fingerprints {
     for (int r = 0; r < size_ && fits(r);) ++r;
     while (walk_.any() && problem_.empty()) {
       int r = walk_.pop();
-      while (!walk_.done(r) && play(r)) {
+      while (!walk_.done(r) && execute(r)) {
         walk_.advance(r);
         if (!fits(r)) break;
       }
@@ -217,14 +217,14 @@ class Fingerprints {
     return seen;
   }
 
-  // Returns false if the rank's next step cannot be played. Called once for each step.
+  // Returns false if the rank's next step cannot be executed. Called once for each step.
   bool fits(int r) {
     if (walk_.done(r)) return true;
     Misfit misfit = find_misfit(walk_.step(r), r, shape_);
     return misfit == Misfit::none || fail(r, explain(misfit, walk_.step(r), r, shape_));
   }
 
-  bool play(int r) {
+  bool execute(int r) {
     const Step& step = walk_.step(r);
     switch (step.verb) {
       case Verb::send:
@@ -240,19 +240,19 @@ class Fingerprints {
   }
 
   bool send(int r, const Step& step) {
-    if (mail_.has(r, step.peer)) return walk_.wait(r, step.peer), false;
+    if (mailboxes_.has(r, step.peer)) return walk_.wait(r, step.peer), false;
     Seen seen = read(r, step.source);
     if (seen.lost) return fail(r, kLost);
     if (seen.unwritten) return fail(r, "sends a chunk that was never written");
     Message message{step.source, walk_.number(r), words_ ? keep(r) : seen.checksum};
-    mail_.put(r, step.peer, message);
+    mailboxes_.put(r, step.peer, message);
     walk_.wake_if_waiting(step.peer, r);
     return true;
   }
 
   bool receive(int r, const Step& step) {
     Message message;
-    if (!mail_.take(step.peer, r, &message)) return walk_.wait(r, step.peer), false;
+    if (!mailboxes_.take(step.peer, r, &message)) return walk_.wait(r, step.peer), false;
     walk_.wake_if_waiting(step.peer, r);  // the peer may wait to send its next message
     auto sender = [&] { return "rank " + std::to_string(step.peer); };
     if (message.span.count != step.target.count) {
@@ -318,9 +318,9 @@ class Fingerprints {
     std::string waiting = walk_.waiting();
     if (!waiting.empty()) {
       problem_ = "deadlock: " + waiting;
-    } else if (mail_.count()) {
+    } else if (mailboxes_.count()) {
       int from = 0, to = 0;
-      mail_.any(&from, &to);
+      mailboxes_.any(&from, &to);
       problem_ = "rank " + std::to_string(from) + " sends to rank " + std::to_string(to) +
                  " a message that is never received";
     }
@@ -375,15 +375,15 @@ class Fingerprints {
   Collective what_;
   int chunks_, size_;
   Walk walk_;
-  Mail<Message> mail_;
+  Mailboxes<Message> mailboxes_;
   std::vector<std::uint64_t> ranks_;          // a_r; 0 if the rank's input does not matter
   std::uint64_t everyone_ = 0;                // the sum of all a_r
   std::vector<std::uint64_t> before_;         // sums of a_0 … a_r
   std::vector<std::uint64_t> chunk_numbers_;  // b_c of the first chunks
   std::vector<std::uint64_t> complete_;       // complete values of these chunks
   std::size_t root_cells_ = 0, rank_cells_ = 0;
-  // Output and scratch of each rank. Steps access distant addresses: huge pages save a third of the
-  // time.
+  // Output and scratch of each rank. Steps access distant addresses: huge pages avoid most
+  // of the TLB misses.
   std::unique_ptr<std::uint64_t[], decltype(&std::free)> cells_{nullptr, &std::free};
   std::vector<int> scratch_chunks_;
   std::vector<std::uint64_t> values_;
@@ -396,7 +396,7 @@ class Fingerprints {
   std::string problem_;
 };
 
-std::string play(const Algorithm& algorithm, int size, const Watch& watch, auto work) {
+std::string with_fingerprints(const Algorithm& algorithm, int size, const Watch& watch, auto work) {
   if (in_parts(algorithm.collective())) {
     Fingerprints<true> fingerprints(algorithm, size, watch);
     return work(fingerprints);
@@ -409,7 +409,7 @@ std::string play(const Algorithm& algorithm, int size, const Watch& watch, auto 
 
 std::string verify_by_fingerprints(const Algorithm& algorithm, int size, Marks marks,
                                    const Watch& watch) {
-  return play(algorithm, size, watch, [&](auto& fingerprints) {
+  return with_fingerprints(algorithm, size, watch, [&](auto& fingerprints) {
     if (marks == Marks::ignored) fingerprints.ignore_marks();
     return fingerprints.run();
   });
@@ -418,7 +418,7 @@ std::string verify_by_fingerprints(const Algorithm& algorithm, int size, Marks m
 std::vector<std::pair<int, std::size_t>> complete_by_fingerprints(const Algorithm& algorithm,
                                                                   int size) {
   std::vector<std::pair<int, std::size_t>> marks;
-  play(algorithm, size, {}, [&](auto& fingerprints) {
+  with_fingerprints(algorithm, size, {}, [&](auto& fingerprints) {
     fingerprints.collect_marks(&marks);
     return fingerprints.run();
   });

@@ -50,7 +50,7 @@ class Simulator {
         blocks_(count_blocks(buffer_, full_.bytes)),
         last_(block(buffer_ - full_.bytes * (blocks_ - 1))),
         walk_(algorithm, cluster.ranks, blocks_, watch),
-        mail_(cluster.ranks),
+        mailboxes_(cluster.ranks),
         ranks_(static_cast<std::size_t>(cluster.ranks), Rank{cluster.call_overhead, 0, 0}) {
     result_.bytes.resize(cluster.links.size());
     result_.messages.resize(cluster.links.size());
@@ -86,9 +86,9 @@ class Simulator {
     }
     std::string waiting = walk_.waiting();
     if (!waiting.empty()) throw std::invalid_argument("deadlock: " + waiting);
-    if (mail_.count()) {
+    if (mailboxes_.count()) {
       int from = 0, to = 0;
-      mail_.any(&from, &to);
+      mailboxes_.any(&from, &to);
       throw std::invalid_argument("rank " + std::to_string(from) + " sends to rank " +
                                   std::to_string(to) + " a message that is never received");
     }
@@ -316,14 +316,14 @@ class Simulator {
   }
 
   void deliver(int from, int to, const Message& message) {
-    mail_.put(from, to, message);
+    mailboxes_.put(from, to, message);
     walk_.wake_if_waiting(to, from);
   }
 
   // Returns false if the message has not been sent yet. Otherwise moves *ready to its arrival.
   bool receive(int r, const Step& step, double count, double* ready) {
     Message message;
-    if (!mail_.take(step.peer, r, &message)) {
+    if (!mailboxes_.take(step.peer, r, &message)) {
       walk_.wait(r, step.peer);
       return false;
     }
@@ -346,7 +346,7 @@ class Simulator {
   int blocks_;
   Block last_;
   Walk walk_;
-  Mail<Message> mail_;
+  Mailboxes<Message> mailboxes_;
   std::vector<Rank> ranks_;
   std::vector<std::vector<double>> out_, in_;  // by link and owner: time at which the port is free
   std::vector<bool> shares_;                   // by link: the ranks of a place share a port

@@ -146,12 +146,12 @@ class Walk {
   double total_ = 0;  // estimated number of steps; 0: not estimated yet
 };
 
-// Messages in flight, in order for each ordered pair of ranks. Each receiver has a box for one
+// Messages in flight, in order for each ordered pair of ranks. Each receiver has a mailbox for one
 // message, which suffices for a ring; further messages are in a hash table.
 template <class Message>
-class Mail {
+class Mailboxes {
  public:
-  explicit Mail(int size) : boxes_(static_cast<std::size_t>(size)), places_(16) {}
+  explicit Mailboxes(int size) : boxes_(static_cast<std::size_t>(size)), places_(16) {}
 
   void put(int from, int to, const Message& message) {
     Box& box = boxes_[static_cast<std::size_t>(to)];

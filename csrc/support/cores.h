@@ -22,7 +22,7 @@ double quota_of_cores(const std::string& root = "");
 // Yields. Moves the calling thread to another core of its affinity, at most every kCoreMove, if its
 // yields keep letting other threads run. Linux can leave two ranks that yield to each other on one
 // core for seconds although another core is idle. Returns true if the thread moved.
-bool yield_or_leave_core();
+bool yield_or_change_core();
 
 // Returns the bytes of the last-level cache, or a usual size if the system does not report it.
 std::size_t last_level_cache();

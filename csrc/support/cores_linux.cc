@@ -89,7 +89,7 @@ class Yields {
 };
 
 // Moves the calling thread to another core of its affinity, which stays as it is.
-bool leave_core() {
+bool change_core() {
   cpu_set_t before, others;
   const int core = sched_getcpu();
   if (core < 0 || core >= CPU_SETSIZE) return false;
@@ -103,12 +103,12 @@ bool leave_core() {
 
 }  // namespace
 
-bool yield_or_leave_core() {
+bool yield_or_change_core() {
   thread_local Yields yields;
   const auto begin = Clock::now();
   std::this_thread::yield();
   const auto end = Clock::now();
-  return yields.count(end - begin, end) && leave_core();
+  return yields.count(end - begin, end) && change_core();
 }
 
 CoreSet affinity() {

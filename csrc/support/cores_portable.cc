@@ -15,7 +15,7 @@ CoreSet affinity() {
   return cores;
 }
 
-bool yield_or_leave_core() {
+bool yield_or_change_core() {
   std::this_thread::yield();
   return false;
 }

@@ -20,16 +20,16 @@ struct Handover {
   // True if a thread of this package released the GIL and no other thread of this package has
   // claimed it since. Only a hint: other Python threads acquire and release the GIL without
   // updating it.
-  std::atomic<bool> vacant{false};
+  std::atomic<bool> free{false};
 
-  // Threads that spin until the GIL is vacant.
-  std::atomic<int> seekers{0};
+  // Threads that spin until the GIL is free.
+  std::atomic<int> spinning{0};
 
   // True when the interpreter ends; the thread that ends it.
   std::atomic<bool> ending{false};
   std::atomic<std::thread::id> ender;
   // Threads in a request for the GIL that began before the end of the interpreter.
-  std::atomic<int> asking{0};
+  std::atomic<int> requests{0};
 };
 
 // Set when the module is imported. Never freed, because threads may still use it when the process
@@ -39,25 +39,25 @@ Handover* handover = nullptr;
 // An upper bound of the size of a thread's state in all versions of CPython.
 constexpr std::size_t kThreadStateBytes = 64 * 1024;
 
-// The yields of this thread while it waits for a vacant GIL.
+// The yields of this thread while it waits for a free GIL.
 [[maybe_unused]] thread_local int yields = kLockYields;
 
-// Claims a vacant GIL. Returns false if the GIL is not vacant.
-[[maybe_unused]] bool take() {
-  return handover->vacant.load(std::memory_order_relaxed) &&
-         handover->vacant.exchange(false, std::memory_order_acquire);
+// Claims a free GIL. Returns false if the GIL is not free.
+[[maybe_unused]] bool claim() {
+  return handover->free.load(std::memory_order_relaxed) &&
+         handover->free.exchange(false, std::memory_order_acquire);
 }
 
 // A request for the GIL. After the end of the interpreter, the constructor never returns.
-class Asking {
+class GilRequest {
  public:
-  Asking() {
-    handover->asking.fetch_add(1);
+  GilRequest() {
+    handover->requests.fetch_add(1);
     if (!handover->ending.load() || handover->ender.load() == std::this_thread::get_id()) return;
-    handover->asking.fetch_sub(1);
+    handover->requests.fetch_sub(1);
     for (;;) std::this_thread::sleep_for(std::chrono::hours(1));  // until the process ends
   }
-  ~Asking() { handover->asking.fetch_sub(1); }
+  ~GilRequest() { handover->requests.fetch_sub(1); }
 };
 
 // Lets the threads that already wait for the GIL have it. Waits at most a second for other threads
@@ -66,8 +66,8 @@ void end_interpreter() {
   handover->ender.store(std::this_thread::get_id());
   handover->ending.store(true);
   PyThreadState* state = PyEval_SaveThread();
-  auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  while (handover->asking.load() > 0 && std::chrono::steady_clock::now() < patience) {
+  auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (handover->requests.load() > 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::yield();
   }
   PyEval_RestoreThread(state);
@@ -78,26 +78,26 @@ void end_interpreter() {
 InterpreterLock::InterpreterLock() {
   // CPython does not check the allocation of a new thread's state: fail here instead.
   if (!PyGILState_GetThisThreadState()) ::operator delete(::operator new(kThreadStateBytes));
-  Asking asks;
+  GilRequest request;
   acquire_.emplace();
 }
 
 InterpreterRelease::InterpreterRelease(bool keep) : state_(keep ? nullptr : PyEval_SaveThread()) {
 #ifndef Py_GIL_DISABLED
-  if (!keep) handover->vacant.store(true, std::memory_order_release);
+  if (!keep) handover->free.store(true, std::memory_order_release);
 #endif
 }
 
 InterpreterRelease::~InterpreterRelease() {
   if (!state_) return;
 #ifndef Py_GIL_DISABLED
-  if (!take()) {
+  if (!claim()) {
     // Spinning steals time from the thread that holds the GIL, unless that thread has its own core.
-    const bool no_core_left = has_more_than_cores(handover->seekers.fetch_add(1) + 2);
+    const bool no_core_left = has_more_than_cores(handover->spinning.fetch_add(1) + 2);
     const int spins = no_core_left ? kOversubscribedSpins : kLockSpins;
-    const bool taken = spin_until({spins, yields}, take);
-    handover->seekers.fetch_sub(1);
-    if (!taken) {
+    const bool claimed = spin_until({spins, yields}, claim);
+    handover->spinning.fetch_sub(1);
+    if (!claimed) {
       const auto begin = std::chrono::steady_clock::now();
       restore();
       const bool was_free = std::chrono::steady_clock::now() - begin < kLockWasFree;
@@ -111,7 +111,7 @@ InterpreterRelease::~InterpreterRelease() {
 }
 
 void InterpreterRelease::restore() {
-  Asking asks;
+  GilRequest request;
   PyEval_RestoreThread(state_);
 }
 
@@ -121,7 +121,8 @@ void share_interpreter_lock() {
   if (handover) return;  // another module of the package was imported first
   handover = new Handover;
   pybind11::set_shared_data(kName, handover);
-  pthread_atfork(nullptr, nullptr, [] { handover->asking.store(0); });  // the child has one thread
+  pthread_atfork(nullptr, nullptr,
+                 [] { handover->requests.store(0); });  // the child has one thread
   // atexit calls the last registered function first: this one runs after all others of the package.
   pybind11::module_::import("atexit").attr("register")(pybind11::cpp_function(&end_interpreter));
 }

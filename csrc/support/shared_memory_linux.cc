@@ -54,8 +54,8 @@ void Mapping::populate(std::byte* begin, std::size_t bytes) const noexcept {
 #else
   (void)begin, (void)bytes;
 #endif
-  // Large arrays are copied twice as fast with huge pages. This also gets them where the system's
-  // settings give shared memory none.
+  // Huge pages make copies of large arrays faster. This call also works where the system's
+  // settings give shared memory no huge pages.
   const auto first = round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage);
   const auto last = reinterpret_cast<std::uintptr_t>(begin + bytes) / kHugePage * kHugePage;
   if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, kCollapse);

@@ -55,7 +55,7 @@ class Backoff {
     if (polls_ >= limit.spins + limit.yields) return false;
     ++polls_;
     if (limit.may_move) {
-      yield_or_leave_core();
+      yield_or_change_core();
     } else {
       std::this_thread::yield();
     }

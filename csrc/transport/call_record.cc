@@ -19,7 +19,7 @@ std::string CallRecord::describe() const {
     if (i && shape[i - 1] != kNextArray) text += ", ";
     text += shape[i] < 0 ? "*" : std::to_string(shape[i]);
   }
-  if (dims > kMaxDims) {  // the hash of the others, so that two that differ look so
+  if (dims > kMaxDims) {  // the hash distinguishes shapes by their other lengths
     std::ostringstream hash;
     hash << std::hex << (detail & 0xffff);
     text += (shape[kMaxDims - 1] == kNextArray ? "… " : ", … ") + hash.str();

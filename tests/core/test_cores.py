@@ -146,7 +146,7 @@ while time.monotonic() < end:
 
 
 @pytest.mark.skipif(_core.usable_cores() < 2, reason="needs two cores")
-def test_yield_or_leave_core_on_busy_cores_moves_and_keeps_the_affinity():
+def test_yield_or_change_core_on_busy_cores_moves_and_keeps_the_affinity():
     before = os.sched_getaffinity(0)
     cores = set(sorted(before)[:2])
     commands = [[sys.executable, "-c", BUSY, str(core)] for core in cores]
@@ -156,7 +156,7 @@ def test_yield_or_leave_core_on_busy_cores_moves_and_keeps_the_affinity():
         for process in busy:
             process.stdout.readline()
         until = time.monotonic() + 20
-        while not _core.yield_or_leave_core():
+        while not _core.yield_or_change_core():
             assert time.monotonic() < until
         assert os.sched_getaffinity(0) == cores
     finally:

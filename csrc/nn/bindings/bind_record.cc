@@ -16,7 +16,7 @@ namespace py = pybind11;
 using namespace pybind11::literals;
 
 constexpr std::size_t kAlignment = 64;
-// So few brief kernels take less time than reacquiring the GIL may take.
+// So few short kernels run with the GIL: reacquiring it could take longer than the kernels.
 constexpr std::size_t kFewCalls = 4;
 
 const char* first_byte(const Array& a) { return static_cast<const char*>(a.data()); }
