@@ -25,7 +25,7 @@ clusters:
   ethernet-10g        CPU hosts on 10 Gb/s Ethernet, 25 µs
   infiniband-nvlink   hosts of 8 GPUs: NVLink 3 within, one 100 Gb/s InfiniBand adapter each
   this-machine        threads on this machine, measured now (at most 64)
-  or numbers of your own: --latency, --bandwidth and so on replace those between hosts
+  or your own: --latency, --bandwidth and so on replace the numbers between hosts
 
 examples:
   pycollective simulate                                     every all-reduce among 16 hosts

@@ -42,7 +42,7 @@ from pycollective.tensor import (
 
 _log = logging.getLogger("pycollective")
 
-#: The bytes of a shard that the partitioner "balanced" makes, at least.
+#: The minimum bytes of a shard of the partitioner "balanced".
 _LEAST_SHARD = 256 << 10
 
 
@@ -81,7 +81,7 @@ class _ParameterServerExtended(StrategyExtended):
         self.loads = [(0, 0)] * servers
 
     def start_afresh(self) -> None:
-        """Create the locks and threads, in a copy and in a forked process again."""
+        """Create the locks and threads, also in a copy or in a forked process."""
         super().start_afresh()
         self._placing = threading.Lock()
 
@@ -170,7 +170,7 @@ class _ParameterServerExtended(StrategyExtended):
         return ShardedVariable(shards, name)
 
     def _lengths(self, shape: TensorShape, dtype: Any) -> list[int]:
-        """Return the number of rows of each shard, as the partitioner wants it."""
+        """Return the number of rows of each shard, from the partitioner."""
         if self._partitioner is None or not len(shape):
             return [0]
         counts = self._partitioner(shape=shape, dtype=dtype)
@@ -298,7 +298,7 @@ class ParameterServerStrategy(Strategy):
         The interval of the snapshots.
     recover : bool
         True: if a parameter server of a cluster is lost, wait until it is started again. Its variables
-        return to its last snapshot, and the functions continue. False: `ClusterCoordinator` raises
+        return to its last snapshot, and scheduled functions continue. False: `ClusterCoordinator` raises
         UnavailableError.
 
     Raises
@@ -372,7 +372,7 @@ class ParameterServerStrategy(Strategy):
         )
 
     def _kind(self) -> str:
-        """Return the place of the workers."""
+        """Return a text that says where the workers run."""
         return "threads of this process" if self.extended.tasks is None else "other processes"
 
     def run(

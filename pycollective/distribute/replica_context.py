@@ -295,7 +295,7 @@ class ReplicaContext:
         return variable
 
     def collective(self) -> AbstractContextManager[None]:
-        """Return the block of a collective call of this replica."""
+        """Return the context manager of a collective call of this replica."""
         return nullcontext() if self._run is None else Collective(self._run, self.local_replica_id)
 
     def _current(self) -> AnyContext | None:
