@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import itertools
 import math
 import os
 import select
@@ -55,6 +56,8 @@ class LinkLostError(CollectiveError):
 class Link:
     """A connection to another task, for requests and replies.
 
+    Ctrl-C loses nothing: the next call of `send` or `receive` goes on in the middle of the message.
+
     Hold `lock` from a request to its reply, as `call` does: threads then take turns. ``answers`` returns
     False if the task of the other side is stopped or cut off. It is called after some silence.
     """
@@ -69,8 +72,18 @@ class Link:
         #: The number of calls that an interrupt, such as Ctrl-C, has ended before their replies. Each
         #: message has it, so that the replies to these calls are dropped.
         self.interrupts = 0
-        #: Bytes that were received beyond those of the last message.
+        self._encoded = functools.partial(channel.encoded, repeated=True)
+        self._decoded = functools.partial(channel.decoded, repeated=True)
+        #: The parts of messages that are not sent yet, and the numbers of bytes that were sent of them.
+        self._unsent: list[Any] = []
+        self._counts: list[int] = []
+        #: Bytes that were received beyond those of the last message, and those that just arrived.
         self._data = b""
+        self._chunks: list[bytes] = []
+        #: The message that arrives, without its arrays; then its arrays, and the numbers of bytes that
+        #: the socket has put into each.
+        self._message: list[dict[str, Any]] = []
+        self._arrays: list[tuple[Any, list[int]]] | None = None
         #: True if the last message arrived while the thread spun.
         self._spins = True
         sock = channel.socket
@@ -131,49 +144,82 @@ class Link:
             raise ValueError(
                 f"a message has {size:,} bytes of arrays, and at most {_MOST_BYTES:,} fit"
             )
-        sock = self._channel.socket
         message = {**message, "arrays": specs}
         if self.interrupts:
             message["interrupts"] = self.interrupts
-        data = self._channel.encoded(message, repeated=True)
+        parts: list[Any]
+        if size <= _JOINED_BYTES:
+            parts = [array.tobytes() for array in contiguous]
+        else:
+            parts = [array.reshape(-1).view(np.uint8).data for array in contiguous if array.nbytes]
         try:
-            if not specs:
-                sock.sendall(data)
-                return
-            if size <= _JOINED_BYTES:
-                sock.sendall(b"".join([data, *[array.tobytes() for array in contiguous]]))
-                return
-            sock.sendall(data)
-            for array in contiguous:
-                if array.nbytes:
-                    sock.sendall(array.reshape(-1).view(np.uint8).data)
+            # Nothing interrupts C code that calls C code. So a message is either queued or not encoded.
+            self._unsent.extend(itertools.chain(map(self._encoded, (message,)), parts))
+            self._send_queue()
         except OSError as error:
             self.close()
             raise self._lost(error) from None
         except KeyboardInterrupt:
-            self.close()  # perhaps a part of the message is sent
+            self._unsent = [b"".join(self._unsent)]  # the caller may change its arrays
             raise
+
+    def _send_queue(self) -> None:
+        """Send the queued parts, also those of a message that an interrupt has stopped."""
+        sock, counts = self._channel.socket, self._counts
+        total = sum(map(len, self._unsent))
+        if total <= _JOINED_BYTES and len(self._unsent) > 1:
+            self._unsent = [b"".join(self._unsent)]
+        while (sent := sum(counts)) < total:
+            for part in self._unsent:
+                if sent < len(part):
+                    counts.extend(map(sock.send, (part[sent:] if sent else part,)))
+                    break
+                sent -= len(part)
+        self._unsent, self._counts = [], []
 
     def receive(self, spins: bool = False) -> tuple[dict[str, Any], list[Any]]:
         """Return the next message with its arrays; raise LinkLostError as `send`.
 
         With ``spins`` the thread first polls for a message without sleeping, if the last one came soon.
         """
-        begun = False
         try:
             if not self._data:
                 self._wait(spins)
-            begun = True
-            length = self._channel.length_of(self._taken(4))
-            message = self._channel.decoded(self._taken(length), repeated=True)
-            return message, [self._filled(array) for array in _empty(message.get("arrays"))]
+            while len(self._data) < 4:
+                self._fill()
+            end = 4 + self._channel.length_of(self._data[:4])
+            while len(self._data) < end:
+                self._fill()
+            if not self._message:
+                self._message.extend(map(self._decoded, (self._data[4:end],)))
+            message = self._message[0]
+            arrays: list[Any] = []
+            if message.get("arrays") != []:
+                if self._arrays is None:
+                    self._arrays = [(array, []) for array in _empty(message.get("arrays"))]
+                end = self._fill_arrays(self._arrays, end)
+                arrays = [array for array, _ in self._arrays]
+            # An interrupt before this line leaves all as it is, and the next call goes on from there.
+            self._data, self._message, self._arrays = self._data[end:], [], None
+            return message, arrays
         except (OSError, HandshakeError) as error:
             self.close()  # the receiver could not tell the rest of this message from the next message
             raise self._lost(error) from None
-        except KeyboardInterrupt:
-            if begun:
-                self.close()  # for the same reason
-            raise
+
+    def _fill_arrays(self, arrays: list[tuple[Any, list[int]]], begin: int) -> int:
+        """Fill arrays with data from `_data`, then from the socket; return the end in `_data`."""
+        for array, counts in arrays:
+            if not array.nbytes:
+                continue
+            view = memoryview(array.reshape(-1).view(np.uint8))
+            here = min(len(self._data) - begin, len(view))
+            view[:here] = self._data[begin : begin + here]
+            begin += here
+            while (at := here + sum(counts)) < len(view):
+                counts.extend(map(self._channel.socket.recv_into, (view[at:],)))
+                if not counts[-1]:
+                    raise ConnectionResetError("the other side has closed the connection")
+        return begin
 
     def _wait(self, spins: bool) -> None:
         """Wait for the first bytes of a message, which may take any time."""
@@ -212,29 +258,11 @@ class Link:
 
     def _fill(self, flags: int = 0) -> None:
         """Wait for data, and add it to the bytes that were received."""
-        found = self._channel.socket.recv(_JOINED_BYTES, flags)
-        if not found:
+        if not self._chunks:
+            self._chunks.extend(map(self._channel.socket.recv, (_JOINED_BYTES,), (flags,)))
+        if not self._chunks[0]:
             raise ConnectionResetError("the other side has closed the connection")
-        self._data += found
-
-    def _taken(self, count: int) -> bytes:
-        while len(self._data) < count:
-            self._fill()
-        found, self._data = self._data[:count], self._data[count:]
-        return found
-
-    def _filled(self, array: Any) -> Any:
-        if array.nbytes:
-            view = memoryview(array.reshape(-1).view(np.uint8))
-            known = len(self._data[: len(view)])
-            view[:known], self._data = self._data[:known], self._data[known:]
-            view = view[known:]
-            while view:
-                count = self._channel.socket.recv_into(view)
-                if not count:
-                    raise ConnectionResetError("the other side has closed the connection")
-                view = view[count:]
-        return array
+        self._data, self._chunks = self._data + self._chunks[0], []
 
     def _lost(self, error: Exception) -> LinkLostError:
         return LinkLostError(f"the connection to {self.task} has ended: {error}")

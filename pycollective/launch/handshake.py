@@ -107,8 +107,9 @@ class Channel:
         data = _text_before(message) if repeated else _json_of(message).encode()
         if self._has_codes:
             data += self._code(self._us, self._sent, data)
-            self._sent += 1
-        return struct.pack("!I", len(data)) + data
+        framed = struct.pack("!I", len(data)) + data
+        self._sent += 1  # last, so that an interrupt leaves no gap
+        return framed
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Return the next message; raise HandshakeError if it is invalid, OSError if none arrives."""
@@ -138,10 +139,10 @@ class Channel:
                 raise HandshakeError(
                     "a message failed authentication: it was repeated, or changed on its way"
                 )
-            self._received += 1
-        if repeated and len(data) <= _REPEATED_LIMIT:
-            return dict(_parsed_before(data))
-        return _parsed(data)
+        known = repeated and len(data) <= _REPEATED_LIMIT
+        message = dict(_parsed_before(data)) if known else _parsed(data)
+        self._received += 1  # last, so that an interrupt leaves no gap
+        return message
 
     def _exactly(self, count: int, deadline: float) -> bytes:
         data = bytearray()

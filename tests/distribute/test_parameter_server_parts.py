@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -193,6 +194,57 @@ def test_interrupted_call_reply_is_dropped(ctrl_c):
     thread.join()
     link.close()
     peer.close()
+
+
+@pytest.mark.parametrize("has_codes", [False, True])
+def test_interrupts_in_the_middle_of_messages_lose_nothing(has_codes):
+    channels = [Channel(end) for end in socket.socketpair()]
+    for connected, channel in zip((True, False), channels, strict=True):
+        channel.seal(b"k" * 32, connected=connected)
+        channel._has_codes = has_codes
+    link, peer = Link(channels[0], "the server"), Link(channels[1], "the chief")
+    done = threading.Event()
+
+    def echo():
+        with contextlib.suppress(LinkLostError):
+            while True:
+                message, arrays = peer.request()
+                peer.send({"number": message["number"]}, arrays)
+
+    def interrupt():
+        while not done.wait(secrets.randbelow(10_000) / 1e6):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def raise_in_call(signum, frame):
+        while frame is not None:
+            if frame.f_code is Link.call.__code__:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    threads = [threading.Thread(target=target) for target in (echo, interrupt)]
+    before = signal.signal(signal.SIGINT, raise_in_call)
+    interrupted = 0
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(200):
+            arrays = [np.full(n, number, "int16") for n in (3, 0, number % 3 * 100_000, 5)]
+            try:
+                reply, found = link.call({"request": "x", "number": number}, arrays)
+            except KeyboardInterrupt:
+                interrupted += 1
+                continue
+            assert reply["number"] == number
+            for a, b in zip(found, arrays, strict=True):
+                np.testing.assert_array_equal(a, b)
+    finally:
+        done.set()
+        threads[1].join()
+        signal.signal(signal.SIGINT, before)
+        link.close()
+        threads[0].join()
+        peer.close()
+    assert interrupted
 
 
 def test_silent_task_that_answers_no_connection_is_lost(monkeypatch):

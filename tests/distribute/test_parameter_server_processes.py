@@ -731,7 +731,7 @@ def interrupt(number):
         time.sleep(0.01)
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-def waits_for_result():  # an interrupt while a request is sent ends the connection
+def waits_for_result():
     time.sleep(0.05)
     frame = sys._current_frames()[threading.main_thread().ident]
     if frame.f_code.co_name == "get":
