@@ -138,8 +138,8 @@ inline constexpr std::size_t kMostCacheBytes = std::size_t{128} << 20;
 inline constexpr int kCentralReduceRanks = 4;
 
 // The staging rings of a rank, of which it has one for inputs and one for results, and the chunks
-// that pass through them. A ring is larger than the second-level cache, and the rings of many ranks
-// fit into the third one together.
+// that pass through them. The rings of a few ranks are larger than the second-level cache. Those of
+// more ranks are smaller, so that all rings fit into the third-level cache together.
 inline constexpr std::size_t kStagingBytes = std::size_t{8} << 20;  // of one kind, of all ranks
 inline constexpr std::size_t kLeastStagingBytes = 512 * 1024;
 inline constexpr std::size_t kMostStagingBytes = std::size_t{2} << 20;
