@@ -341,7 +341,8 @@ class Message(nccl.DeviceTask):
         super().__init__(here, seconds)
         self._engine = weakref.ref(engine)
         self.what, self.call, self.array, self.timed = what, call, array, timed
-        self.after = device.event(device.stream_on(here))
+        with device.on(here):
+            self.after = device.event(device.present_stream())
         self.operation: nccl.Operation | None = None
         self.error: CollectiveError | None = None
 

@@ -202,7 +202,8 @@ class _Clock:
 
     def __init__(self, used: _core.device.Runtime, number: int) -> None:
         with device.on(number):
-            self.first = used.mark(number, device.stream().ptr, timed=True)
+            stream = device.stream()
+            self.first = used.mark(number, stream.ptr, timed=True)
         while not used.over(self.first):  # soon, since the stream is empty
             time.sleep(_PAUSE)
         self.begin = time.monotonic()

@@ -88,13 +88,22 @@ class Operation(DeviceTask):
 
     @property
     def over(self) -> bool:
-        """True if the device has finished the call."""
-        return bool(self.event.done)
+        """True if the device has finished the call.
+
+        Raises
+        ------
+        NcclError
+            The device has failed.
+        """
+        try:
+            return device.has_happened(self.event)
+        except RuntimeError as error:
+            raise NcclError(f"GPU {self.device} has failed during {self.what}: {error}") from None
 
     @property
     def ended(self) -> bool:
         """True if the device has finished the call, or never will."""
-        return self.over or self._owner.error is not None
+        return self._owner.error is not None or self.over
 
     def device_times(self) -> tuple[float, float] | None:
         """Return the times at which the stream began and ended the call."""
@@ -420,11 +429,14 @@ class NcclCommunicator:
 
     def close(self) -> None:
         """Wait for unfinished calls, each until its deadline, and finalize the communicator."""
-        while self.error is None:
-            with self._lock:
-                if not self._pending or all(operation.over for operation in self._pending):
-                    break
-            time.sleep(_PAUSE)
+        try:
+            while self.error is None:
+                with self._lock:
+                    if all(operation.over for operation in self._pending):
+                        break
+                time.sleep(_PAUSE)
+        except NcclError as error:  # the device has failed, and finishes nothing
+            self._fail(error)
         self._end()
         self.memory.free(None)
 

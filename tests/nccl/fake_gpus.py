@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,6 +94,8 @@ class Event:
     def __init__(self, cuda, timed):
         self._cuda, self.timed = cuda, timed
         self._over = False
+        self.ptr = next(_numbers)
+        cuda.events[self.ptr] = self
 
     def record(self, stream):
         self._stream, self._count = stream.ptr, self._cuda.library.fake_given(stream.ptr)
@@ -125,11 +128,24 @@ class Event:
         assert self._wait(20.0), "a stream of the stand-in does not come to its end"
 
 
+class CUDARuntimeError(RuntimeError):
+    """An error of ``cupy.cuda.runtime``."""
+
+    def __init__(self, status):
+        super().__init__(f"cudaErrorIllegalAddress: code {status}")
+        self.status = status
+
+
 class Cuda:
-    """``cupy.cuda`` with this number of devices."""
+    """``cupy.cuda`` with this number of devices.
+
+    After ``failed`` is set, every query of an event gives an error, as after an illegal access.
+    """
 
     def __init__(self, library, devices):
         self.library, self.streams = library, {}
+        self.events = weakref.WeakValueDictionary()
+        self.failed = False
         self._defaults = {}
         for number in range(devices):
             with Device(self, number):
@@ -140,7 +156,15 @@ class Cuda:
             driverGetVersion=lambda: 13000,
             getDeviceProperties=properties.__getitem__,
             deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
+            eventQuery=self._query,
+            CUDARuntimeError=CUDARuntimeError,
         )
+
+    def _query(self, pointer):
+        """Return CUDA's code for the state of an event: happened, not ready, or an illegal access."""
+        if self.failed:
+            return 700
+        return 0 if self.events[pointer].done else 600
 
     def Device(self, number):
         return Device(self, number)

@@ -105,6 +105,28 @@ def test_asynchronous_nccl_error_raises_on_all_ranks(gpus, on_gpus):
     assert aborted(gpus) == ["rank 0: CommAbort", "rank 1: CommAbort"]
 
 
+def test_failed_device_ends_waits_and_close(gpus, on_gpus):
+    """After an illegal access, events never happen: CUDA gives an error for each query."""
+
+    def work(c):
+        begun(c, gpus)
+        later = c.all_reduce(ones(gpus), async_op=True)
+        gpus.cuda.failed = True
+        begin = time.monotonic()
+        try:
+            while not later.done():
+                time.sleep(0.01)
+            error = later.exception()
+        except NcclError as found:
+            error = found
+        c.close()
+        return error, time.monotonic() - begin
+
+    ((error, seconds),) = on_gpus(local_group(1, timeout=600), work)
+    assert isinstance(error, NcclError) and "cudaErrorIllegalAddress" in str(error)
+    assert seconds < 60
+
+
 def test_missing_rank_raises_peer_lost_error(gpus, on_gpus):
     """The error names the rank, and the aborted call has no result."""
 
