@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, array_module, beside
+from .array_backend import Array, array_module, beside
 
 _THREADS = 256
 _BLOCKS = 1 << 16

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from . import cublas
 from .array_backend import Array
 
 _Bytes = npt.NDArray[np.uint8]
@@ -124,7 +125,8 @@ class Workspace(threading.local):
         ):
             product: Array = np.matmul(a, b, out=self.empty((a.shape[0], b.shape[1]), a.dtype))
             return product
-        product = np.matmul(a, b)
+        on_gpu = None if a.__class__ is np.ndarray else cublas.matmul(a, b)
+        product = np.matmul(a, b) if on_gpu is None else on_gpu
         return product
 
     @contextmanager

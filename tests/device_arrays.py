@@ -34,9 +34,69 @@ VIEWS |= {"swapaxes", "transpose"}
 
 class _Current(threading.local):
     device = 0
+    #: The work of this thread that a graph repeats, or None.
+    recorded = None
 
 
 current = _Current()
+
+
+def computed(function):
+    """Return a function's result as arrays of the host; a graph computes it anew into these arrays."""
+    with np.errstate(all=None if current.recorded is None else "ignore"):
+        result = function()
+    if isinstance(result, (list, tuple)):
+        result = type(result)(np.asarray(part) for part in result)
+    elif isinstance(result, np.generic):
+        result = np.asarray(result)
+    if current.recorded is not None:
+        current.recorded.append((function, result))
+    return result
+
+
+def changed(function):
+    """Call a function that changes arrays; while a graph is recorded, the graph will do so."""
+    if current.recorded is None:
+        function()
+    else:
+        current.recorded.append((function, None))
+
+
+class Graphs:
+    """The part of ``cupy.cuda.runtime`` for graphs: a graph is a list of functions and their results."""
+
+    def __init__(self):
+        self.alive = {}
+        self.launched = 0
+
+    def begin(self):
+        assert current.recorded is None
+        current.recorded = []
+
+    def streamEndCapture(self, stream):
+        number, work, current.recorded = len(self.alive) + 1, current.recorded, None
+        self.alive[number] = work
+        return number
+
+    def graphInstantiate(self, graph):
+        self.alive[-graph] = self.alive[graph]
+        return -graph
+
+    def graphDestroy(self, graph):
+        self.alive[graph] = None
+
+    graphExecDestroy = graphDestroy
+
+    def graphLaunch(self, graph, stream):
+        assert current.recorded is None
+        self.launched += 1
+        sys.modules["cupy"].calls += 1
+        for function, result in self.alive[graph]:
+            found = function()
+            if result is not None:
+                several = isinstance(result, (list, tuple))
+                for old, new in zip(result, found, strict=True) if several else [(result, found)]:
+                    np.copyto(old, new)
 
 
 class Device:
@@ -57,6 +117,9 @@ class _Stream(contextlib.nullcontext):
 
     def wait_event(self, event):
         self.waits_for = event
+
+    def begin_capture(self):
+        sys.modules["cupy"].cuda.runtime.begin()
 
 
 class PinnedMemory:
@@ -82,20 +145,28 @@ class _Event:
 
 
 class _Pointer:
-    """``array.data``."""
+    """``array.data``, which keeps the memory of an array alive, but not the array."""
 
     def __init__(self, array):
-        self._array = array
-        self.ptr = array._memory.ctypes.data
+        self._memory, self._device = array._memory, array.device
+        self.ptr = self.address = self._memory.ctypes.data
 
     def copy_to_host_async(self, target, size, stream):
-        assert stream.ptr and size == self._array.nbytes
-        ctypes.memmove(target, self._array._host.ctypes.data, size)
+        assert stream.ptr and size == self._memory.nbytes
+        before_access(self)
+        ctypes.memmove(target, self.ptr, size)
+
+    def copy_from_device_async(self, source, size, stream):
+        assert size == self._memory.nbytes
+        sys.modules["cupy"].calls += 1
+        ctypes.memmove(self.ptr, source.ptr, size)
 
     def copy_from_host_async(self, source, size, stream):
-        assert stream.ptr and size == self._array.nbytes
+        assert stream.ptr and size == self._memory.nbytes
         sys.modules["cupy"].sent += 1
         ctypes.memmove(self.ptr, source, size)
+
+    device = property(lambda self: self._device)
 
 
 class DeviceArray:
@@ -139,24 +210,31 @@ class DeviceArray:
     def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
         assert method in ("__call__", "at")
         sys.modules["cupy"].calls += 1
+        hosts = [host_of(i) for i in inputs]
         if out is not None:
             kwargs["out"] = tuple(host_of(o) for o in out)
-        result = getattr(ufunc, method)(*(host_of(i) for i in inputs), **kwargs)
-        return out[0] if out is not None else device_of(result)
+            changed(lambda: getattr(ufunc, method)(*hosts, **kwargs))
+            return out[0]
+        return device_of(computed(lambda: getattr(ufunc, method)(*hosts, **kwargs)))
 
     def __array_function__(self, function, kinds, args, kwargs):
         if function is np.may_share_memory:  # which is asked of addresses alone
             return function(*(array._memory for array in args))
         sys.modules["cupy"].calls += function.__name__ not in VIEWS
         sys.modules["cupy"].fetched += function.__name__ in WAITING
-        return device_of(function(*deep(args), **deep(kwargs)))
+        args, kwargs = deep(args), deep(kwargs)
+        if function is np.copyto:
+            changed(lambda: function(*args, **kwargs))
+            return None
+        return device_of(computed(lambda: function(*args, **kwargs)))
 
     def __getattr__(self, name):
         method = getattr(self._host, name)
         assert callable(method), name
 
         def call(*args, **kwargs):
-            result = method(*deep(args), **deep(kwargs))
+            hosts, named = deep(args), deep(kwargs)
+            result = computed(lambda: method(*hosts, **named))
             owners = (
                 self._memory,
                 self._memory if self._memory.base is None else self._memory.base,
@@ -172,12 +250,14 @@ class DeviceArray:
         sys.modules["cupy"].fetched += any(
             getattr(i, "dtype", None) == np.dtype(bool) for i in indices
         )
-        return device_of(np.asarray(self._host[deep(index)]))
+        host, places = self._host, deep(index)
+        return device_of(computed(lambda: np.asarray(host[places])))
 
     def __setitem__(self, index, value):
         self.require_present()
         sys.modules["cupy"].calls += 1
-        self._host[deep(index)] = host_of(value)
+        host, places, new = self._host, deep(index), host_of(value)
+        changed(lambda: host.__setitem__(places, new))
 
     def __len__(self):
         return len(self._host)
@@ -208,7 +288,11 @@ for _name in ["item", "tolist", "__bool__", "__int__", "__float__", "__index__"]
 
 def _operator(name):
     def operator(self, *others):
-        return device_of(getattr(self._host, name)(*(host_of(other) for other in others)))
+        method, hosts = getattr(self._host, name), [host_of(other) for other in others]
+        if name.startswith("__i") and name != "__invert__":
+            changed(lambda: method(*hosts))
+            return self
+        return device_of(computed(lambda: method(*hosts)))
 
     return counted(operator)
 
@@ -219,6 +303,7 @@ for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
 for _full in [
     "__matmul__",
     "__neg__",
+    "__abs__",
     "__invert__",
     "__lt__",
     "__le__",
@@ -259,12 +344,15 @@ def device_of(value):
 
 def on_device(function, counts=True):
     def call(*args, **kwargs):
-        return DeviceArray(function(*deep(args), **deep(kwargs)))
+        args, kwargs = deep(args), deep(kwargs)
+        return DeviceArray(computed(lambda: function(*args, **kwargs)))
 
     return counted(call) if counts else call
 
 
 class _Kernel(host_kernels.RawKernel):
+    run = staticmethod(changed)
+
     @staticmethod
     def before_launch():
         sys.modules["cupy"].calls += 1
@@ -274,12 +362,17 @@ class _Kernel(host_kernels.RawKernel):
 def make_cupy():
     """Return a module that looks like CuPy."""
     module = types.ModuleType("cupy")
+    graphs = Graphs()
+    graphs.getDeviceCount, graphs.driverGetVersion = lambda: 2, lambda: 0
+    module.get_default_memory_pool = lambda: types.SimpleNamespace(free_all_blocks=lambda: None)
     module.ndarray = DeviceArray
     module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     module.cuda = types.SimpleNamespace(
         Device=Device,
         # A driver that is too old for every NCCL: what these devices have to sum goes over the host.
-        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2, driverGetVersion=lambda: 0),
+        runtime=graphs,
+        MemoryPool=lambda: types.SimpleNamespace(malloc=None),
+        using_allocator=lambda allocator: contextlib.nullcontext(),
         get_current_stream=_Stream,
         Event=_Event,
         Stream=lambda non_blocking: _Stream(),
@@ -289,15 +382,17 @@ def make_cupy():
 
     def asarray(value, dtype=None):
         module.sent += isinstance(value, np.ndarray)
-        return DeviceArray(
-            np.asarray(value._host, dtype)
-            if isinstance(value, DeviceArray)
-            else np.array(value, dtype)
-        )
+        if isinstance(value, DeviceArray):
+            if dtype is None or value.dtype == dtype:
+                return value
+            host = value._host
+            return DeviceArray(computed(lambda: np.asarray(host, dtype)))
+        assert current.recorded is None, "a copy from the host, which a graph cannot repeat"
+        return DeviceArray(np.array(value, dtype))
 
     def array(value, dtype=None, copy=True, order="K", subok=False):
         host = value._host if isinstance(value, DeviceArray) else value
-        return DeviceArray(np.array(host, dtype=dtype, copy=copy, order=order))
+        return DeviceArray(computed(lambda: np.array(host, dtype=dtype, copy=copy, order=order)))
 
     module.asarray, module.array = asarray, array
 
@@ -311,10 +406,24 @@ def make_cupy():
         return value._host.copy()
 
     module.asnumpy = asnumpy
-    made = "zeros ones empty full arange pad take_along_axis ascontiguousarray"
+
+    def ascontiguousarray(value, dtype=None):
+        if value.flags.c_contiguous and value.ndim and dtype in (None, value.dtype):
+            return value
+        host = value._host
+        module.calls += 1
+        return DeviceArray(computed(lambda: np.ascontiguousarray(host, dtype)))
+
+    module.ascontiguousarray = ascontiguousarray
+    made = "zeros ones empty full arange pad take_along_axis"
     for name in made.split():
         setattr(module, name, on_device(getattr(np, name), name not in VIEWS))
-    module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
+
+    def add_at(a, i, b):
+        host, places, values = a._host, deep(i), host_of(b)
+        changed(lambda: np.add.at(host, places, values))
+
+    module.add = types.SimpleNamespace(at=add_at)
     tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided, False))
     module.lib = types.SimpleNamespace(stride_tricks=tricks)
     return module

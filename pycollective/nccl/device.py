@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import platform
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -82,6 +84,144 @@ def event(after: Any, timed: bool = False) -> Any:
     made = _cuda().Event(disable_timing=not timed)
     made.record(after)
     return made
+
+
+_NOT_READY = 600
+"""The result of ``cudaEventQuery`` for an event that has not happened (``cudaErrorNotReady``)."""
+
+
+def has_happened(event: Any) -> bool:
+    """Return True if an event has happened; raise CuPy's error if its device has failed.
+
+    CuPy's ``Event.done`` is False for ever after a failure.
+    """
+    runtime = _cuda().runtime
+    code = int(runtime.eventQuery(event.ptr))
+    if code not in (0, _NOT_READY):
+        raise runtime.CUDARuntimeError(code)
+    return code == 0
+
+
+class NotCapturedError(Exception):
+    """Work of a stream cannot be repeated as a CUDA graph."""
+
+
+class Graph:
+    """Work that a device repeats in one launch, as a CUDA graph."""
+
+    def __init__(self, executable: int, destroy: Callable[[int], None]) -> None:
+        self._executable = executable
+        self._launch = _cuda().runtime.graphLaunch
+        weakref.finalize(self, destroy, executable).atexit = False
+
+    def launch(self, stream: Any) -> None:
+        """Let a stream do the work, after its work so far."""
+        self._launch(self._executable, stream.ptr)
+
+
+class Recorder:
+    """A stream of the current device whose work becomes graphs, and the memory of these graphs.
+
+    Arrays that recorded work makes, or frees, get no other user's memory and give it to none: the graph
+    writes to it at every launch. The recorder must live as long as its graphs.
+    """
+
+    def __init__(self) -> None:
+        self._stream = stream()
+        self._memory = _cuda().MemoryPool()
+
+    def record(self, function: Callable[[], Any]) -> tuple[Any, Graph]:
+        """Call a function, and return its result and its device work, which is not done yet.
+
+        Raises
+        ------
+        NotCapturedError
+            The work waits for the device, or needs the host, so that it cannot be repeated.
+        """
+        cuda = _cuda()
+        runtime, begun, graph = cuda.runtime, False, 0
+        try:
+            with cuda.using_allocator(self._memory.malloc), self._stream:
+                self._stream.begin_capture()
+                begun = True
+                result = function()
+                begun, graph = False, runtime.streamEndCapture(self._stream.ptr)
+            needed = _host_work(graph)
+            if needed:
+                raise NotCapturedError(needed)
+            return result, Graph(runtime.graphInstantiate(graph), runtime.graphExecDestroy)
+        except (OSError, RuntimeError) as error:  # of CuPy, CUDA and its libraries
+            raise NotCapturedError(str(error)) from error
+        finally:
+            if begun:
+                with contextlib.suppress(RuntimeError):  # CUDA refuses what it could not record
+                    graph = runtime.streamEndCapture(self._stream.ptr)
+            if graph:
+                runtime.graphDestroy(graph)
+
+
+_KERNEL, _COPY, _SET, _EMPTY = 0, 1, 2, 5
+_ALLOCATE, _FREE = 10, 11
+"""Kinds of a graph's nodes (``CUgraphNodeType``)."""
+_MEMORY_TYPE, _ON_DEVICE = 2, 2
+"""The attribute of an address (``CU_POINTER_ATTRIBUTE_MEMORY_TYPE``), and its value for a device."""
+
+
+class _Copy(ctypes.Structure):
+    """The first fields of ``CUDA_MEMCPY3D``: one side of a copy, twice."""
+
+    class Side(ctypes.Structure):
+        """One side of a copy."""
+
+        _fields_ = (
+            ("places", ctypes.c_size_t * 4),
+            ("memory_type", ctypes.c_uint),
+            ("host", ctypes.c_void_p),
+            ("device", ctypes.c_void_p),
+            ("array", ctypes.c_void_p),
+            ("reserved", ctypes.c_void_p),
+            ("lengths", ctypes.c_size_t * 2),
+        )
+
+    _fields_ = (("sides", Side * 2), ("rest", ctypes.c_size_t * 16))
+
+
+def _host_work(graph: int) -> str:
+    """Return a text about a node of a graph that the device cannot repeat alone, or ""."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def ask(name: str, *arguments: Any) -> None:
+        code = getattr(driver, name)(*arguments)
+        if code:
+            raise NotCapturedError(f"{name} gives error {code}")
+
+    whole, count = ctypes.c_void_p(graph), ctypes.c_size_t()
+    ask("cuGraphGetNodes", whole, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    ask("cuGraphGetNodes", whole, nodes, ctypes.byref(count))
+    for node in nodes:
+        kind, copy, where = ctypes.c_int(), _Copy(), ctypes.c_uint()
+        ask("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
+        if kind.value == _COPY:
+            ask("cuGraphMemcpyNodeGetParams", ctypes.c_void_p(node), ctypes.byref(copy))
+            for side in copy.sides:
+                address = ctypes.c_void_p(side.device or side.host)
+                code = driver.cuPointerGetAttribute(ctypes.byref(where), _MEMORY_TYPE, address)
+                if code or where.value != _ON_DEVICE:
+                    return "a copy from or to the host"
+        elif kind.value not in (_KERNEL, _SET, _EMPTY, _ALLOCATE, _FREE):
+            return f"a node of kind {kind.value}"
+    return ""
+
+
+def release_unused() -> None:
+    """Give the memory that CuPy keeps for later arrays back to the devices."""
+    sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+
+
+def copy_into(target: Any, source: Any, stream: Any) -> None:
+    """Copy an array to another one of its size on one device, both in C order."""
+    target.data.copy_from_device_async(source.data, source.nbytes, stream)
 
 
 class Fetch:

@@ -278,7 +278,7 @@ def _patches(x: Array, w: Array, window: Window) -> Array:
 def _generic_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
     y = None if on_host(x) else cudnn.forward(x, w, window)
     if y is None:
-        y = _patches(x, w, window) @ w.reshape(-1, w.shape[3])
+        y = workspace.matmul(_patches(x, w, window), w.reshape(-1, w.shape[3]))
         y = y.reshape(x.shape[0], window.out_h, window.out_w, w.shape[3])
     if b is not None:
         np.add(y, b, out=y)
@@ -294,11 +294,11 @@ def _generic_backward(
         dx, dw = cudnn.gradients(masked, x, w, window, need[0], need[1])
     dz = masked.reshape(-1, w.shape[3])
     if need[0] and dx is None:
-        columns = dz @ w.reshape(-1, w.shape[3]).T
+        columns = workspace.matmul(dz, w.reshape(-1, w.shape[3]).T)
         shape = (x.shape[0], window.out_h, window.out_w, *w.shape[:3])
         dx = add_windows(columns.reshape(shape), x.shape, window)
     if need[1] and dw is None:
-        dw = (_patches(x, w, window).T @ dz).reshape(w.shape)
+        dw = workspace.matmul(_patches(x, w, window).T, dz).reshape(w.shape)
     if any(need[2:]):
         db = column_sums(dz)
     return dx, dw, db

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..array_backend import Array, array_module
+from ..array_backend import Array, array_module, beside
 from .window import Window, behind
 
 _log = logging.getLogger("pycollective")
@@ -116,8 +116,9 @@ def _build(
         graph.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
         if output.dtype == np.float32:
             # Engines that round inputs to 10 bits would give less than float32's precision.
+            # Those by Fourier transforms are chosen for small filters, where they are slow.
             note = library.numerical_note
-            graph.deselect_numeric_notes([note.TENSOR_CORE, note.DOWN_CONVERT_INPUTS])
+            graph.deselect_numeric_notes([note.TENSOR_CORE, note.DOWN_CONVERT_INPUTS, note.FFT])
         graph.check_support()
         graph.build_plans()
     except (library.cudnnGraphNotSupportedError, ImportError, RuntimeError) as error:
@@ -173,9 +174,10 @@ def forward(x: Array, w: Array, window: Window) -> Array | None:
     if _library() is None:
         return None
     xp = array_module(x)
-    y: Array = xp.empty((x.shape[0], window.out_h, window.out_w, w.shape[3]), x.dtype)
-    inputs = {"image": xp.ascontiguousarray(x), "weight": _filters_first(w)}
-    return y if _computed("conv_fprop", inputs, y, window, x.shape) else None
+    with beside(x):
+        y: Array = xp.empty((x.shape[0], window.out_h, window.out_w, w.shape[3]), x.dtype)
+        inputs = {"image": xp.ascontiguousarray(x), "weight": _filters_first(w)}
+        return y if _computed("conv_fprop", inputs, y, window, x.shape) else None
 
 
 def gradients(
@@ -188,16 +190,17 @@ def gradients(
     if _library() is None:
         return None, None
     xp = array_module(g)
-    loss = xp.ascontiguousarray(g)
     dx = dw = None
-    if need_x:
-        images = xp.empty(x.shape, x.dtype)
-        inputs = {"loss": loss, "filter": _filters_first(w)}
-        if _computed("conv_dgrad", inputs, images, window, x.shape):
-            dx = images
-    if need_w:
-        filters = xp.empty((w.shape[3], *w.shape[:3]), w.dtype)
-        inputs = {"image": xp.ascontiguousarray(x), "loss": loss}
-        if _computed("conv_wgrad", inputs, filters, window, x.shape):
-            dw = xp.ascontiguousarray(filters.transpose(1, 2, 3, 0))
+    with beside(g):
+        loss = xp.ascontiguousarray(g)
+        if need_x:
+            images = xp.empty(x.shape, x.dtype)
+            inputs = {"loss": loss, "filter": _filters_first(w)}
+            if _computed("conv_dgrad", inputs, images, window, x.shape):
+                dx = images
+        if need_w:
+            filters = xp.empty((w.shape[3], *w.shape[:3]), w.dtype)
+            inputs = {"image": xp.ascontiguousarray(x), "loss": loss}
+            if _computed("conv_wgrad", inputs, filters, window, x.shape):
+                dw = xp.ascontiguousarray(filters.transpose(1, 2, 3, 0))
     return dx, dw

@@ -13,7 +13,7 @@ from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, opera
 from ..tensor.tape import is_tracked, record, recording, thread_state
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
-from . import cross_entropy
+from . import cross_entropy, cross_entropy_on_gpu
 from .activations import _classes, log_softmax_of, softplus_of, stable_sigmoid
 
 __all__ = [
@@ -22,6 +22,10 @@ __all__ = [
     "softmax_cross_entropy_with_logits",
     "sparse_softmax_cross_entropy_with_logits",
 ]
+
+
+_KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+"""The dtypes of the kernels for GPUs."""
 
 
 @differentiable
@@ -64,6 +68,15 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
     classes = a.shape[axis]
     if native(a) is not None:
         return record(*_by_kernel(label, a, x))
+    table = a.reshape(-1, classes)
+    if cross_entropy_on_gpu.fits(table):
+        labels_of_rows = array_module(a).ascontiguousarray(label.reshape(-1))
+        losses, slopes = cross_entropy_on_gpu.forward(table, labels_of_rows)
+
+        def slope(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+            return ((slopes * g.reshape(-1, 1)).reshape(a.shape),)
+
+        return record(losses.reshape(label.shape), (x,), slope)
     wrong = (label < 0) | (label >= classes)
     if not on_host(a):
         label = np.where(wrong, 0, label)
@@ -192,15 +205,19 @@ def sum_of_squares(t: Any, factor: float) -> Tensor:
     a = x.array
     number = a.dtype.type
     found = native(a)
+    total: Any
     if found is not None:
         total = kernels.sum_of_squares(*found)
     else:
-        flat = a.reshape(-1)
-        total = np.dot(flat, flat)
+        row = a.reshape(1, -1)
+        total = workspace.matmul(row, row.T).reshape(())
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
-        slope = g * number(2 * factor)
-        return (slope * a if found is None else Multiple(a, float(slope)),)
+        if found is not None:
+            return (Multiple(a, float(g * number(2 * factor))),)
+        if on_host(a) or a.dtype not in _KINDS or not a.flags.c_contiguous:
+            return (g * number(2 * factor) * a,)
+        return (Multiple(a, g, 2 * factor),)
 
     product = total * number(factor)
     result = asarray(product, a.dtype, like=a) if found is None else np.asarray(product, a.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import Array, empty, on_host
-from .launching import defines, index_type, launch
+from ..launching import defines, index_type, launch
 from .sums import column_sums
 
 _KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))

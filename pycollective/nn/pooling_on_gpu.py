@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import Array, array_module, empty, on_host
-from .launching import defines, index_type, launch
+from ..launching import defines, index_type, launch
 from .window import Window
 
 _SHAPE = np.dtype(

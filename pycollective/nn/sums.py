@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
 
 from ..array_backend import Array, empty, on_host
+from ..launching import defines, launch
 from ..tensor.compiled import reduced
-from .launching import defines, launch
 
-#: Number of rows that a thread adds in one pass.
-_RUN = 64
+#: The number of threads of the first pass that keeps a GPU busy, and the rows that each adds at least.
+_LANES = 1 << 17
+_LEAST_ROWS = 8
+#: The most rows that one thread adds at the end.
+_LAST_ROWS = 64
 _KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 
 # The number of threads (lanes) is a multiple of the columns, so that each thread stays in its column.
 _SOURCE = """
 extern "C" __global__ void column_sums(const REAL* x, REAL* y, long long elements, long long size) {
   EACH_ELEMENT(lane, size) {
-    REAL total = 0;
-    for (INDEX i = lane; i < elements; i += size) total += x[i];
-    y[lane] = total;
+    // Four sums, so that a thread waits for several reads at a time.
+    REAL a = 0, b = 0, c = 0, d = 0;
+    INDEX i = lane;
+    for (; i + 3 * size < elements; i += 4 * size) {
+      a += x[i];
+      b += x[i + size];
+      c += x[i + 2 * size];
+      d += x[i + 3 * size];
+    }
+    for (; i < elements; i += size) a += x[i];
+    y[lane] = (a + b) + (c + d);
   }
 }
 """
@@ -36,7 +48,7 @@ def source(dtype: np.dtype[Any]) -> str:
 def column_sums(rows: Array) -> Array:
     """Return the sums of the columns of ``[rows, columns]``.
 
-    On a GPU each thread adds a few rows in each of several passes. CuPy's sum along the first axis would
+    On a GPU each thread adds some rows in each of several passes. CuPy's sum along the first axis would
     use a single block for few columns. Halves are added in float32.
     """
     if on_host(rows) or rows.dtype.kind != "f" or not rows.size:
@@ -49,8 +61,9 @@ def column_sums(rows: Array) -> Array:
     count, columns = rows.shape
     left = rows if rows.flags.c_contiguous else rows.copy(order="C")
     text = source(np.dtype(rows.dtype))
+    run = count if count <= _LAST_ROWS else max(_LEAST_ROWS, -(-left.size // _LANES))
     while True:
-        groups = -(-count // _RUN)
+        groups = -(-count // run)
         sums = empty((groups, columns), rows.dtype, rows)
         launch(
             text, "column_sums", sums.size, sums,
@@ -60,3 +73,4 @@ def column_sums(rows: Array) -> Array:
             found: Array = sums.reshape(columns)
             return found
         left, count = sums, groups
+        run = count if count <= _LAST_ROWS else math.isqrt(count - 1) + 1

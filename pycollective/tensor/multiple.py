@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import FLOAT32, Array, native, scatter_add
+from ..array_backend import FLOAT32, Array, empty, native, scatter_add
+from ..launching import defines, launch
 from ..workspace import workspace
 from .compiled import put
 
@@ -16,23 +18,37 @@ _LARGE = 64 << 10
 
 
 class Multiple:
-    """``factor * array``, for a NumPy array of float32 or float64.
+    """``factor * array``, of float32 or float64 in C order.
 
     A ``vjp`` may return it instead of an array: its sum with another gradient takes one pass over
-    memory instead of two.
+    memory instead of two, and on a GPU one launch.
+
+    Parameters
+    ----------
+    array
+        The array.
+    factor
+        A number. On a GPU also a scalar on the device.
+    scale
+        Another number to multiply by.
     """
 
-    __slots__ = ("_array", "_factor")
+    __slots__ = ("_array", "_factor", "_scale")
 
-    def __init__(self, array: Array, factor: float) -> None:
+    def __init__(self, array: Array, factor: Any, scale: float = 1.0) -> None:
         self._array = array
         self._factor = factor
+        self._scale = scale
 
     def computed(self) -> Array:
         """Return the product as a new array."""
         a = self._array
+        if a.__class__ is not np.ndarray:
+            product = empty(a.shape, a.dtype, a)
+            self._add(None, product)
+            return product
         product = workspace.empty(a.shape, a.dtype)
-        np.multiply(a, a.dtype.type(self._factor), out=product)
+        np.multiply(a, a.dtype.type(self._factor * self._scale), out=product)
         return product
 
     def plus(self, other: Any) -> Array:
@@ -43,9 +59,45 @@ class Multiple:
         if not (a.flags.c_contiguous and other.flags.c_contiguous):
             total: Array = self.computed() + other
             return total
-        total = workspace.empty(a.shape, a.dtype)
-        kernels.add_multiple(a, self._factor, other, total)
+        total = (
+            workspace.empty(a.shape, a.dtype)
+            if a.__class__ is np.ndarray
+            else empty(a.shape, a.dtype, a)
+        )
+        self._add(other, total)
         return total
+
+    def add_to(self, total: Array) -> None:
+        """Add the product to an array, in place."""
+        if self._array.flags.c_contiguous and total.flags.c_contiguous:
+            self._add(total, total)
+        else:
+            total += self.computed()
+
+    def _add(self, other: Array | None, total: Array) -> None:
+        """Write the sum with ``other``, or the product, to an array; all are in C order."""
+        a = self._array
+        if other is not None and a.__class__ is np.ndarray:
+            kernels.add_multiple(a, self._factor * self._scale, other, total)
+            return
+        launch(
+            _source(np.dtype(a.dtype)), "add_multiple", a.size, a,
+            (a, self._factor, a.dtype.type(self._scale), other, total, np.int64(a.size)),
+        )  # fmt: skip
+
+
+_SOURCE = """
+extern "C" __global__ void add_multiple(const REAL* x, const REAL* factor, REAL scale,
+                                        const REAL* other, REAL* y, long long size) {
+  const REAL by = *factor * scale;
+  EACH_ELEMENT(i, size) y[i] = x[i] * by + (other == nullptr ? 0 : other[i]);
+}
+"""
+
+
+@functools.cache
+def _source(dtype: np.dtype[Any]) -> str:
+    return defines(dtype, "long long") + _SOURCE
 
 
 class Rows:
@@ -93,21 +145,18 @@ def add_to(total: Array, part: Any) -> None:
     if part.__class__ is Rows:
         part = part.computed()
     if part.__class__ is Multiple:
-        part, factor = part._array, part._factor
+        part.add_to(total)
+    elif part.__class__ is np.ndarray and _for_kernel(total, part):
+        kernels.add_multiple(part, 1.0, total, total)
     else:
-        factor = 1.0
-        if part.__class__ is not np.ndarray or not _for_kernel(total):
-            total += part
-            return
-    if total.flags.c_contiguous and part.flags.c_contiguous:
-        kernels.add_multiple(part, factor, total, total)
-    else:
-        total += part * total.dtype.type(factor)
+        total += part
 
 
-def _for_kernel(total: Array) -> bool:
+def _for_kernel(total: Array, part: Array) -> bool:
     return (
         total.__class__ is np.ndarray
+        and total.flags.c_contiguous
+        and part.flags.c_contiguous
         and total.nbytes >= _LARGE
         and total.dtype.kind == "f"
         and total.itemsize in (4, 8)

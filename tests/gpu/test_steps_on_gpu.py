@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import test_captured_on_devices as captured
 import test_nn_normalization_on_gpu as normalization
 import test_nn_pooling_on_gpu as pooling
 import test_nn_together as kernels
@@ -186,3 +187,25 @@ def test_memory_is_reused_between_steps(cupy):
     before = pool.total_bytes()
     fitted(model, epochs=20)
     assert pool.total_bytes() <= 1.5 * before + (1 << 20)
+
+
+@pytest.mark.parametrize("build", [captured.sequential, captured.functional])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_replayed_steps_equal_those_of_the_host(cupy, caplog, build, policy):
+    """The work of a model becomes CUDA graphs, which nothing refuses."""
+    caplog.set_level("INFO", "pycollective")
+    training = captured.on_device(build, policy)
+    close = 1e-4 if policy == "float32" else 2e-2
+    captured.same(training.all_steps(), captured.on_host(build, policy), close)
+    assert "CUDA graph" not in caplog.text
+
+
+def test_replicas_of_one_gpu_have_their_own_graphs(cupy, monkeypatch):
+    monkeypatch.setattr(config, "_state", config._State())
+    config.set_logical_device_configuration("gpu:0", 2)
+    both = [
+        captured.Training(captured.functional, distribute.MirroredStrategy(devices), "float32")
+        for devices in (["gpu:0", "gpu:1"], ["cpu:0", "cpu:1"])
+    ]
+    found, expected = (training.all_steps() for training in both)
+    captured.same(found, expected, 1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from pycollective.keras.graph.symbols import (
 )
 from pycollective.keras.layers import Input, Layer
 from pycollective.keras.layers.fusion import steps_of, with_replays
+from pycollective.keras.layers.on_gpu import OnGpu
 from pycollective.tensor import Tensor, as_tensor, ops
 
 
@@ -65,6 +66,8 @@ class Graph:
                     "should be unique."
                 )
         self._plan: _Plan | None = None
+        #: The function that calls the layers.
+        self._run: Callable[..., Any]
 
     @property
     def layers(self) -> list[Layer]:
@@ -76,11 +79,12 @@ class Graph:
 
         Raise ``ValueError``, with the model's ``name``, if structure or shapes do not fit.
         """
-        plan = self._plan
-        if plan is None:
-            plan = self._plan = _Plan(self)
+        if self._plan is None:
+            self._plan = _Plan(self)
+            single = len(self.inputs) == 1 and isinstance(self.result_structure, KerasTensor)
+            self._run = OnGpu(self._plan.run, self.layers) if single else self._plan.run
         if inputs.__class__ is Tensor and self.input_structure.__class__ is KerasTensor:
-            return plan.run([_fitted(name, 0, self.input_structure, inputs)])
+            return self._run(_fitted(name, 0, self.input_structure, inputs))
         try:
             leaves = _matched(self.input_structure, inputs)
         except _OtherStructureError as error:
@@ -93,7 +97,7 @@ class Graph:
             _fitted(name, number, tensor, leaf)
             for number, (tensor, leaf) in enumerate(zip(self.inputs, leaves, strict=True))
         ]
-        return plan.run(values)
+        return self._run(*values)
 
 
 # Inputs -------------------------------------------------------------------------------------------
@@ -229,7 +233,8 @@ class _Plan:
             part.drops = sorted({*part.reads, *part.writes} - seen)
             seen.update(part.drops)
 
-    def run(self, inputs: list[Tensor]) -> Any:
+    def run(self, *inputs: Tensor) -> Any:
+        """Return the outputs."""
         values: list[Any] = [None] * len(self._slots)
         values[: self._inputs] = inputs
         for part in self._parts:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from pycollective.tensor import (
     as_tensor,
     ops,
 )
-from pycollective.tensor.tape import thread_state
+from pycollective.tensor.tape import is_tracked, thread_state
 from pycollective.train.trackable import is_trackable, structure_changed
 
 
@@ -44,6 +44,23 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
+
+
+def training_of_call() -> bool | None:
+    """Return ``training`` of the call that this thread is in."""
+    return _calls.training
+
+
+@contextmanager
+def training_in_calls(training: bool | None) -> Iterator[None]:
+    """Set ``training`` of this thread's calls inside the ``with`` block."""
+    before, _calls.training = _calls.training, training
+    try:
+        yield
+    finally:
+        _calls.training = before
+
+
 #: The default of ``inputs``: distinguishes missing inputs from None.
 _MISSING: Any = object()
 
@@ -127,6 +144,8 @@ class Layer(Described, Holder):
         self._added_losses = threading.local()
         mode = current_mode()
         self._strategy = None if mode is None else mode.strategy
+        devices = () if self._strategy is None else self._strategy.extended.devices
+        self._devices = devices if any(device.kind == "GPU" for device in devices) else ()
         self._creation = build_scope_of_new()
         self._building = False
         self.built = False
@@ -376,6 +395,8 @@ class Layer(Described, Holder):
         if first:
             self.ensure_built(self._shapes_to_build(inputs, args, kwargs))
         calls = _calls
+        if self._devices and not calls.depth:
+            inputs = nest.map_structure(self._on_device, inputs)
         outside = calls.training
         if self._any_added_loss and not calls.depth:
             self._forget_losses()
@@ -420,6 +441,17 @@ class Layer(Described, Holder):
         if self._converts and dtype != self._dtype and dtype.kind in "fV":
             tensor = ops.cast(tensor, self._dtype)
         return tensor
+
+    def _on_device(self, value: Any) -> Any:
+        """Copy a tensor of the host to the device of the replica, or to the first one."""
+        if not isinstance(value, Tensor) or value.array.__class__ is not np.ndarray:
+            return value
+        if is_tracked(value):  # its gradients are on the host
+            return value
+        mode = current_mode()
+        context = None if mode is None else mode.replica_context
+        replica = 0 if context is None else context.local_replica_id
+        return Tensor(self._devices[replica].place(value.array))
 
     def _to_argument(self, value: Any) -> Any:
         return self._to_input(value) if isinstance(value, (Tensor, np.ndarray)) else value

@@ -31,13 +31,14 @@ from pycollective.keras.layers import (
     Reshape,
     Softmax,
 )
-from pycollective.tensor import GradientTape, Tensor, Variable
-from pycollective.tensor.tape import key_of, needs_of, paused, record, recording, thread_state
+from pycollective.tensor import Tensor, Variable
+from pycollective.tensor.captured import Gradients, placed, taped
+from pycollective.tensor.tape import needs_of, record, recording, thread_state
 from pycollective.tensor.variable import reads
 from pycollective.workspace import workspace
 
 #: The layers that kernels compute. Their subclasses may compute something else.
-_LAYERS = frozenset(
+LAYERS = frozenset(
     (
         *(Activation, AveragePooling2D, Conv2D, Dense, ELU, Flatten, LeakyReLU, MaxPooling2D, ReLU),
         *(Reshape, Softmax),
@@ -55,17 +56,19 @@ _SHAPES = 8
 _MOST_OF_VARIABLES = 8 << 20
 _MOST_OF_MEMORY = 32 << 20
 
-#: ``gradients(g, need)`` returns the gradients of the inputs and the variables.
-_Gradients = Callable[[Array, tuple[bool, ...]], list[Any]]
+
+def has_known_activation(layer: Layer) -> bool:
+    """Return True if a layer's activation, if it has one, is one of this package's functions."""
+    activation = getattr(layer, "activation", activations.linear)
+    return any(activation is known for known in _ACTIVATIONS)
 
 
 def can_replay(layer: Layer) -> bool:
     """Return True if a layer's output is a function of its input and variables that kernels compute."""
-    activation = getattr(layer, "activation", activations.linear)
     return (
-        type(layer) in _LAYERS
+        type(layer) in LAYERS
         and layer.activity_regularizer is None
-        and any(activation is known for known in _ACTIVATIONS)
+        and has_known_activation(layer)
         and getattr(layer, "groups", 1) == 1
     )
 
@@ -157,7 +160,7 @@ class Replayed:
         def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
             # Kernels were recorded for these needs. Later calls run from Python.
             known.refused = known.refused or need != needs
-            return _placed(_gradients_of(replay, recorded, g, workspace.empty), needs)
+            return placed(_gradients_of(replay, recorded, g, workspace.empty), needs)
 
         return record(output, tensors, vjp)
 
@@ -203,13 +206,13 @@ class Replayed:
         tensors: tuple[Tensor, ...],
         arrays: list[Array],
         needs: tuple[bool, ...],
-    ) -> tuple[Array, _Gradients]:
+    ) -> tuple[Array, Gradients]:
         """Return the output and its gradients, and record their kernels."""
         calls = kernels.Record()
         begun = calls.begin(arrays)
         try:
             with workspace.fresh():
-                output, exact = self._taped(sources, tensors, needs)
+                output, exact = taped(self.ordinary, sources, tensors, needs)
         finally:
             calls.stop()
         array = output.array
@@ -250,11 +253,11 @@ class Replayed:
         tensors: tuple[Tensor, ...],
         arrays: list[Array],
         needs: tuple[bool, ...],
-    ) -> tuple[Array, _Gradients]:
+    ) -> tuple[Array, Gradients]:
         """Return the output and its gradients, and compare their bits with those of a replay."""
         recorded = known.recorded
         assert recorded is not None
-        output, exact = self._taped(sources, tensors, needs)
+        output, exact = taped(self.ordinary, sources, tensors, needs)
         replay = kernels.Replay(recorded.calls, _noise((recorded.memory,), np.dtype(np.uint8)))
         found = _noise(*recorded.output)
         same = recorded.needs == needs and replay.run(arrays, [found])
@@ -278,29 +281,6 @@ class Replayed:
             return expected
 
         return output.array, gradients
-
-    def _taped(
-        self, sources: tuple[Any, ...], tensors: tuple[Tensor, ...], needs: tuple[bool, ...]
-    ) -> tuple[Tensor, _Gradients]:
-        """Call the steps on a tape of their own; return the output and its gradients.
-
-        The tape watches variables, because another thread may assign before a layer reads.
-        """
-        tape = GradientTape(watch_accessed_variables=False)
-        with paused(), tape:
-            tape.watch([source for source, needed in zip(sources, needs, strict=True) if needed])
-            output: Tensor = self.ordinary(tensors[0])
-            now = (tensors[0], *reads(sources[1:]))
-        if all(key_of(after) == key_of(before) for after, before in zip(now, tensors, strict=True)):
-            sources = tensors
-
-        def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
-            wanted = [source for source, needed in zip(sources, need, strict=True) if needed]
-            with paused():
-                found = tape.gradient(output, wanted, Tensor(g))
-            return _placed([None if part is None else part.array for part in found], need)
-
-        return output, gradients
 
 
 def _finish(known: _Known, recorded: _Recorded) -> None:
@@ -331,12 +311,6 @@ def _gradients_of(
             f"{recorded.output}; this is a bug in pycollective"
         )
     return found
-
-
-def _placed(found: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
-    """Return the elements of ``found`` in the places where ``needs`` is True, and None elsewhere."""
-    rest = iter(found)
-    return [next(rest) if needed else None for needed in needs]
 
 
 def _noise(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pycollective.keras.graph.graph import Graph, as_declared
 from pycollective.keras.graph.symbols import KerasTensor
 from pycollective.keras.layers import Embedding, InputLayer, Layer
 from pycollective.keras.layers.fusion import steps_of, with_replays
+from pycollective.keras.layers.on_gpu import OnGpu
 from pycollective.keras.layers.shapes import Shape, is_shape
 from pycollective.keras.models.model import Model
 from pycollective.keras.registration import CustomObjectScope, public
@@ -42,7 +44,7 @@ class Sequential(Model):
         If two layers have the same name.
     """
 
-    _untracked = Model._untracked | {"_stack", "_steps", "_input_layer"}
+    _untracked = Model._untracked | {"_stack", "_steps", "_run", "_input_layer"}
     _config_names = ()
     is_functional = False
     #: The dtype that inputs are converted to; None: the inputs are nests, or the model is not built.
@@ -59,6 +61,8 @@ class Sequential(Model):
         self._stack: list[Layer] = []
         self._input_layer: InputLayer | None = None
         self._steps: list[Any] | None = None
+        #: The function that calls the steps.
+        self._run: OnGpu
         if layers is not None and not np.iterable(layers):
             raise TypeError(f"layers must be a list of layers, not {layers!r}")
         for layer in () if layers is None else layers:
@@ -225,12 +229,17 @@ class Sequential(Model):
         ):
             assert self._input_shape is not None
             inputs = as_declared(inputs, self._input_shape, self._input_dtype)
-        steps = self._steps
-        if steps is None:
-            steps = self._steps = with_replays(steps_of(self._stack))
-        for step in steps:
-            inputs = step(inputs)
-        return inputs
+        if self._steps is None:
+            self._steps = with_replays(steps_of(self._stack))
+            self._run = OnGpu(partial(_output_of, self._steps), self._stack)
+        return self._run(inputs)
+
+
+def _output_of(steps: Sequence[Any], inputs: Any) -> Any:
+    """Return the output of the last step."""
+    for step in steps:
+        inputs = step(inputs)
+    return inputs
 
 
 def _outside_replicas() -> bool:
