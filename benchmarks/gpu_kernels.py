@@ -3,8 +3,9 @@
 Run by tests/gpu/run.sh. Bandwidths count every byte read and every byte written: a copy reads and writes
 one array; an all-reduce in place among n replicas reads n arrays and writes n. Copies are measured first
 and again at the end, with the same clock. Percentages refer to the best copy from 64 MiB on. Numbers are
-medians between CUDA events, after a call that warms up. Arrays are taken from a large pool in turns, so
-that small arrays do not stay in the cache.
+medians between CUDA events, after a call that warms up. Before each measurement the GPU is kept busy until
+all of its calls are enqueued, so that the host's time for a launch does not count. Arrays are taken from a
+large pool in turns, so that small arrays do not stay in the cache.
 """
 
 from __future__ import annotations
@@ -26,16 +27,29 @@ REPLICAS = [2, 4, 8]
 BAR = 85  # per cent of the copy bandwidth, from 64 MiB on
 
 
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) {
+  }
+}
+"""
+# More than the host's time for a launch, and for a call of 160 arrays.
+CYCLES_PER_CALL, CYCLES_BEFORE = 100_000, 1_500_000
+
+
 def milliseconds(call, calls, batch=1):
     """Return the median milliseconds of `call(number)`, timing `batch` calls together."""
     call(0)
+    spin = cupy.RawKernel(SPIN, "spin")
     events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(calls)]
     for i, (begin, end) in enumerate(events):
+        spin((1,), (1,), (np.int64(CYCLES_BEFORE + CYCLES_PER_CALL * batch),))
         begin.record()
         for k in range(batch):
             call(i * batch + k)
         end.record()
-    events[-1][1].synchronize()
+        end.synchronize()
     return statistics.median(cupy.cuda.get_elapsed_time(*pair) / batch for pair in events)
 
 

@@ -1,4 +1,4 @@
-"""Compare training on one GPU with PyTorch (eager) and JAX (jit) on the same GPU in the same run.
+"""Compare training on one GPU with PyTorch (eager and compiled) and JAX (jit) on the same GPU in the same run.
 
     python benchmarks/gpu_training.py [--device gpu:0] [--batches 256 64 1024 4096] [--seconds 240]
                                       [--peer-python PYTHON] [--out FILE]
@@ -18,6 +18,7 @@ With ``--device cpu`` everything runs on the host.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import math
@@ -105,7 +106,7 @@ def pycollective_maker(device: str, replicas: int = 1, cudnn: bool = True) -> Ma
     return make
 
 
-def torch_maker(device: str) -> Maker:
+def torch_maker(device: str, compiled: bool = False) -> Maker:
     import models_torch
     import torch
 
@@ -119,6 +120,7 @@ def torch_maker(device: str) -> Maker:
         x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).to(place)
         y = torch.from_numpy(labels.astype(np.int64)).to(place)
         model = models_torch.MODELS[model_name]().to(place)
+        called = torch.compile(model, dynamic=False) if compiled else model
         weights = [p for p in model.parameters() if p.dim() > 1]
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
         scaler = torch.amp.GradScaler(place.type, enabled=half and place.type == "cuda")
@@ -127,7 +129,7 @@ def torch_maker(device: str) -> Maker:
         def step() -> None:
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(place.type, torch.float16, enabled=half):
-                loss = torch.nn.functional.cross_entropy(model(x), y)
+                loss = torch.nn.functional.cross_entropy(called(x), y)
             loss = loss + L2 * sum((w * w).sum() for w in weights)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -243,6 +245,7 @@ def jax_maker(device: str) -> Maker:
 CONTESTANTS: dict[str, tuple[str, Callable[[str], Maker]]] = {
     "pycollective": ("pycollective", pycollective_maker),
     "PyTorch eager": ("torch", torch_maker),
+    "PyTorch compiled": ("torch", lambda d: torch_maker(d, compiled=True)),
     "JAX jit": ("jax", jax_maker),
     "pycollective, 2 replicas": ("pycollective", lambda d: pycollective_maker(d, replicas=2)),
     "pycollective, no cuDNN": ("pycollective", lambda d: pycollective_maker(d, cudnn=False)),
@@ -275,7 +278,7 @@ def serve(name: str, device: str) -> None:
                 gc.collect()
                 size = told["batch"]
                 step, wait = make(told["model"], told["batch"], told["half"])
-                for steps in (2, 5):  # the first steps compile, the others are timed
+                for steps in (6, 5):  # the first steps compile and record, the others are timed
                     begin = time.perf_counter()
                     for _ in range(steps):
                         step()
@@ -313,6 +316,8 @@ class Contestant:
     def hear(self, seconds: float) -> dict[str, Any]:
         """Return the next answer; a missing answer is a failure."""
         assert self._process.stdout is not None
+        if self._process.stdout.closed:
+            return {"failed": "it has ended"}
         ready, _, _ = select.select([self._process.stdout], [], [], max(seconds, 0.1))
         line = self._process.stdout.readline() if ready else ""
         if not line:
@@ -322,16 +327,16 @@ class Contestant:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def tell(self, seconds: float, **what: Any) -> dict[str, Any]:
-        """Send a request, and return the answer."""
-        if self._process.poll() is not None:
-            return {"failed": "it has ended"}
+    def ask(self, **what: Any) -> None:
+        """Send a request; `hear` tells if the process has ended."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            return {"failed": "it has ended"}
+
+    def tell(self, seconds: float, **what: Any) -> dict[str, Any]:
+        """Send a request, and return the answer."""
+        self.ask(**what)
         return self.hear(seconds)
 
     def close(self) -> None:
@@ -346,9 +351,10 @@ def measured(
     """Return for each contestant the rates of its windows, or the reason why there are none."""
     found: dict[str, Any] = {}
     end = time.monotonic() + seconds
+    for one in there:  # all compile at the same time
+        one.ask(**case)
     for one in there:
-        got = one.tell(end - time.monotonic(), **case)
-        found[one.name] = got.get("failed", [])
+        found[one.name] = one.hear(end - time.monotonic()).get("failed", [])
     for _ in range(ROUNDS):
         for one in there:
             if isinstance(found[one.name], str):
