@@ -1,4 +1,4 @@
-"""Compare training on one GPU with PyTorch (eager and compiled) and JAX (jit) on the same GPU in the same run.
+"""Compare training on one GPU with PyTorch (eager and compiled) and JAX (jit), in one run.
 
     python benchmarks/gpu_training.py [--device gpu:0] [--batches 256 64 1024 4096] [--seconds 240]
                                       [--peer-python PYTHON] [--out FILE]

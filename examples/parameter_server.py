@@ -4,12 +4,9 @@
     pycollective run --ps 2 --workers 3 --chief examples/parameter_server.py
 
 The model learns from the names of three films whether "avenger" is among them. With the first command,
-servers and workers are threads of this process. The tutorial makes them with tf.distribute.Server; here
-the strategy makes them. All models, functions and datasets come before the first training, because a
-worker in another process runs the program up to there.
-
-Functions that look words up replace the tutorial's layers for strings, and a layer of the program takes
-the mean of the words' rows.
+the program makes all tasks of its cluster, and servers and workers are threads of this process. All
+models, functions and datasets come before the first training, because a worker in another process runs
+the program up to there. Functions that look words up replace the tutorial's layers for strings.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import socket
 import tempfile
 
 import numpy as np
@@ -32,12 +30,39 @@ args = parser.parse_args()
 tf.keras.utils.set_random_seed(args.seed)
 random.seed(args.seed)
 
+
+def create_in_process_cluster(num_workers, num_ps):
+    """Make a task of a cluster at each of some free ports of this host, and return the resolver."""
+    jobs = {"worker": free_addresses(num_workers), "ps": free_addresses(num_ps)}
+    cluster_spec = tf.train.ClusterSpec(jobs)
+    worker_config = tf.compat.v1.ConfigProto()
+    worker_config.inter_op_parallelism_threads = num_workers + 1
+    for i in range(num_workers):
+        tf.distribute.Server(
+            cluster_spec, job_name="worker", task_index=i, config=worker_config, protocol="grpc"
+        )
+    for i in range(num_ps):
+        tf.distribute.Server(cluster_spec, job_name="ps", task_index=i, protocol="grpc")
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(cluster_spec, rpc_layer="grpc")
+
+
+def free_addresses(count):
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    addresses = [f"localhost:{s.getsockname()[1]}" for s in sockets]
+    for s in sockets:
+        s.close()
+    return addresses
+
+
+# A program that was started as one task of a cluster finds the cluster itself.
+cluster_resolver = (
+    None if "TF_CONFIG" in os.environ else create_in_process_cluster(args.workers, args.servers)
+)
 strategy = tf.distribute.ParameterServerStrategy(
+    cluster_resolver,
     variable_partitioner=tf.distribute.experimental.partitioners.MinSizePartitioner(
         min_shard_bytes=256 << 10, max_shards=args.servers
     ),
-    num_workers=args.workers,
-    num_ps=args.servers,
 )
 
 # Data -----------------------------------------------------------------------------------------
@@ -77,20 +102,13 @@ def dataset_fn(_):
 
 
 # Model ----------------------------------------------------------------------------------------
-class MeanOfWords(tf.keras.layers.Layer):
-    """The mean that the tutorial takes by tf.reduce_mean, outside of a layer."""
-
-    def call(self, inputs):
-        return tf.reduce_mean(inputs, axis=1)
-
-
 with strategy.scope():
     small_model = tf.keras.models.Sequential([tf.keras.Input((10,)), tf.keras.layers.Dense(10)])
     small_model.compile(tf.keras.optimizers.SGD(), loss="mse", steps_per_execution=10)
 
     model_input = tf.keras.layers.Input(shape=(3,), dtype="int64", name="features")
     emb_layer = tf.keras.layers.Embedding(input_dim=len(feature_vocab) + 1, output_dim=16384)
-    emb_output = MeanOfWords()(emb_layer(model_input))
+    emb_output = tf.reduce_mean(emb_layer(model_input), axis=1)
     dense_output = tf.keras.layers.Dense(
         units=1, activation="sigmoid", kernel_regularizer=tf.keras.regularizers.L2(1e-4)
     )(emb_output)

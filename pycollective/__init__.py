@@ -131,6 +131,8 @@ if not TYPE_CHECKING:  # to type checkers, a misspelt name would be one of any t
             for module in ("tensor", "dtypes", "data"):
                 if hasattr(_module(module), name):  # the value may be None
                     value = getattr(_module(module), name)
+                    if module == "tensor" and name in _module("tensor.ops").__all__:
+                        value = _module("tensor.symbolic").accepts_symbols(value)
                     break
             else:
                 raise AttributeError(_no_attribute(name), name=name)

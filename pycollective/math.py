@@ -50,6 +50,7 @@ from pycollective.tensor.ops import (
     subtract,
     tanh,
 )
+from pycollective.tensor.symbolic import accepts_symbols
 
 __all__ = [
     "abs",
@@ -107,3 +108,6 @@ __all__ = [
 #: Other names of TensorFlow for `mod` and `divide`.
 floormod = mod
 truediv = divide
+
+for _name in __all__:
+    globals()[_name] = accepts_symbols(globals()[_name])

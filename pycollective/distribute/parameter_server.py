@@ -25,7 +25,12 @@ from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.launched_tasks import cluster_of_launcher
 from pycollective.distribute.per_worker_variable import PerWorkerVariable
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.server import Chief, Server, worker_of_this_process
+from pycollective.distribute.server import (
+    Chief,
+    Server,
+    all_made_here,
+    worker_of_this_process,
+)
 from pycollective.distribute.server_variables import Servers, stand_in
 from pycollective.distribute.sharded import ShardedVariable
 from pycollective.distribute.shared_values import ROWS_FROM
@@ -337,6 +342,8 @@ class ParameterServerStrategy(Strategy):
         cluster, task, number = _cluster_of(cluster_resolver, num_ps)
         if cluster is not None:
             num_ps, num_workers = cluster.num_tasks("ps"), cluster.num_tasks("worker")
+            if worker_of_this_process() is None and all_made_here(cluster):
+                cluster = None
         if num_ps < 1:
             raise ValueError(f"There must be at least one ps. num_ps is {num_ps}.")
         if num_workers < 1:

@@ -38,10 +38,22 @@ Answer = Callable[[dict[str, Any], list[Any]], tuple[dict[str, Any], list[Any]]]
 
 _this_worker: list[Server] = []
 
+_made_here: set[tuple[str, str]] = set()
+"""The jobs and addresses of the servers that this process has made."""
+
 
 def worker_of_this_process() -> Server | None:
     """Return the worker's server that runs this program, or None."""
     return _this_worker[0] if _this_worker else None
+
+
+def all_made_here(cluster: Any) -> bool:
+    """Return True if this process has made the servers of all parameter servers and workers."""
+    return all(
+        (job, address) in _made_here
+        for job in ("ps", "worker")
+        for address in addresses_of(cluster, job)
+    )
 
 
 def addresses_of(cluster: Any, job: str) -> list[str]:
@@ -55,6 +67,9 @@ class Server:
     The tasks of a cluster run one program. A parameter server stores variables. A worker runs the
     program as the chief does, up to the first `ClusterCoordinator.schedule`. It then has the chief's
     variables, functions and datasets, and runs the functions that the chief schedules.
+
+    A program that makes all servers of its cluster itself needs none of their connections:
+    `ParameterServerStrategy` then runs servers and workers as threads of the process.
 
     Parameters
     ----------
@@ -101,6 +116,7 @@ class Server:
         assert task_index is not None
         self.job_name, self.task_index = job_name, task_index
         self._address = self._cluster.task_address(job_name, task_index)
+        _made_here.add((job_name, self._address))
         self._title = f"/job:{job_name}/task:{task_index}"
         snapshot_seconds = arguments.seconds("snapshot_seconds", snapshot_seconds)
         snapshots = None

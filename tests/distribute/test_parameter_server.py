@@ -810,3 +810,28 @@ def test_fit_of_a_large_table_equals_fit_without_a_strategy(optimizer):
 
     found = losses(servers(num_workers=1))
     np.testing.assert_allclose(found, losses(tf.distribute.get_strategy()), rtol=1e-5)
+
+
+def test_program_that_makes_all_servers_has_threads():
+    """As TensorFlow's tutorial: all tasks of the cluster are in this process."""
+    addresses = [f"localhost:{port}" for port in free_ports(3)]
+    spec = tf.train.ClusterSpec({"worker": addresses[:2], "ps": addresses[2:]})
+    config = tf.compat.v1.ConfigProto()
+    config.inter_op_parallelism_threads = 3
+    servers = [
+        tf.distribute.Server(spec, job_name="worker", task_index=i, config=config, protocol="grpc")
+        for i in range(2)
+    ]
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+    servers.append(tf.distribute.Server(spec, job_name="ps", task_index=0))
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    assert strategy.extended.num_parameter_workers == 2 and strategy.extended.num_servers == 1
+    assert "threads of this process" in strategy.describe()
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        total = tf.Variable(0.0)
+    add = tf.function(lambda: total.assign_add(1.0))
+    for _ in range(10):
+        coordinator.schedule(add)
+    coordinator.join()
+    assert float(total) == 10

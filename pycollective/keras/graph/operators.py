@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective import nest
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.graph.symbols import (
     MODULE,
@@ -23,6 +24,7 @@ from pycollective.keras.graph.symbols import (
 )
 from pycollective.keras.registration import public
 from pycollective.tensor import Tensor, as_tensor, ops
+from pycollective.tensor.symbolic import FUNCTIONS, recorders
 
 _operation = functools.partial(public, MODULE, registered=True)
 
@@ -234,3 +236,52 @@ class GetItem(Operation):
 
 def _is_index(key: Any) -> bool:
     return isinstance(key, (slice, int, np.integer)) and not isinstance(key, bool)
+
+
+@public("pycollective.keras", registered=True)
+class FunctionCall(Operation):
+    """A call of a function of tensors, such as ``tf.reduce_mean``.
+
+    Parameters
+    ----------
+    function : str
+        The function's name.
+    """
+
+    def __init__(self, function: str, name: str | None = None) -> None:
+        if function not in FUNCTIONS:
+            raise ValueError(f"no function {function!r} takes symbolic tensors")
+        self.function = function
+        super().__init__(unique_name(function) if name is None else name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the result; on symbolic tensors, record the call."""
+        if not has_symbols((args, kwargs)):
+            return FUNCTIONS[self.function](*args, **kwargs)
+        outputs = self._outputs(args, kwargs)
+        Node(self, args, kwargs, outputs)
+        return outputs
+
+    def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return symbolic results; an axis whose length follows an unknown one has unknown length."""
+
+        def results(length: int) -> Any:
+            def ones(leaf: Any) -> Any:
+                if not isinstance(leaf, KerasTensor):
+                    return leaf
+                return Tensor(np.ones([length if n is None else n for n in leaf.shape], leaf.dtype))
+
+            values = nest.map_structure(ones, (args, kwargs))
+            return FUNCTIONS[self.function](*values[0], **values[1])
+
+        def symbol(first: Tensor, second: Tensor) -> KerasTensor:
+            lengths = zip(first.array.shape, second.array.shape, strict=True)
+            return KerasTensor([a if a == b else None for a, b in lengths], first.dtype)
+
+        return nest.map_structure(symbol, results(2), results(3))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "function": self.function}
+
+
+recorders.append(lambda name, args, kwargs: FunctionCall(name)(*args, **kwargs))

@@ -11,6 +11,7 @@ from pycollective import nest
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import unique_name
 from pycollective.keras.registration import class_named
+from pycollective.tensor.symbolic import SymbolError
 
 Shape = tuple[int | None, ...]
 #: The module of operations in files.
@@ -98,8 +99,8 @@ class KerasTensor:
 
     # Without values ---------------------------------------------------------------------------
 
-    def _refuse(self, use: str) -> TypeError:
-        return TypeError(
+    def _refuse(self, use: str) -> SymbolError:
+        return SymbolError(
             f"{self} is symbolic: it has no values, so that it cannot be used {use}. Do this in the "
             "call() of a layer, and call the layer on the tensor"
         )
