@@ -81,7 +81,7 @@ def needs_of(tensors: Sequence[Tensor]) -> tuple[bool, ...] | None:
     if len(tapes) > 1 or tapes[0]._persistent:
         return None
     tracked = tapes[0]._tracked
-    return tuple([tensor._key in tracked for tensor in tensors])
+    return tuple(map(tracked.__contains__, map(_key, tensors)))
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,7 +233,11 @@ class GradientTape:
         self._leave()
 
     def _leave(self) -> None:
-        thread_state.tapes = tuple([tape for tape in thread_state.tapes if tape is not self])
+        tapes = thread_state.tapes
+        if tapes and tapes[-1] is self:
+            thread_state.tapes = tapes[:-1]
+        else:
+            thread_state.tapes = tuple(tape for tape in tapes if tape is not self)
 
     def reset(self) -> None:
         """Delete the record, and the list of watched tensors and variables."""
@@ -286,6 +290,19 @@ class GradientTape:
         if key not in entry[1]:
             entry[1][key] = None
             self._tracked.add(key)
+
+    def watch_reads(self, variables: Sequence[Watchable], values: Sequence[Tensor]) -> None:
+        """Track values that were read from variables; as `watch_read`, for several variables."""
+        known, tracked = self._variables, self._tracked
+        for variable, value in zip(variables, values, strict=True):
+            entry = known.get(id(variable))
+            if entry is None:
+                if not (self._watch_accessed and variable._trainable):
+                    continue
+                entry = known[id(variable)] = (variable, {})
+            if value._key and value._key not in entry[1]:
+                entry[1][value._key] = None
+                tracked.add(value._key)
 
     def watched_variables(self) -> tuple[Any, ...]:  # of Variable, whose module imports this one
         """Return the variables that this tape watches, in the order of their first use."""
@@ -355,37 +372,36 @@ class GradientTape:
         wanted = set(itertools.chain.from_iterable(source_keys))
         results: list[Tensor | IndexedSlices | None] = [None] * len(places)
 
-        def complete(place: int) -> None:
-            array: Any = None
-            for key in source_keys[place]:
-                part = gradients.get(key)
-                if part is not None:
-                    array = part if array is None else _sum(array, part)
-            if array is None:
-                return
-            if array.__class__ is Rows and not thread_state.tapes and ready is None:
-                results[place] = IndexedSlices(array.values, array.indices, array.shape)
-                return
-            if array.__class__ is not np.ndarray:
-                array = _array_of(array)
-            if array.__class__ is not np.ndarray or not array.flags.carray:
-                # Copies a broadcast view, whose memory is not that of its shape.
-                array = contiguous(array)
-            if thread_state.tapes:
-                # Outer tapes must not take a gradient for a constant.
-                result = record(array, targets, _no_second_order)
-            else:
-                result = Tensor(array)
-            results[place] = result
-            if ready is not None:
-                ready(place, result)
+        def complete(some: Sequence[int]) -> None:
+            for place in some:
+                array: Any = None
+                for key in source_keys[place]:
+                    part = gradients.get(key)
+                    if part is not None:
+                        array = part if array is None else _sum(array, part)
+                if array is None:
+                    continue
+                if array.__class__ is Rows and not thread_state.tapes and ready is None:
+                    results[place] = IndexedSlices(array.values, array.indices, array.shape)
+                    continue
+                if array.__class__ is not np.ndarray:
+                    array = _array_of(array)
+                if array.__class__ is not np.ndarray or not array.flags.carray:
+                    # Copies a broadcast view, whose memory is not that of its shape.
+                    array = contiguous(array)
+                if thread_state.tapes:
+                    # Outer tapes must not take a gradient for a constant.
+                    result = record(array, targets, _no_second_order)
+                else:
+                    result = Tensor(array)
+                results[place] = result
+                if ready is not None:
+                    ready(place, result)
 
         last_uses = {} if ready is None else _last_uses(nodes, source_keys)
         _sweep(nodes, gradients, wanted, last_uses, complete, consume=not self._persistent)
         early = {place for places in last_uses.values() for place in places}
-        for place in range(len(places)):
-            if place not in early:
-                complete(place)
+        complete([place for place in range(len(places)) if place not in early])
         if unconnected == "zero":
             for place, source in enumerate(places):
                 if results[place] is None:
@@ -482,13 +498,13 @@ def _sweep(
     gradients: dict[int, Array],
     wanted: set[int],
     last_uses: dict[int, list[int]],
-    complete: Callable[[int], None],
+    complete: Callable[[Sequence[int]], None],
     *,
     consume: bool,
 ) -> None:
     """Propagate ``gradients`` (by key) back through ``nodes``, and keep those of ``wanted`` keys.
 
-    ``complete(place)`` is called for the sources in ``last_uses``, as soon as their gradients are final.
+    ``complete(places)`` is called for the sources in ``last_uses`` as soon as their gradients are final.
     With ``consume`` each node is removed from the list when it is used, so that its memory is freed
     as early as possible.
     """
@@ -497,8 +513,8 @@ def _sweep(
     own: set[int] = set()
     number = len(nodes)
     while number:
-        for place in last_uses.get(number, ()):
-            complete(place)
+        if number in last_uses:
+            complete(last_uses[number])
         number -= 1
         outputs, inputs, vjp = nodes.pop() if consume else nodes[number]
         if outputs.__class__ is tuple:
@@ -530,8 +546,7 @@ def _sweep(
                 if total.__class__ is not Rows and total.ndim:
                     own.add(key)
         del vjp, gradient
-    for place in last_uses.get(0, ()):
-        complete(place)
+    complete(last_uses.get(0, ()))
 
 
 def _sum(a: Any, b: Any) -> Array:

@@ -151,3 +151,57 @@ def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
     strategy.run(step)
     assert 5 < len(calls) <= 40, calls
     assert len({file for file, _ in calls}) <= 8, calls
+
+
+def test_custom_step_makes_at_most_228_calls():
+    """Replica 0's calls of this package in the guide's step, once its layers are replayed."""
+    strategy, calls = mirrored(2), []
+    layers = keras.layers
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Conv2D(8, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(16, activation="relu"),
+                layers.Dense(10),
+            ]
+        )
+        optimizer = keras.optimizers.Adam()
+        entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    package = str(Path(pc.__file__).parent)
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else 0)
+
+    def replica(images, labels):
+        with pc.GradientTape() as tape:
+            predictions = model(images, training=True)
+            losses = entropy(labels, predictions)
+            loss = pc.nn.compute_average_loss(losses, global_batch_size=8)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(labels, predictions)
+        return loss
+
+    def counted(*batch):
+        first = d.get_replica_context().local_replica_id == 0
+        if first:
+            calls.clear()
+            sys.setprofile(note)
+        try:
+            return replica(*batch)
+        finally:
+            if first:
+                sys.setprofile(None)
+
+    random = np.random.default_rng(0)
+    images = random.random((80, 14, 14, 1), np.float32)
+    data = pc.data.Dataset.from_tensor_slices((images, random.integers(0, 10, 80))).batch(8)
+    for batch in strategy.experimental_distribute_dataset(data):
+        strategy.run(counted, args=batch)
+    assert 100 < len(calls) <= 228, calls

@@ -288,7 +288,12 @@ class _Walk:
 
     def holds(self) -> bool:
         """Return True if the searched lists and dicts still hold the same objects."""
-        return all([_identities(container) == held for container, held in self._containers])
+        return all(map(_is_unchanged, self._containers))
+
+
+def _is_unchanged(known: tuple[Any, list[int]]) -> bool:
+    container, held = known
+    return _identities(container) == held
 
 
 def _identities(container: Any) -> list[int]:

@@ -7,6 +7,7 @@ has given the bits of the layers themselves, for the outputs and for all gradien
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ from pycollective.tensor import Tensor, Variable
 from pycollective.tensor.captured import Gradients, placed, taped
 from pycollective.tensor.tape import needs_of, record, recording, thread_state
 from pycollective.tensor.variable import reads
-from pycollective.workspace import workspace
+from pycollective.workspace import SMALLEST_RESULT, workspace
 
 #: The layers that kernels compute. Their subclasses may compute something else.
 LAYERS = frozenset(
@@ -55,6 +56,10 @@ _SHAPES = 8
 #: are complete at the end of a replay only, which leaves no time to overlap their all-reduce.
 _MOST_OF_VARIABLES = 8 << 20
 _MOST_OF_MEMORY = 32 << 20
+
+
+_changes_of = operator.attrgetter("_changes")
+_array_of = operator.attrgetter("array")
 
 
 def has_known_activation(layer: Layer) -> bool:
@@ -83,7 +88,8 @@ class _Recorded:
         self.memory = 0
         self.output = output.shape, output.dtype
         self.needs = needs
-        self.gradients: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        #: The shape and dtype of each gradient, and True if it is too small for the workspace.
+        self.gradients: list[tuple[tuple[int, ...], np.dtype[Any], bool]] = []
 
 
 class _Known:
@@ -131,7 +137,7 @@ class Replayed:
             or thread_state.reads_as is not None
         ):
             return self.ordinary(inputs)
-        changes = sum([layer._changes for layer in self._layers])
+        changes = sum(map(_changes_of, self._layers))
         if changes != self._changes:
             self._find_variables(changes)
         array = inputs.array
@@ -154,7 +160,7 @@ class Replayed:
             return self._call_steps(known, (inputs, *variables), tensors, needs)
         replay = kernels.Replay(recorded.calls, workspace.empty((recorded.memory,), np.uint8))
         output = workspace.empty(*recorded.output)
-        if recorded.needs != needs or not replay.run([t.array for t in tensors], [output]):
+        if recorded.needs != needs or not replay.run(list(map(_array_of, tensors)), [output]):
             return self.ordinary(inputs)
 
         def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
@@ -238,7 +244,9 @@ class Replayed:
                 and all(part.__class__ is np.ndarray for part in results)
                 and calls.end(results)
             ):
-                recorded.gradients = [(part.shape, part.dtype) for part in results]
+                recorded.gradients = [
+                    (part.shape, part.dtype, part.nbytes < SMALLEST_RESULT) for part in results
+                ]
                 _finish(known, recorded)
             else:
                 known.refused = True
@@ -304,7 +312,8 @@ def _gradients_of(
     memory: Callable[[tuple[int, ...], Any], Array],
 ) -> list[Array]:
     """Replay the gradients into new arrays from ``memory``."""
-    found = [memory(*size) for size in recorded.gradients]
+    few = np.empty if memory == workspace.empty else memory
+    found = [(few if small else memory)(shape, dtype) for shape, dtype, small in recorded.gradients]
     if not replay.run([in_c_order(g)], found):
         raise RuntimeError(
             f"a gradient of shape {g.shape} and dtype {g.dtype} does not fit the recorded output "

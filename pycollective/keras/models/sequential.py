@@ -232,7 +232,9 @@ class Sequential(Model):
         if self._steps is None:
             self._steps = with_replays(steps_of(self._stack))
             self._run = OnGpu(partial(_output_of, self._steps), self._stack)
-        return self._run(inputs)
+        if inputs.__class__ is Tensor and inputs.array.__class__ is not np.ndarray:
+            return self._run(inputs)
+        return _output_of(self._steps, inputs)
 
 
 def _output_of(steps: Sequence[Any], inputs: Any) -> Any:
