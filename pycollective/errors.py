@@ -164,7 +164,7 @@ class CollectiveError(RuntimeError):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         ranks: Sequence[int] = (),
         hosts: Sequence[str] = (),
         call: str | None = None,
@@ -219,8 +219,16 @@ class MismatchError(CollectiveError):
         As in `CollectiveError`.
     """
 
-    def __init__(self, *args: Any, calls: Mapping[int, str] | None = None, **about: Any) -> None:
-        super().__init__(*args, **{"ranks": sorted(calls or ()), **about})
+    def __init__(
+        self,
+        *args: object,
+        calls: Mapping[int, str] | None = None,
+        ranks: Sequence[int] | None = None,
+        hosts: Sequence[str] = (),
+        call: str | None = None,
+    ) -> None:
+        ranks = sorted(calls or ()) if ranks is None else ranks
+        super().__init__(*args, ranks=ranks, hosts=hosts, call=call)
         self.calls = dict(calls or {})
 
 

@@ -154,7 +154,10 @@ class Work(Generic[R]):
 
     @staticmethod
     def joined(works: Sequence[Work[Any]], finish: Callable[[], T]) -> Work[T]:
-        """Return a work for several calls and then ``finish``, which returns the result."""
+        """Return a work for several calls and then ``finish``, which returns the result.
+
+        The results of the calls can have any type, because nothing reads them.
+        """
 
         def all_of_them() -> T:
             for work in works:
