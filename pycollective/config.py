@@ -240,7 +240,7 @@ _eagerly = False
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Run each layer from Python if True, and replay recorded kernels if False, the default.
+    """Run each layer from Python if True; if False, the default, replay recorded kernels.
 
     Functions of ``tf.function`` run as Python in both cases.
     """

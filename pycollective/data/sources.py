@@ -9,7 +9,7 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.arguments import whole
-from pycollective.array_backend import array_module, copy, is_array
+from pycollective.array_backend import Array, array_module, copy, is_array
 from pycollective.data.dataset import Dataset, as_element, kind
 from pycollective.data.rows import Rows
 from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec, component_names, spec_of
@@ -39,11 +39,11 @@ class TensorSlices(Dataset):
         # Without this copy, NumPy would copy all rows of an array in another order for each take.
         self._columns = nest.map_structure(lambda a: array_module(a).ascontiguousarray(a), columns)
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> Rows | None:
         return Rows(self._columns, lambda: iter([np.arange(self._length)]))
 
     def _iter(self) -> Iterator[Any]:
-        return self._rows().elements()
+        return Rows(self._columns, lambda: iter([np.arange(self._length)])).elements()
 
     def cardinality(self) -> int:
         return self._length
@@ -114,6 +114,10 @@ class Generated(Dataset):
         return UNKNOWN_SPEC if self._signature is None else self._signature
 
 
+#: A longer range is not kept in memory, but made in parts by each pass.
+_KEPT_NUMBERS, _NUMBERS_AT_ONCE = 1 << 22, 1 << 16
+
+
 @kind
 class Range(TensorSlices):
     """The numbers of a range."""
@@ -124,5 +128,23 @@ class Range(TensorSlices):
         for number in numbers[:1], numbers[-1:]:
             if dtype.kind == "b" or np.array(number, np.int64).astype(dtype).tolist() != [*number]:
                 raise ValueError(f"Dataset.range{args}: {[*number]} does not fit dtype {dtype}")
-        start, stop, step = numbers.start, numbers.stop, numbers.step
-        super().__init__(np.arange(start, stop, step, dtype=np.int64).astype(dtype))
+        self._numbers, self._dtype = numbers, dtype
+        self._is_long = len(numbers) > _KEPT_NUMBERS
+        super().__init__(self._part(numbers[:1] if self._is_long else numbers))
+        self._length = len(numbers)
+
+    def _part(self, numbers: range) -> Array:
+        part = np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+        return part.astype(self._dtype)
+
+    def _rows(self) -> Rows | None:
+        return None if self._is_long else super()._rows()
+
+    def _iter(self) -> Iterator[Any]:
+        if not self._is_long:
+            yield from super()._iter()
+            return
+        for begin in range(0, self._length, _NUMBERS_AT_ONCE):
+            yield from TensorSlices(
+                self._part(self._numbers[begin : begin + _NUMBERS_AT_ONCE])
+            )._iter()

@@ -838,3 +838,14 @@ def test_padded_shape_of_one_axis_may_be_a_number() -> None:
         [[3, 3, 3, -1, -1], [4, 4, 4, 4, -1]],
     ]
     assert padded.element_spec == TensorSpec((None, 5), np.int32)
+
+
+def test_long_range_takes_little_memory():
+    """The numbers of a range of 2^40 are made in parts."""
+    numbers = tf.data.Dataset.range(3, 1 << 40, 2, output_type="int64")
+    assert len(numbers) == ((1 << 40) - 3 + 1) // 2
+    first = list(numbers.skip(65_534).take(4).as_numpy_iterator())
+    assert first == [3 + 2 * n for n in range(65_534, 65_538)]
+    assert next(iter(numbers.batch(3))).numpy().tolist() == [3, 5, 7]
+    assert numbers.element_spec == tf.TensorSpec((), "int64")
+    assert next(iter(numbers.shard(4, 1).map(lambda n: n * 2))).numpy() == 10
