@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class _Handle:
     def __init__(self, library: Any, like: Array, stream: int) -> None:
         self.number = ctypes.c_void_p()
         _check(library.cublasCreate_v2(ctypes.byref(self.number)))
+        weakref.finalize(self, library.cublasDestroy_v2, self.number).atexit = False
         _check(library.cublasSetStream_v2(self.number, ctypes.c_void_p(stream)))
         self._memory = empty((_WORKSPACE_BYTES,), np.dtype(np.uint8), like)
         place = ctypes.c_void_p(_address(self._memory))
@@ -117,13 +119,7 @@ def matmul(a: Array, b: Array) -> Array | None:
     if not _trusted[kind]:
         return None
     with beside(a):
-        stream = array_module(a).cuda.get_current_stream().ptr
-        key = place[1], stream
-        handle = _handles.by_place.get(key)
-        if handle is None:
-            if len(_handles.by_place) >= _HANDLES:
-                del _handles.by_place[next(iter(_handles.by_place))]
-            handle = _handles.by_place[key] = _Handle(library, a, stream)
+        handle = _handle_for(library, a)
         y = empty((rows, columns), a.dtype, a)
         number, sums, factor = types
         # cuBLAS stores matrices by columns: in its memory, y is the product of b and a, transposed.
@@ -136,6 +132,26 @@ def matmul(a: Array, b: Array) -> Array | None:
         )  # fmt: skip
         _check(code)
     return y
+
+
+def prepare(like: Array) -> None:
+    """Make the handle for this thread's stream on an array's device, before the stream records."""
+    library = _library()
+    if library is not None:
+        with beside(like):
+            _handle_for(library, like)
+
+
+def _handle_for(library: Any, like: Array) -> _Handle:
+    """Return the handle for this thread's stream on the current device, which an array is on."""
+    stream = array_module(like).cuda.get_current_stream().ptr
+    key = device_of(like)[1], stream
+    handle = _handles.by_place.get(key)
+    if handle is None:
+        if len(_handles.by_place) >= _HANDLES:
+            del _handles.by_place[next(iter(_handles.by_place))]
+        handle = _handles.by_place[key] = _Handle(library, like, stream)
+    return handle
 
 
 def _is_right(a: Array, b: Array) -> bool:

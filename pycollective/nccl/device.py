@@ -8,7 +8,7 @@ import math
 import platform
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -130,6 +130,12 @@ class Recorder:
         self._stream = stream()
         self._memory = _cuda().MemoryPool()
 
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Let this thread use the stream and the memory in a ``with`` block."""
+        with _cuda().using_allocator(self._memory.malloc), self._stream:
+            yield
+
     def record(self, function: Callable[[], Any]) -> tuple[Any, Graph]:
         """Call a function, and return its result and its device work, which is not done yet.
 
@@ -138,10 +144,9 @@ class Recorder:
         NotCapturedError
             The work waits for the device, or needs the host, so that it cannot be repeated.
         """
-        cuda = _cuda()
-        runtime, begun, graph = cuda.runtime, False, 0
+        runtime, begun, graph = _cuda().runtime, False, 0
         try:
-            with cuda.using_allocator(self._memory.malloc), self._stream:
+            with self.used():
                 self._stream.begin_capture()
                 begun = True
                 result = function()
@@ -150,8 +155,10 @@ class Recorder:
             if needed:
                 raise NotCapturedError(needed)
             return result, Graph(runtime.graphInstantiate(graph), runtime.graphExecDestroy)
-        except (OSError, RuntimeError) as error:  # of CuPy, CUDA and its libraries
-            raise NotCapturedError(str(error)) from error
+        except NotCapturedError:
+            raise
+        except Exception as error:  # of CuPy, of CUDA and of its libraries
+            raise NotCapturedError(f"{type(error).__name__}: {error}") from error
         finally:
             if begun:
                 with contextlib.suppress(RuntimeError):  # CUDA refuses what it could not record

@@ -18,6 +18,7 @@ import numpy as np
 
 from pycollective.nccl import device
 
+from .. import cublas
 from ..array_backend import Array, array_module, beside, device_of, empty
 from ..config import functions_run_eagerly
 from .tape import GradientTape, eagerly, key_of, needs_of, paused, record, thread_state
@@ -272,6 +273,8 @@ class Captured:
             array = output.array
             return array.copy() if array is recorded.input else array, exact
 
+        with recorded.recorder.used():
+            cublas.prepare(recorded.input)
         try:
             (output, exact), recorded.forward = recorded.recorder.record(forward)
             recorded.results = [output]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,15 @@ class Library:
     """The functions of cuBLAS that are used, on the memory of the stand-in for CuPy."""
 
     def __init__(self, wrong=False):
-        self.products = 0
+        self.products = self.handles = 0
         self.wrong = wrong
 
     def cublasCreate_v2(self, handle):
+        self.handles += 1
         return 0
+
+    def cublasDestroy_v2(self, handle):
+        self.handles -= 1
 
     cublasSetStream_v2 = cublasSetWorkspace_v2 = lambda self, *_: 0
 
@@ -89,6 +94,19 @@ def test_other_matrices_are_left_to_cupy(cupy, library):
     ):
         assert cublas.matmul(a, b) is None
     assert library.products == 0
+
+
+def test_handles_of_streams_are_few_and_destroyed(cupy, library, monkeypatch):
+    x = cupy.asarray(np.ones((4, 6), np.float32))
+    for number in range(20):
+        monkeypatch.setattr(
+            cupy.cuda, "get_current_stream", lambda n=number: SimpleNamespace(ptr=n)
+        )
+        cublas.prepare(x)
+        assert cublas.matmul(x, x.T) is not None
+    assert library.handles == 8
+    cublas._handles.by_place.clear()
+    assert library.handles == 0
 
 
 def test_wrong_products_are_not_used(cupy, library, caplog):

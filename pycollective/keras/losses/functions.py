@@ -249,8 +249,8 @@ def log_cosh(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean of ``log(cosh(y_pred - y_true))`` along the last axis."""
 
     def composed(true: Tensor, predicted: Tensor) -> Tensor:
-        error = predicted - true
-        return _mean_of_last(error + nn.softplus(-2.0 * error) - math.log(2))
+        size = ops.abs(predicted - true)
+        return _mean_of_last(size + nn.softplus(-2.0 * size) - math.log(2))
 
     return _by_rows("log_cosh", y_true, y_pred, composed)
 
