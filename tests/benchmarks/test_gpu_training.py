@@ -28,9 +28,15 @@ class Told:
     def __init__(self, name, answers):
         self.name, self.answers, self.heard = name, list(answers), []
 
-    def tell(self, seconds, **what):
+    def ask(self, **what):
         self.heard.append(what)
+
+    def hear(self, seconds):
         return self.answers.pop(0)
+
+    def tell(self, seconds, **what):
+        self.ask(**what)
+        return self.hear(seconds)
 
 
 def test_contestants_take_turns(bench):
