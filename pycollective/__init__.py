@@ -131,7 +131,7 @@ if not TYPE_CHECKING:  # to type checkers, a misspelt name would be one of any t
             for module in ("tensor", "dtypes", "data"):
                 if hasattr(_module(module), name):  # the value may be None
                     value = getattr(_module(module), name)
-                    if module == "tensor" and name in _module("tensor.ops").__all__:
+                    if callable(value) and name in _module("tensor.ops").__all__:
                         value = _module("tensor.symbolic").accepts_symbols(value)
                     break
             else:
