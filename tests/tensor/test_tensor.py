@@ -427,7 +427,7 @@ def test_math_has_the_operation_of_the_shorter_path(name):
     """``tf.math.exp`` is ``tf.exp``; names that TensorFlow has in `tf.math` alone are listed here."""
     longer = {"floormod": tf.mod, "truediv": tf.divide}
     longer |= {name: getattr(nn, name) for name in ("softmax", "log_softmax", "softplus")}
-    # Both take symbolic tensors too.
+    # Both functions take symbolic tensors too.
     assert getattr(math, name).__wrapped__ is (longer.get(name) or getattr(tf, name))
     if name not in longer:
         assert getattr(math, name) is getattr(pycollective, name)
