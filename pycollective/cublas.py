@@ -115,7 +115,11 @@ def matmul(a: Array, b: Array) -> Array | None:
         return None
     if kind not in _trusted:  # a call that is recorded comes after ordinary ones
         _trusted[kind] = True
-        _trusted[kind] = _is_right(a, b)
+        try:
+            _trusted[kind] = _is_right(a, b)
+        except BaseException:  # the comparison did not end: the next product is compared
+            del _trusted[kind]
+            raise
     if not _trusted[kind]:
         return None
     with beside(a):

@@ -114,3 +114,17 @@ def test_wrong_products_are_not_used(cupy, library, caplog):
     x = cupy.asarray(np.ones((4, 6), np.float32))
     assert cublas.matmul(x, x.T) is None and cublas.matmul(x, x.T) is None
     assert library.products == 1 and "differ from CuPy's" in caplog.text
+
+
+def test_product_whose_comparison_fails_is_compared_again(cupy, library, monkeypatch):
+    x = cupy.asarray(np.ones((4, 6), np.float32))
+
+    def fail(*_):
+        raise RuntimeError("a stream records")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cublas, "_is_right", fail)
+        with pytest.raises(RuntimeError, match="a stream records"):
+            cublas.matmul(x, x.T)
+    library.wrong = True
+    assert cublas.matmul(x, x.T) is None
