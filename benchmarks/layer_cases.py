@@ -314,9 +314,9 @@ CASES = {
     "optimizers": OPTIMIZERS, "operations": OPERATIONS,
 }  # fmt: skip
 
-#: Base classes, wrappers and inputs, which compute nothing of their own, and views.
+#: Base classes, wrappers and inputs, which compute nothing of their own, views, and strings.
 NOT_MEASURED = {
     "Input", "InputLayer", "InputSpec", "Layer", "Loss", "LossFunctionWrapper", "LossScaleOptimizer",
     "MeanMetricWrapper", "Metric", "Optimizer", "Identity", "cast", "identity", "linear",
-    "deserialize", "get", "serialize",
+    "deserialize", "get", "serialize", "StringLookup",
 }  # fmt: skip

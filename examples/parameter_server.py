@@ -6,7 +6,7 @@
 The model learns from the names of three films whether "avenger" is among them. With the first command,
 the program makes all tasks of its cluster, and servers and workers are threads of this process. All
 models, functions and datasets come before the first training, because a worker in another process runs
-the program up to there. Functions that look words up replace the tutorial's layers for strings.
+the program up to there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import os
 import random
 import socket
 import tempfile
-
-import numpy as np
 
 import pycollective as tf
 
@@ -71,14 +69,19 @@ feature_vocab = [
 ]  # fmt: skip
 label_vocab = ["no", "yes"]
 
-
-def lookup_of(vocabulary, others):
-    """Return a function that gives words their numbers, from `others` on; 0 is for other words."""
-    numbers = {word.encode(): number for number, word in enumerate(vocabulary, others)}
-    return lambda words: np.array([numbers.get(word, 0) for word in words.numpy()])
-
-
-feature_lookup, label_lookup = lookup_of(feature_vocab, 1), lookup_of(label_vocab, 0)
+with strategy.scope():
+    feature_lookup_layer = tf.keras.layers.StringLookup(vocabulary=feature_vocab, mask_token=None)
+    label_lookup_layer = tf.keras.layers.StringLookup(
+        vocabulary=label_vocab, num_oov_indices=0, mask_token=None
+    )
+    raw_feature_input = tf.keras.layers.Input(shape=(3,), dtype=tf.string, name="features")
+    feature_preprocess_stage = tf.keras.Model(
+        {"features": raw_feature_input}, feature_lookup_layer(raw_feature_input)
+    )
+    raw_label_input = tf.keras.layers.Input(shape=(1,), dtype=tf.string, name="label")
+    label_preprocess_stage = tf.keras.Model(
+        {"label": raw_label_input}, label_lookup_layer(raw_label_input)
+    )
 
 
 def feature_and_label_gen(num_examples=200):
@@ -87,18 +90,22 @@ def feature_and_label_gen(num_examples=200):
     return {"features": features, "label": labels}
 
 
-def preprocessed(examples):
-    return tf.data.Dataset.from_tensor_slices(examples).map(
-        lambda x: ({"features": feature_lookup(x["features"])}, label_lookup(x["label"]))
+def preprocessed(dataset):
+    """Replace the strings of a dataset of batches by their indices."""
+    return dataset.map(
+        lambda x: (
+            {"features": feature_preprocess_stage(x["features"])},
+            label_preprocess_stage(x["label"]),
+        )
     )
 
 
-examples = feature_and_label_gen()
-eval_examples = feature_and_label_gen(num_examples=16)
+raw_dataset = tf.data.Dataset.from_tensor_slices(feature_and_label_gen())
+raw_eval_dataset = tf.data.Dataset.from_tensor_slices(feature_and_label_gen(num_examples=16))
 
 
 def dataset_fn(_):
-    return preprocessed(examples).shuffle(200).batch(32).repeat()
+    return preprocessed(raw_dataset.shuffle(200).batch(32)).repeat()
 
 
 # Model ----------------------------------------------------------------------------------------
@@ -106,8 +113,10 @@ with strategy.scope():
     small_model = tf.keras.models.Sequential([tf.keras.Input((10,)), tf.keras.layers.Dense(10)])
     small_model.compile(tf.keras.optimizers.SGD(), loss="mse", steps_per_execution=10)
 
-    model_input = tf.keras.layers.Input(shape=(3,), dtype="int64", name="features")
-    emb_layer = tf.keras.layers.Embedding(input_dim=len(feature_vocab) + 1, output_dim=16384)
+    model_input = tf.keras.layers.Input(shape=(3,), dtype=tf.int64, name="model_input")
+    emb_layer = tf.keras.layers.Embedding(
+        input_dim=feature_lookup_layer.vocabulary_size(), output_dim=16384
+    )
     emb_output = tf.reduce_mean(emb_layer(model_input), axis=1)
     dense_output = tf.keras.layers.Dense(
         units=1, activation="sigmoid", kernel_regularizer=tf.keras.regularizers.L2(1e-4)
@@ -158,7 +167,7 @@ def eval_step(iterator):
 
 
 def eval_dataset_fn():
-    return preprocessed(eval_examples).shuffle(16).repeat().batch(8)
+    return preprocessed(raw_eval_dataset.shuffle(16).repeat().batch(8))
 
 
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -205,7 +214,7 @@ loss = coordinator.schedule(step_fn, args=(per_worker_iterator,))
 print(f"Final loss is {loss.fetch():.3f}")
 
 # Evaluation -----------------------------------------------------------------------------------
-for batch_data, labels in preprocessed(eval_examples).batch(8):
+for batch_data, labels in preprocessed(raw_eval_dataset.batch(8)):
     pred = model(batch_data, training=False)
     eval_accuracy.update_state(labels, tf.cast(tf.greater(pred, 0.5), tf.int64))
 direct = float(eval_accuracy.result())
@@ -220,7 +229,7 @@ print(f"Evaluation accuracy on the workers: {float(eval_accuracy.result()):.3f}"
 
 # Keras's fit with a dataset that the coordinator reads -----------------------------------------
 model.fit(dataset_fn(None), epochs=2, steps_per_epoch=steps_per_epoch)
-_, fit_accuracy = model.evaluate(preprocessed(eval_examples).batch(8), verbose=0)
+_, fit_accuracy = model.evaluate(preprocessed(raw_eval_dataset.batch(8)), verbose=0)
 print(f"Evaluation accuracy after fit: {fit_accuracy:.3f}")
 if min(direct, fit_accuracy) < 0.9:
     raise SystemExit("the model has not learned")

@@ -93,6 +93,11 @@ def as_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
+def as_dtype_or_string(value: Any) -> np.dtype[Any]:
+    """Return a dtype as `as_dtype`; the names ``"string"`` and ``"object"`` mean `string`."""
+    return string if value in (string, "string") else as_dtype(value)
+
+
 def is_supported(dtype: np.dtype[Any]) -> bool:
     """Return True if tensors can have this dtype: bool, integers, floating point, bfloat16."""
     return dtype.kind in "biuf" or (bfloat16 is not None and dtype == bfloat16)

@@ -21,9 +21,9 @@ from pycollective.data.spec import (
     component_names,
     signature_of,
 )
-from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, TensorShape, as_tensor
+from pycollective.tensor.text import as_text, is_text
 
 
 def as_element(value: Any, own: bool = False) -> Any:
@@ -36,32 +36,8 @@ def as_element(value: Any, own: bool = False) -> Any:
         return nest.rebuild(value, [as_element(v, own) for v in children])
     if isinstance(value, Dataset):  # a window
         return value
-    array = _as_text(value) if _is_text(value) else as_tensor(value).array
+    array = as_text(value) if is_text(value) else as_tensor(value).array
     return copy(array) if own and is_array(value) else array
-
-
-def _is_text(value: Any) -> bool:
-    """Return True for a string, and for a list or an array of strings."""
-    while isinstance(value, list) and value:
-        value = value[0]
-    return isinstance(value, (str, bytes)) or (
-        isinstance(value, np.ndarray) and value.dtype.kind in "SUO"
-    )
-
-
-def _as_text(value: Any) -> Any:
-    """Return strings as an array of dtype `string`, which holds Python's bytes as in TensorFlow."""
-    array = np.asarray(value, string)
-    items = [v.encode() if isinstance(v, str) else v for v in array.ravel().tolist()]
-    for item in items:
-        if not isinstance(item, bytes):
-            raise TypeError(
-                f"a {type(item).__name__} cannot become a tensor of strings: {item!r}; use an array of "
-                "numbers or of strings"
-            )
-    text = np.empty(len(items), string)
-    text[:] = items
-    return text.reshape(array.shape)
 
 
 def as_tensors(element: Any) -> Any:

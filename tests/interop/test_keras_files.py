@@ -78,8 +78,8 @@ MERGES = [
     ("Multiply", {}),
     ("Subtract", {}),
 ]
-#: Names of layers that the tables do not need.
-BASES = {"Input", "InputLayer", "InputSpec", "Layer"}
+#: Names of layers that the tables do not need. Keras has no `StringLookup` without TensorFlow.
+BASES = {"Input", "InputLayer", "InputSpec", "Layer", "StringLookup"}
 
 
 def randomized(model):

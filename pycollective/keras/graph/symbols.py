@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycollective import nest
-from pycollective.dtypes import as_dtype
+from pycollective.dtypes import as_dtype_or_string
 from pycollective.keras.backend import unique_name
 from pycollective.keras.registration import class_named
 from pycollective.tensor.symbolic import SymbolError
@@ -65,7 +65,7 @@ class KerasTensor:
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: str | None = None) -> None:
         self.shape: Shape = tuple(None if n is None else int(n) for n in shape)
-        self.dtype = as_dtype(dtype)
+        self.dtype = as_dtype_or_string(dtype)
         self.name = unique_name("keras_tensor") if name is None else str(name)
         self._keras_history: History | None = None
 

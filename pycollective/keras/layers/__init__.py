@@ -14,6 +14,7 @@ from pycollective.keras.layers import (
     preprocessing,
     regularization,
     reshaping,
+    strings,
 )
 from pycollective.keras.layers.activation import *  # noqa: F403
 from pycollective.keras.layers.convolution import *  # noqa: F403
@@ -27,6 +28,7 @@ from pycollective.keras.layers.pooling import *  # noqa: F403
 from pycollective.keras.layers.preprocessing import *  # noqa: F403
 from pycollective.keras.layers.regularization import *  # noqa: F403
 from pycollective.keras.layers.reshaping import *  # noqa: F403
+from pycollective.keras.layers.strings import *  # noqa: F403
 from pycollective.keras.registration import publish
 
 AvgPool2D = pooling.AveragePooling2D
@@ -49,5 +51,6 @@ __all__ += pooling.__all__
 __all__ += preprocessing.__all__
 __all__ += regularization.__all__
 __all__ += reshaping.__all__
+__all__ += strings.__all__
 
 publish("keras.layers", globals(), __all__)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycollective.distribute.default import get_strategy
+from pycollective.dtypes import as_dtype_or_string, string
 from pycollective.keras.backend import floatx
 from pycollective.keras.graph.symbols import KerasTensor, Node
 from pycollective.keras.layers.layer import SameShape
@@ -25,7 +26,8 @@ class InputLayer(SameShape):
     batch_size : int, optional
         The declared batch size. Batches may have any number of examples nevertheless.
     dtype
-        The dtype that inputs are converted to; the default is ``floatx()``.
+        The dtype that inputs are converted to; the default is ``floatx()``. ``tf.string`` is for inputs
+        of `StringLookup`.
     batch_shape
         The batch size and the shape together.
     name : str, optional
@@ -65,7 +67,9 @@ class InputLayer(SameShape):
                 f"replicas ({replicas})"
             )
         # A global mixed-precision policy does not apply to inputs, so pass the dtype explicitly.
-        super().__init__(dtype=floatx() if dtype is None else dtype, name=name, input_shape=shape)
+        kind = as_dtype_or_string(floatx() if dtype is None else dtype)
+        super().__init__(dtype=floatx() if kind == string else kind, name=name, input_shape=shape)
+        self._dtype = kind
         self.batch_shape: Shape = (batch_size, *shape)
         self._output_shape = self._input_shape
         self.built = True
@@ -74,7 +78,7 @@ class InputLayer(SameShape):
     def get_config(self) -> dict[str, Any]:
         return {
             "batch_shape": self.batch_shape,
-            "dtype": self._dtype.name,
+            "dtype": "string" if self._dtype == string else self._dtype.name,
             "sparse": False,
             "name": self._name,
         }
