@@ -48,9 +48,9 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
 
 
 def aligned(count: int, dtype: np.dtype[Any]) -> Array:
-    room = np.zeros(count * dtype.itemsize + 64, np.uint8)
-    begin = -room.ctypes.data % 64
-    return room[begin : begin + count * dtype.itemsize].view(dtype)
+    memory = np.zeros(count * dtype.itemsize + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + count * dtype.itemsize].view(dtype)
 
 
 def gigabytes_per_second(

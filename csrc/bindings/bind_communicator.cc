@@ -213,7 +213,7 @@ std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, b
   }
   Interrupt interrupt = check_signals;
   InterpreterRelease release;
-  self.settle(interrupt);
+  self.wait_for_tasks(interrupt);
   self.run(call, waiting_for(timeout, std::move(interrupt)));
   return nullptr;
 }
@@ -347,10 +347,10 @@ void bind_communicator(py::module_& m) {
            "not raise it again.")
       .def("collect", &Communicator::collect, "Release the objects that finished calls kept alive.")
       .def(
-          "settle",
+          "wait_all",
           [](Communicator& self) {
             InterpreterRelease release;
-            self.settle_all(check_signals);
+            self.wait_for_all(check_signals);
           },
           "Wait until all running calls are done.")
       .def_property_readonly("outstanding", &Communicator::outstanding,
@@ -571,7 +571,7 @@ void bind_communicator(py::module_& m) {
             algorithm_of(*pointers[0], Collective::all_reduce, algorithm, bytes_of(inputs[0]));
         Waiting waiting = waiting_for(timeout);
         InterpreterRelease release;
-        for (Communicator* communicator : pointers) communicator->settle(waiting.interrupt);
+        for (Communicator* communicator : pointers) communicator->wait_for_tasks(waiting.interrupt);
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);
       },
       py::arg("communicators"), py::arg("inputs"), py::arg("outputs"), py::arg("op"),

@@ -433,7 +433,7 @@ void run_prepared(Base& self, const PreparedCall& prepared, const void* input, v
   const PreparedCall copy = prepared;
   const double timeout = self.timeout;
   InterpreterRelease release;
-  if (polls == 0) communicator->settle(check_signals);
+  if (polls == 0) communicator->wait_for_tasks(check_signals);
   const Waiting waiting = waiting_for(timeout);
   if (polls > 0 || !communicator->begin(copy, input, output, 1))
     communicator->finish(copy, waiting);

@@ -173,7 +173,7 @@ Caller::Caller(Communicator& communicator, std::shared_ptr<CallMatcher> matcher)
 
 void Caller::call(const std::shared_ptr<Operation>& operation, bool later,
                   const Interrupt& interrupt) {
-  communicator_.settle(interrupt);
+  communicator_.wait_for_tasks(interrupt);
   int rank = communicator_.rank();
   Group& group = communicator_.group();
   Endpoint& endpoint = group.endpoint(rank);
@@ -190,7 +190,7 @@ void Caller::call(const std::shared_ptr<Operation>& operation, bool later,
     }
   } catch (...) {
     abandon(endpoint, operation->record);
-    matcher_->settle();
+    matcher_->wait_for_users();
     throw;
   }
   endpoint.leave();
@@ -202,7 +202,7 @@ void Caller::finish(Operation& operation, const Interrupt& interrupt) {
     wait(operation, interrupt);
   } catch (const Failure&) {
     communicator_.group().endpoint(communicator_.rank()).mark_reported();
-    matcher_->settle();
+    matcher_->wait_for_users();
     throw;
   }
 }
@@ -238,7 +238,7 @@ void Caller::leave() noexcept {
                               "rank " + std::to_string(communicator_.rank()) +
                                   " deleted its communicator before its calls were done",
                               {communicator_.rank()}});
-  matcher_->settle();
+  matcher_->wait_for_users();
 }
 
 }  // namespace pycollective::device

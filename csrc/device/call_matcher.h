@@ -76,7 +76,7 @@ class CallMatcher {
   // Returns the ranks that have not posted the call.
   std::vector<int> absent(const Operation& operation);
   // After a failure of the group: returns when no thread uses the arrays that the rank has posted.
-  void settle() { std::lock_guard lock(mutex_); }
+  void wait_for_users() { std::lock_guard lock(mutex_); }
 
  private:
   using Operations = std::vector<std::shared_ptr<Operation>>;

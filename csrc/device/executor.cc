@@ -126,17 +126,17 @@ class Run {
       for (;;) {
         enqueue_block();
         if (ranks_[0].cut->is_last()) break;
-        if (has_scratch_) settle();  // the next block overwrites scratch
+        if (has_scratch_) wait_for_readers();  // the next block overwrites scratch
         for (Rank& rank : ranks_) {
           rank.cut->next_block();
           rank.next = 0;
         }
       }
     } catch (...) {
-      settle();  // the work enqueued so far still uses the ranks' memory
+      wait_for_readers();  // the work enqueued so far still uses the ranks' memory
       throw;
     }
-    settle();
+    wait_for_readers();
   }
 
  private:
@@ -170,7 +170,7 @@ class Run {
   }
 
   // Makes each rank's stream wait for the ranks that read the rank's memory.
-  void settle() {
+  void wait_for_readers() {
     std::vector<Mark> ends;
     for (std::size_t r = 0; r < ranks_.size(); ++r) ends.push_back(present(r));
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -370,7 +370,7 @@ void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector
     if (streams.size() > 1) marks.push_back(mark(runtime, share));
   };
   for (const auto& [stream, share] : streams) mark_in(starts, *share);
-  auto settle = [&] {
+  auto wait_for_ends = [&] {
     for (const auto& [stream, share] : streams) {
       for (const Mark& end : ends) wait(runtime, *share, end);
     }
@@ -398,10 +398,10 @@ void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector
       mark_in(ends, *leader);
     }
   } catch (...) {
-    settle();
+    wait_for_ends();
     throw;
   }
-  settle();
+  wait_for_ends();
 }
 
 }  // namespace pycollective::device

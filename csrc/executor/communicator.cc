@@ -437,7 +437,7 @@ std::shared_ptr<Task> Communicator::submit(std::function<void()> function,
   return call;
 }
 
-void Communicator::settle_tasks(const Interrupt& interrupt) {
+void Communicator::wait_for_task_queue(const Interrupt& interrupt) {
   if (tasks() && !tasks_->is_this_thread()) tasks_->drain(interrupt);
 }
 
@@ -457,8 +457,8 @@ void Communicator::warn_after(Warning warning) {
   if (has_messages()) messages_->warn_after(warning_);
 }
 
-void Communicator::settle_all(const Interrupt& interrupt) {
-  settle(interrupt);
+void Communicator::wait_for_all(const Interrupt& interrupt) {
+  wait_for_tasks(interrupt);
   if (has_messages()) messages_->drain(interrupt);
 }
 

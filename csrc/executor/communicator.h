@@ -88,7 +88,7 @@ class Communicator {
   // The same for a call that was prepared without arrays.
   bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
   // Makes an asynchronous call, which must end `limit` after its start. Asynchronous calls are made
-  // one after another. A caller of run() or begin() must call settle() first.
+  // one after another. A caller of run() or begin() must call wait_for_tasks() first.
   std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit,
                                std::shared_ptr<void> kept);
   // The same for a call that was prepared without arrays. If no other call is outstanding, the call
@@ -132,14 +132,14 @@ class Communicator {
     if (tasks()) tasks_->collect();
   }
   // Waits until all asynchronous calls are done. Does nothing within one of them.
-  void settle(const Interrupt& interrupt) {
-    if (tasks_) settle_tasks(interrupt);
+  void wait_for_tasks(const Interrupt& interrupt) {
+    if (tasks_) wait_for_task_queue(interrupt);
   }
   bool has_calls_under_way() const { return tasks_ && !tasks_->is_empty(); }
   // Point-to-point messages.
   Messages& messages();
   // Waits for all asynchronous calls and messages.
-  void settle_all(const Interrupt& interrupt);
+  void wait_for_all(const Interrupt& interrupt);
   std::size_t outstanding();
   // Ends the threads after all calls. Within an asynchronous call, stop() does not wait for the
   // thread's end; another thread must call it again before it destroys the communicator.
@@ -179,7 +179,7 @@ class Communicator {
 
   Endpoint& endpoint();
   bool has_messages();
-  void settle_tasks(const Interrupt& interrupt);
+  void wait_for_task_queue(const Interrupt& interrupt);
   // nullptr before start_tasks() and in a forked child.
   TaskQueue* tasks();
 

@@ -61,12 +61,12 @@ void TaskQueue::join() {
 
 void TaskQueue::submit(std::shared_ptr<Entry> entry) {
   entry->queue_ = weak_from_this();
-  const bool at_once = entry->needs_thread();
+  const bool needs_thread = entry->needs_thread();
   std::lock_guard lock(mutex_);
   queue_.push_back(std::move(entry));
   submitted_.fetch_add(1, std::memory_order_release);
   last_submitted_ = Clock::now();
-  if (is_idle_ || at_once) changed_.notify_one();
+  if (is_idle_ || needs_thread) changed_.notify_one();
 }
 
 void TaskQueue::collect() {

@@ -152,16 +152,17 @@ struct Call {
 // Adds the contributions of images [first, last) to sums [filters, taps, wide].
 void add_weight_gradient(const Call& call, Index first, Index last, float* sums) {
   const Layout& l = call.l;
-  const Index at_once =
+  const Index pass_images =
       std::clamp<Index>(kListedBytes / static_cast<Index>(l.size() * sizeof(float)), 1, 8);
-  const Index capacity = at_once * l.windows + 1;
+  const Index capacity = pass_images * l.windows + 1;
   Scratch& scratch = part_scratch;
-  scratch.reserve((l.copied ? at_once * l.size() : 0) + 2 * l.filters * capacity + l.filters, 3);
-  float* copies = l.copied ? scratch.take(at_once * l.size()) : nullptr;
+  scratch.reserve((l.copied ? pass_images * l.size() : 0) + 2 * l.filters * capacity + l.filters,
+                  3);
+  float* copies = l.copied ? scratch.take(pass_images * l.size()) : nullptr;
   Hit* hits = reinterpret_cast<Hit*>(scratch.take(2 * l.filters * capacity));
   auto* counts = reinterpret_cast<std::int32_t*>(scratch.take(l.filters));
-  for (Index begin = first; begin < last; begin += at_once) {
-    const Index images = std::min(at_once, last - begin);
+  for (Index begin = first; begin < last; begin += pass_images) {
+    const Index images = std::min(pass_images, last - begin);
     std::fill(counts, counts + l.filters, 0);
     for (Index n = 0; n < images; ++n) {
       if (l.copied) copy_in(call.a.x + (begin + n) * call.in, call.a.w, l, copies + n * l.size());

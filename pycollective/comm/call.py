@@ -174,7 +174,7 @@ class HostEngine(Engine, Protocol):
     def run_later(self, call: Callable[[], object]) -> Task:
         """Run a Python function in the engine's thread, after all calls so far."""
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Wait until all calls are done."""
 
     def collect(self) -> None:

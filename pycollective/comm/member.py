@@ -209,7 +209,7 @@ class Member(_core.CommunicatorBase):
             data in these calls, the rank that closes last raises it.
         """
         if self._host is not None:
-            self._host.settle()
+            self._host.wait_all()
             self._host.collect()
             for engine in self._gpu.to_close if self._gpu is not None else ():
                 engine.close()

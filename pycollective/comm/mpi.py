@@ -95,7 +95,7 @@ class MPICore(HostEngine):
         self._under_way = [task for task in self._under_way if not task.done]
         return len(self._under_way)
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Wait until all calls are done."""
         if threading.get_ident() == self._within:  # inside a call that makes several calls
             return
@@ -147,7 +147,7 @@ class MPICore(HostEngine):
         execute = functools.partial(self._execute, call)
         if call.async_op:
             return Work([self.run_later(execute)])
-        self.settle()
+        self.wait_all()
         execute()
         return DONE
 

@@ -107,7 +107,7 @@ class MPIGroup:
             now = time.monotonic()
             for rank, since in self._left.items():
                 if peer in (None, rank) and now - max(since, begin) > _GRACE:
-                    self._lose(rank, f"has left the group: {self.describe()}")
+                    self._fail_without(rank, f"has left the group: {self.describe()}")
             if now - begin > seconds:
                 self.fail(
                     CollectiveTimeoutError(
@@ -124,7 +124,7 @@ class MPIGroup:
             self.check()
             left = self._left.get(peer)
             if left is not None and time.monotonic() - max(left, begin) > _GRACE:
-                self._lose(peer, "has left the group")
+                self._fail_without(peer, "has left the group")
         if waited > seconds:
             self.fail(
                 CollectiveTimeoutError(
@@ -140,7 +140,7 @@ class MPIGroup:
         self._fail_with(error)
         raise error
 
-    def _lose(self, rank: int, how: str) -> None:
+    def _fail_without(self, rank: int, how: str) -> None:
         """Fail the group because a rank is lost."""
         text = f"{self.title(rank)} {how}"
         self.fail(PeerLostError(text, ranks=[rank], hosts=[self.names[rank]], call=self._call))

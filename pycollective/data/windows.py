@@ -12,7 +12,7 @@ from pycollective.data.spec import UNKNOWN_SPEC, common_spec, spec_of
 from pycollective.data.transformed import Transformed, at_least
 
 
-class _Kept(Dataset):
+class _Component(Dataset):
     """One component of a window's elements."""
 
     def __init__(self, arrays: Sequence[Any]) -> None:
@@ -54,7 +54,7 @@ class Window(Transformed):
             window = kept[:: self._stride]
             if not window or (self._drop and len(window) < self._size):
                 return
-            yield nest.map_structure(lambda *arrays: _Kept(arrays), *window)
+            yield nest.map_structure(lambda *arrays: _Component(arrays), *window)
             missing = self._shift - len(kept)
             del kept[: self._shift]
             if missing > 0:  # the next window begins after the elements read so far

@@ -31,7 +31,7 @@ from pycollective.distribute.server import (
     all_made_here,
     worker_of_this_process,
 )
-from pycollective.distribute.server_variables import Servers, stand_in
+from pycollective.distribute.server_variables import Servers, of_one_element
 from pycollective.distribute.sharded import ShardedVariable
 from pycollective.distribute.shared_values import ROWS_FROM
 from pycollective.distribute.strategy import Strategy
@@ -219,7 +219,7 @@ class _ParameterServerExtended(StrategyExtended):
         variable.device = _server_name(server)
         like = variable.like().array
         if like.ndim > 1 and like.nbytes >= ROWS_FROM and like.dtype.kind in "fV":
-            variable._by_rows, variable._like = True, stand_in(like)
+            variable._by_rows, variable._like = True, of_one_element(like)
         # Counters and sums must lose no addition, so they keep their locks.
         counts = variable.synchronization is VariableSynchronization.ON_READ or not variable.ndim
         variable._lock_free = self._lock_free and not counts

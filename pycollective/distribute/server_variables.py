@@ -309,7 +309,7 @@ class ServerVariable(Variable):
         return "add", [own - old]
 
 
-def stand_in(value: Any) -> Tensor:
+def of_one_element(value: Any) -> Tensor:
     """Return a tensor with an array's shape and dtype, which has a single element in memory."""
     return Tensor(np.broadcast_to(np.zeros((), value.dtype), value.shape))
 
@@ -387,7 +387,7 @@ class Servers:
             variable.trainable, variable.name, variable.synchronization, variable.aggregation
         )
         value = variable.current().array
-        own._like = stand_in(value)
+        own._like = of_one_element(value)
         own._server, own._key_on_server = server, self.key_of(variable.name)
         self._attach(own, value)
         own._servers = self

@@ -287,11 +287,11 @@ class _Heartbeat:
                 due = time.monotonic() + pause
             if self._group.silent(self._timeout):
                 # Workers lost at the same time sent their last heartbeats at most one pause apart.
-                self._lose(self._group.silent(self._timeout - 2 * pause))
+                self._abort_for(self._group.silent(self._timeout - 2 * pause))
             if self._over.wait(pause / 4):
                 return
 
-    def _lose(self, silent: Sequence[int]) -> None:
+    def _abort_for(self, silent: Sequence[int]) -> None:
         """Abort the group with an error that names the lost workers, and every worker's call."""
         group = self._group
         who = ", ".join(group.title(r) for r in silent)

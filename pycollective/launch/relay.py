@@ -83,11 +83,11 @@ class _Direction:
         self._source, self._sink = source, sink
         self.data = b""  # read, but not yet written
         self.ended = False  # the source has ended
-        self.wants_room = False  # TLS must write before it can read
+        self.needs_write = False  # TLS must write before it can read
 
     def move(self) -> bool:
         """Read or write without waiting; return True if anything was done."""
-        self.wants_room = False
+        self.needs_write = False
         is_written = bool(self.data)
         try:
             if is_written:
@@ -100,7 +100,7 @@ class _Direction:
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except ssl.SSLWantWriteError:
-            self.wants_room = not is_written
+            self.needs_write = not is_written
             return False
         except OSError:  # also SSLError; after a failed write, a read reports the end
             self.data = b""
@@ -130,7 +130,7 @@ class _Pair:
             (self._secure, self._in, self._out),
         ):
             events = 0 if reads.data or reads.ended else select.POLLIN
-            events |= select.POLLOUT if writes.data or reads.wants_room else 0
+            events |= select.POLLOUT if writes.data or reads.needs_write else 0
             found.append((sock.fileno(), events))
         return found
 

@@ -177,7 +177,9 @@ class NcclCommunicator:
             )
             self._own_stream = device.stream()
         try:
-            self._settle("making the communicator", time.monotonic() + seconds, seconds)
+            self._wait_until_enqueued(
+                "making the communicator", time.monotonic() + seconds, seconds
+            )
         except BaseException:
             _abort(self._comm)
             raise
@@ -258,7 +260,7 @@ class NcclCommunicator:
                 self._fail(self._cause(self._in_call(error, what)))
                 raise self.error or error from None
             self._made += counts
-            self._settle(what, begin + seconds, seconds)
+            self._wait_until_enqueued(what, begin + seconds, seconds)
             event = device.event(stream, timed)
             if aside and not later:
                 device.stream_wait(present, [event])
@@ -293,7 +295,7 @@ class NcclCommunicator:
                 self._forget()
             self.memory.free(self._deregister)
             block = self.memory.add(nbytes, self._register)
-            self._settle("registering memory", time.monotonic() + seconds, seconds)
+            self._wait_until_enqueued("registering memory", time.monotonic() + seconds, seconds)
             return block
 
     def _register(self, address: int, nbytes: int) -> int:
@@ -326,7 +328,7 @@ class NcclCommunicator:
         found.code = error.code
         return found
 
-    def _settle(self, what: str, until: float, seconds: float) -> None:
+    def _wait_until_enqueued(self, what: str, until: float, seconds: float) -> None:
         """Wait until NCCL's threads have enqueued a call."""
         for polls in itertools.count():
             try:

@@ -36,7 +36,7 @@ class _Plan(NamedTuple):
     workspace: int
 
 
-class _Kept(threading.local):
+class _Plans(threading.local):
     """The handles (by device) and plans of one thread, because a handle serves one thread at a time.
 
     The key of a plan is operation, device, dtype, shapes and window; None means no engine.
@@ -44,10 +44,10 @@ class _Kept(threading.local):
 
     def __init__(self) -> None:
         self.handles: dict[int, Any] = {}
-        self.plans: dict[tuple[Any, ...], _Plan | None] = {}
+        self.found: dict[tuple[Any, ...], _Plan | None] = {}
 
 
-_kept = _Kept()
+_plans = _Plans()
 
 
 @functools.cache
@@ -145,12 +145,12 @@ def _computed(
     dilations = (window.dilation_h, window.dilation_w)
     shapes = tuple(array.shape for array in inputs.values())
     key = (operation, device, output.dtype.name, shapes, output.shape, geometry, dilations)
-    handle = _kept.handles.get(device)
+    handle = _plans.handles.get(device)
     if handle is None:
-        handle = _kept.handles[device] = library.create_handle()
-    if key not in _kept.plans:
-        _kept.plans[key] = _build(library, handle, operation, inputs, output, window, ends)
-    plan = _kept.plans[key]
+        handle = _plans.handles[device] = library.create_handle()
+    if key not in _plans.found:
+        _plans.found[key] = _build(library, handle, operation, inputs, output, window, ends)
+    plan = _plans.found[key]
     if plan is None:
         return False
     module = array_module(output)

@@ -42,7 +42,7 @@ _AS_BYTES = {
     if name.startswith("float8") or name.startswith("float4")
 } | {torch.complex32: torch.int32}
 """The dtypes that NumPy does not have; they can be moved, but not reduced."""
-_STAND_INS = _AS_BYTES | {torch.bfloat16: torch.int16}
+_SAME_SIZE = _AS_BYTES | {torch.bfloat16: torch.int16}
 
 
 class _OtherDeviceError(TypeError):
@@ -65,11 +65,11 @@ def _host(tensor: Any) -> Array:
         raise TypeError(
             f"a tensor of layout {tensor.layout} cannot be sent: call tensor.to_dense()"
         )
-    stand_in = _STAND_INS.get(tensor.dtype)
-    if stand_in is None:
+    same_size = _SAME_SIZE.get(tensor.dtype)
+    if same_size is None:
         return cast(Array, (tensor.detach() if tensor.requires_grad else tensor).numpy())
-    array: Array = tensor.detach().view(stand_in).numpy()
-    if stand_in is torch.int16 and bfloat16 is not None:
+    array: Array = tensor.detach().view(same_size).numpy()
+    if same_size is torch.int16 and bfloat16 is not None:
         return array.view(bfloat16)
     return array
 
@@ -631,7 +631,7 @@ def _copy(pairs: _Pairs | None) -> None:
 
 def _like(array: Array, tensor: Any) -> Any:
     """Return an array as a tensor of another one's dtype."""
-    if tensor.dtype in _STAND_INS:
+    if tensor.dtype in _SAME_SIZE:
         array = array.view(np.uint8 if array.itemsize == 1 else f"i{array.itemsize}")
         return torch.from_numpy(array).view(tensor.dtype)
     return torch.from_numpy(array)

@@ -301,9 +301,9 @@ def play(comm: Any, case: Case, known: Known) -> None:
             return laid_out(x, case.layout)
         # Every rank calls it alike: a place for the longest.
         most = max(max(len(g), len(d)) for g, d in zip(known.given, known.due, strict=True))
-        room = comm.empty((most, *x.shape[1:]), x.dtype)[: len(x)]
-        room[...] = x
-        return room
+        memory = comm.empty((most, *x.shape[1:]), x.dtype)[: len(x)]
+        memory[...] = x
+        return memory
 
     out = None
     if in_place and "gather" in what.collective:

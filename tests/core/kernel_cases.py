@@ -1,8 +1,8 @@
 """Cases for the kernels that combine and pack arrays, on any processor.
 
-A runner has `combine(room, dtype, op, targets, sources, count, size)` and `pack(room, packed_dtype,
-packed, pieces, piece_dtype, scale, unpacks)`; arrays are places in bytes in `room`, and pieces
-(place, items, offset in items). All of `room` is compared: nothing else may be written. `tiled` is
+A runner has `combine(memory, dtype, op, targets, sources, count, size)` and `pack(memory, packed_dtype,
+packed, pieces, piece_dtype, scale, unpacks)`; arrays are places in bytes in `memory`, and pieces
+(place, items, offset in items). All of `memory` is compared: nothing else may be written. `tiled` is
 the size in bytes of two arrays whose sum has tiles (csrc/cuda/geometry.h).
 """
 
@@ -43,14 +43,14 @@ def fresh():
     return np.random.default_rng(seed)
 
 
-def make_room(random, size):
+def make_memory(random, size):
     """Return poisoned bytes."""
     whole = np.frombuffer(random.bytes(size + GRAIN), np.uint8).copy()
     return whole[-whole.ctypes.data % GRAIN :][:size]
 
 
-def view(room, dtype, place, count):
-    return np.ndarray((count,), dtype, room, place)
+def view(memory, dtype, place, count):
+    return np.ndarray((count,), dtype, memory, place)
 
 
 def fill(random, array):
@@ -87,22 +87,22 @@ def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
     """Combine `ranks` arrays that begin `shifts` behind a boundary; `targets`: which of them take
     the result, or "other" for one array elsewhere."""
     pitch = -(-(count * dtype.itemsize + max(shifts)) // GRAIN) * GRAIN + GRAIN
-    room = make_room(random, pitch * (ranks + 1))
+    memory = make_memory(random, pitch * (ranks + 1))
     places = [k * pitch + shifts[k % len(shifts)] for k in range(ranks + 1)]
     for place in places[:ranks]:
-        fill(random, view(room, dtype, place, count))
+        fill(random, view(memory, dtype, place, count))
     to = places[ranks:] if targets == "other" else [places[k] for k in targets]
     size = ranks if op == "mean" else 0
-    want = view(room, dtype, places[0], count).copy()
-    sources = [view(room, dtype, place, count).copy() for place in places[:ranks]]
+    want = view(memory, dtype, places[0], count).copy()
+    sources = [view(memory, dtype, place, count).copy() for place in places[:ranks]]
     reduce_arrays(op, sources, [want], size)
-    expected = room.copy()
-    runner.combine(room, dtype, op, to, places[:ranks], count, size)
+    expected = memory.copy()
+    runner.combine(memory, dtype, op, to, places[:ranks], count, size)
     for place in to:
-        got = view(room, dtype, place, count).copy()
+        got = view(memory, dtype, place, count).copy()
         same(got, want)
         view(expected, dtype, place, count)[...] = got
-    np.testing.assert_array_equal(room, expected)
+    np.testing.assert_array_equal(memory, expected)
 
 
 def check_combinations(runner, random, dtype, op):
@@ -138,31 +138,31 @@ def check_packing(runner, random, packed_dtype, piece_dtype, scale, counts, *, d
         offsets.append(offset)
         offset += count if dense else -(-count // 64) * 64 + 64
     packed = end
-    room = make_room(random, end + offset * packed_item + GRAIN)
+    memory = make_memory(random, end + offset * packed_item + GRAIN)
     pieces = list(zip(places, counts, offsets, strict=True))
     for unpacks in (False, True):
-        expected = room.copy()
+        expected = memory.copy()
         for place, count, first in pieces:
             inside, outside = (
                 (packed_dtype, packed + first * packed_item),
                 (piece_dtype, place),
             )
             source, target = (inside, outside) if unpacks else (outside, inside)
-            values = view(room, *source, count)
+            values = view(memory, *source, count)
             fill(random, values)
             view(expected, *source, count)[...] = values
             want = scaled(values.copy(), target[0], scale)
             view(expected, *target, count)[...] = want
-        runner.pack(room, packed_dtype, packed, pieces, piece_dtype, scale, unpacks)
+        runner.pack(memory, packed_dtype, packed, pieces, piece_dtype, scale, unpacks)
         for place, count, first in pieces:
             for dtype, where in (
                 (packed_dtype, packed + first * packed_item),
                 (piece_dtype, place),
             ):
-                got = view(room, dtype, where, count)
+                got = view(memory, dtype, where, count)
                 same(got.copy(), view(expected, dtype, where, count).copy())
                 view(expected, dtype, where, count)[...] = got
-        np.testing.assert_array_equal(room, expected)
+        np.testing.assert_array_equal(memory, expected)
 
 
 def scaled(values, dtype, scale):

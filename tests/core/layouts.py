@@ -12,14 +12,14 @@ def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
     if layout == "F":
         return np.array(x, order="F")
     if layout == "strided" and x.ndim:
-        room = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
-        room[..., ::2] = x
-        return room[..., ::2]
+        memory = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        memory[..., ::2] = x
+        return memory[..., ::2]
     if layout == "backwards" and x.ndim:
         return np.ascontiguousarray(x[::-1])[::-1]
     if layout == "unaligned":
-        room = np.zeros(x.nbytes + 1, "u1")
-        moved = room[1:].view(x.dtype).reshape(x.shape)
+        memory = np.zeros(x.nbytes + 1, "u1")
+        moved = memory[1:].view(x.dtype).reshape(x.shape)
         moved[...] = x
         return moved
     return x.copy()

@@ -87,23 +87,23 @@ def test_collectives_of_strided_or_overlapping_arrays_are_right(on_ranks):
     check(on_ranks(comms, lambda c: c.all_gather(x.T[c.rank])), [x.T[:3].ravel()] * 3)
 
     def strided(c):
-        room = np.zeros((3, 8))
-        assert c.all_gather(x[c.rank : c.rank + 1], out=room[:, ::2]).base is room
-        assert not room[:, 1::2].any()
-        return room[:, ::2].copy()
+        memory = np.zeros((3, 8))
+        assert c.all_gather(x[c.rank : c.rank + 1], out=memory[:, ::2]).base is memory
+        assert not memory[:, 1::2].any()
+        return memory[:, ::2].copy()
 
     check(on_ranks(comms, strided), [x] * 3)
 
     def overlapping(c):
-        room = np.zeros(7)
-        room[:2] = c.rank
-        return c.all_gather(room[:2], out=room[1:]).copy()
+        memory = np.zeros(7)
+        memory[:2] = c.rank
+        return c.all_gather(memory[:2], out=memory[1:]).copy()
 
     check(on_ranks(comms, overlapping), [np.array([0.0, 0, 1, 1, 2, 2])] * 3)
 
     def shifted(c):
-        room = np.arange(6.0)
-        return c.reduce_scatter(room, out=room[1:3]).copy()
+        memory = np.arange(6.0)
+        return c.reduce_scatter(memory, out=memory[1:3]).copy()
 
     check(on_ranks(comms, shifted), [3 * np.arange(6.0)[2 * r : 2 * r + 2] for r in range(3)])
 

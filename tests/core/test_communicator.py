@@ -81,17 +81,17 @@ def test_all_reduce_into_strided_or_overlapping_out_is_right(on_ranks):
     x = contributions(2, (5,), "float64")
 
     def strided(c):
-        room = np.zeros(10)
-        assert c.all_reduce(x[c.rank], out=room[::2]).base is room
-        return room
+        memory = np.zeros(10)
+        assert c.all_reduce(x[c.rank], out=memory[::2]).base is memory
+        return memory
 
-    for room in on_ranks(comms, strided):
-        np.testing.assert_array_equal(room[::2], x.sum(axis=0))
-        np.testing.assert_array_equal(room[1::2], 0)
+    for memory in on_ranks(comms, strided):
+        np.testing.assert_array_equal(memory[::2], x.sum(axis=0))
+        np.testing.assert_array_equal(memory[1::2], 0)
 
     def shifted(c):
-        room = np.append(x[c.rank], 0.0)
-        return c.all_reduce(room[:-1], out=room[1:])
+        memory = np.append(x[c.rank], 0.0)
+        return c.all_reduce(memory[:-1], out=memory[1:])
 
     for result in on_ranks(comms, shifted):
         np.testing.assert_array_equal(result, x.sum(axis=0))
@@ -324,11 +324,11 @@ import numpy as np
 import pycollective as pc
 from pycollective.comm import all_reduce_together
 
-def limited(call, room):
+def limited(call, memory):
     "With so many bytes of memory left."
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    most = pages * resource.getpagesize() + room
+    most = pages * resource.getpagesize() + memory
     resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
     try:
         return call()

@@ -28,8 +28,8 @@ def group(kind: str, size: int) -> list[pc.Communicator]:
 
 def off_by(x: np.ndarray, items: int) -> np.ndarray:
     """Return a copy whose address differs from other ranks' modulo a cache line."""
-    room = np.empty(x.size + 32, x.dtype)
-    copy = room[items : items + x.size]
+    memory = np.empty(x.size + 32, x.dtype)
+    copy = memory[items : items + x.size]
     copy[...] = x
     return copy
 
@@ -109,19 +109,19 @@ def test_direct_results_larger_than_the_caches_are_right(kind, on_ranks):
 
     def work(c):
         mine = off_by(whole[c.rank * part : (c.rank + 1) * part], 1 + 2 * c.rank)
-        room = np.zeros(2 * part + 100, "uint8")
-        out = room[3 + c.rank : 3 + c.rank + 2 * part]
+        memory = np.zeros(2 * part + 100, "uint8")
+        out = memory[3 + c.rank : 3 + c.rank + 2 * part]
         np.testing.assert_array_equal(c.all_gather(mine, out=out), whole)
         out.fill(0)
         out[:] = whole if c.rank == 1 else 0
         np.testing.assert_array_equal(c.broadcast(out, root=1, out=out), whole)
-        got = room[5 : 5 + part]
+        got = memory[5 : 5 + part]
         got.fill(0)
         np.testing.assert_array_equal(
             c.scatter(whole if c.rank == 0 else None, out=got), whole[c.rank * part :][:part]
         )
-        assert not room[:3].any()
-        assert not room[-90:].any()
+        assert not memory[:3].any()
+        assert not memory[-90:].any()
 
     on_ranks(group(kind, 2), work)
 

@@ -16,7 +16,7 @@ from kernel_cases import (
     check_combinations,
     check_packings,
     fresh,
-    make_room,
+    make_memory,
     view,
 )
 
@@ -29,15 +29,15 @@ class Host:
     tiled = 4 * 16 * 1024 + 64
 
     @staticmethod
-    def combine(room, dtype, op, targets, sources, count, size):
-        arrays = [[view(room, dtype, p, count) for p in places] for places in (sources, targets)]
+    def combine(memory, dtype, op, targets, sources, count, size):
+        arrays = [[view(memory, dtype, p, count) for p in places] for places in (sources, targets)]
         cuda.combine_on_host(op, *arrays, size)
 
     @staticmethod
-    def pack(room, packed_dtype, packed, pieces, piece_dtype, scale, unpacks):
+    def pack(memory, packed_dtype, packed, pieces, piece_dtype, scale, unpacks):
         end = max(offset + count for _, count, offset in pieces)
-        arrays = [view(room, piece_dtype, place, count) for place, count, _ in pieces]
-        whole = view(room, packed_dtype, packed, end)
+        arrays = [view(memory, piece_dtype, place, count) for place, count, _ in pieces]
+        whole = view(memory, packed_dtype, packed, end)
         cuda.pack_on_host(whole, arrays, [offset for *_, offset in pieces], scale, unpacks, 2)
 
 
@@ -59,8 +59,8 @@ def test_packing_equal_dtypes_copies(dtype):
 
 def test_packing_a_piece_that_is_not_aligned_is_right():
     random = fresh()
-    room = make_room(random, 4096)
-    whole, piece = view(room, F32, 3, 301), view(room, F16, 2049, 300)
+    memory = make_memory(random, 4096)
+    whole, piece = view(memory, F32, 3, 301), view(memory, F16, 2049, 300)
     piece[...] = np.arange(300)
     cuda.pack_on_host(whole, [piece], [1], 0.5)
     np.testing.assert_array_equal(whole[1:], np.arange(300) / 2)

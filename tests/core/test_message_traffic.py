@@ -39,9 +39,9 @@ class Sent(NamedTuple):
         """Return memory for it, at any place within a cache line."""
         kind = np.dtype(self.dtype)
         count = self.nbytes // kind.itemsize
-        room = np.full(count * kind.itemsize + 64, 0xEE, np.uint8)
+        memory = np.full(count * kind.itemsize + 64, 0xEE, np.uint8)
         begin = rng.randrange(0, 64 // kind.alignment) * kind.alignment
-        return room[begin : begin + count * kind.itemsize].view(kind)
+        return memory[begin : begin + count * kind.itemsize].view(kind)
 
 
 def plan(seed: int, ranks: int, count: int, tags: range) -> list[Sent]:

@@ -35,8 +35,8 @@ def values(dtype: np.dtype, shape: tuple[int, ...], seed: int = 0) -> np.ndarray
     if dtype == BOOL:
         return random.integers(0, 2, shape).astype(bool)
     if dtype in INTS:
-        room = random.integers(0, 256, (*shape, dtype.itemsize), dtype="uint8")
-        return room.view(dtype).reshape(shape)
+        memory = random.integers(0, 256, (*shape, dtype.itemsize), dtype="uint8")
+        return memory.view(dtype).reshape(shape)
     if dtype in COMPLEX:
         parts = random.standard_normal((2, *shape))
         return (parts[0] + 1j * parts[1]).astype(dtype)
@@ -93,10 +93,10 @@ def test_combine_arrays_any_size_and_alignment(dtype, op, shift):
     for n in SIZES:
         a, b = values(dtype, (2, n + shift), n)
         a, b = a[shift:], b[shift:]
-        room = np.full(n + shift + 1, 1, dtype)
-        combine_arrays(op, a, b, room[shift : shift + n])
-        same(room[shift : shift + n], reference(op, [a, b]))
-        assert room[-1] == 1 and (shift == 0 or room[0] == 1)
+        memory = np.full(n + shift + 1, 1, dtype)
+        combine_arrays(op, a, b, memory[shift : shift + n])
+        same(memory[shift : shift + n], reference(op, [a, b]))
+        assert memory[-1] == 1 and (shift == 0 or memory[0] == 1)
 
 
 @in_table
@@ -324,8 +324,8 @@ def test_reduce_arrays_equals_the_reference(data):
     if dtype.kind in "fV" or dtype in COMPLEX:
         x = values(dtype, (ranks, n + shift), int(random.integers(2**32)))
     else:
-        room = random.integers(0, 256, (ranks, n + shift, dtype.itemsize), dtype="uint8")
-        x = (room % 2 if dtype == BOOL else room).view(dtype)[..., 0]
+        memory = random.integers(0, 256, (ranks, n + shift, dtype.itemsize), dtype="uint8")
+        x = (memory % 2 if dtype == BOOL else memory).view(dtype)[..., 0]
     size = data.draw(st.sampled_from([0, ranks, 300]))
     sources = [row[shift:] for row in x]
     outs = [np.zeros(n, dtype) for _ in range(data.draw(st.integers(1, 3)))]

@@ -15,7 +15,7 @@ from kernel_cases import (
     check_combinations,
     check_packings,
     fresh,
-    make_room,
+    make_memory,
     view,
 )
 
@@ -37,31 +37,31 @@ def gpu(cupy):
         tiled = 4 * cupy.cuda.Device().attributes["MultiProcessorCount"] * 16 * 1024 + 64
 
         @staticmethod
-        def there_and_back(room, work):
+        def there_and_back(memory, work):
             # Without a pool, so that compute-sanitizer sees the end of the memory.
             with cupy.cuda.using_allocator(None):
-                there = cupy.asarray(room)
+                there = cupy.asarray(memory)
             assert there.data.ptr % 64 == 0
             work(there.data.ptr, cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr)
-            room[...] = cupy.asnumpy(there)
+            memory[...] = cupy.asnumpy(there)
 
         @classmethod
-        def combine(cls, room, dtype, op, targets, sources, count, size):
+        def combine(cls, memory, dtype, op, targets, sources, count, size):
             def work(base, device, stream):
                 to, of = [base + p for p in targets], [base + p for p in sources]
                 cuda.combine(op, dtype, to, of, count, size, device, stream)
 
-            cls.there_and_back(room, work)
+            cls.there_and_back(memory, work)
 
         @classmethod
-        def pack(cls, room, packed_dtype, packed, pieces, piece_dtype, scale, unpacks):
+        def pack(cls, memory, packed_dtype, packed, pieces, piece_dtype, scale, unpacks):
             def work(base, device, stream):
                 places = [(base + place, *rest) for place, *rest in pieces]
                 cuda_runtime().pack(
                     base + packed, packed_dtype, places, piece_dtype, scale, unpacks, device, stream
                 )
 
-            cls.there_and_back(room, work)
+            cls.there_and_back(memory, work)
 
     return Gpu
 
@@ -83,10 +83,10 @@ def test_packing_equal_dtypes_copies(gpu, dtype):
 
 
 def test_packing_a_piece_that_is_not_aligned_is_right(gpu):
-    room = make_room(fresh(), 4096)
-    view(room, F32, 2049, 300)[...] = np.arange(300)
-    gpu.pack(room, F32, 3, [(2049, 300, 1)], F32, 0.5, False)
-    np.testing.assert_array_equal(view(room, F32, 3, 301)[1:], np.arange(300) / 2)
+    memory = make_memory(fresh(), 4096)
+    view(memory, F32, 2049, 300)[...] = np.arange(300)
+    gpu.pack(memory, F32, 3, [(2049, 300, 1)], F32, 0.5, False)
+    np.testing.assert_array_equal(view(memory, F32, 3, 301)[1:], np.arange(300) / 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

@@ -56,7 +56,7 @@ def test_cudnn_has_engines_for_the_tutorial(cupy):
     for images, filters in (((64, 28, 28, 1), (3, 3, 1, 32)), ((64, 13, 13, 32), (3, 3, 32, 64))):
         values = [random.random(s).astype(np.float32) for s in (images, filters, filters[3:])]
         results(cupy.asarray, values, (images, filters, (1, 1), "VALID", (1, 1)), "relu")
-    assert all(plan is not None for plan in cudnn._kept.plans.values())
+    assert all(plan is not None for plan in cudnn._plans.found.values())
 
 
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)

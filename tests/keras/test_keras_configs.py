@@ -125,14 +125,14 @@ OBJECTS = [
 
 @pytest.mark.parametrize("thing", OBJECTS, ids=lambda thing: type(thing).__name__)
 def test_initializer_regularizer_constraint_configs_survive(thing):
-    room = sys.modules[type(thing).__module__]
-    config = stored(room.serialize(thing))
-    assert f"pycollective.{config['module']}" == room.__name__
-    for again in (room.get(config), room.deserialize(config)):
+    module = sys.modules[type(thing).__module__]
+    config = stored(module.serialize(thing))
+    assert f"pycollective.{config['module']}" == module.__name__
+    for again in (module.get(config), module.deserialize(config)):
         assert type(again) is type(thing)
-        assert stored(room.serialize(again)) == config
+        assert stored(module.serialize(again)) == config
     x = np.arange(1.0, 5.0).reshape(2, 2)
-    if room is initializers:
+    if module is initializers:
         if getattr(thing, "seed", 0) is None:
             return
         results = [one((2, 2), "float64").numpy() for one in (thing, again)]

@@ -391,10 +391,10 @@ METRICS = [
 
 @pytest.mark.parametrize("each", [*LOSSES, *METRICS], ids=lambda each: type(each).__name__)
 def test_loss_and_metric_configs_survive(each):
-    room = metrics if isinstance(each, metrics.Metric) else losses
-    description = json.loads(json.dumps(room.serialize(each)))
-    assert description["module"] == room.__name__.removeprefix("pycollective.")
-    for same in (room.deserialize(description), room.get(description)):
+    module = metrics if isinstance(each, metrics.Metric) else losses
+    description = json.loads(json.dumps(module.serialize(each)))
+    assert description["module"] == module.__name__.removeprefix("pycollective.")
+    for same in (module.deserialize(description), module.get(description)):
         assert type(same) is type(each) and same.get_config() == each.get_config()
     if isinstance(each, losses.LossFunctionWrapper) and not isinstance(
         each, losses.SparseCategoricalCrossentropy

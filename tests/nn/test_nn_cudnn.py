@@ -128,8 +128,8 @@ class Graph:
         }[self.kind]
         for axis in (0, 1):
             extent = (weight.shape[2 + axis] - 1) * dilations[axis] + 1
-            room = image.shape[2 + axis] + before[axis] + after[axis] - extent
-            assert loss.shape[2 + axis] == room // strides[axis] + 1
+            free = image.shape[2 + axis] + before[axis] + after[axis] - extent
+            assert loss.shape[2 + axis] == free // strides[axis] + 1
         assert loss.shape[:2] == (image.shape[0], weight.shape[0])
         assert image.shape[1] == weight.shape[1]
         around = ((0, 0), (0, 0), *zip(before, after, strict=True))
@@ -178,7 +178,7 @@ def library(monkeypatch, cupy):
         made.stream = stream
 
     made.set_stream = set_stream
-    monkeypatch.setattr(cudnn, "_kept", cudnn._Kept())
+    monkeypatch.setattr(cudnn, "_plans", cudnn._Plans())
     monkeypatch.setitem(sys.modules, "cudnn", made)
     monkeypatch.setattr(made, "__spec__", types.SimpleNamespace(name="cudnn"))
     cudnn._library.cache_clear()

@@ -135,8 +135,8 @@ class StringLookup(SameShape):
         special = {token.encode() for token in self._special}
         found = sorted(counts, key=lambda token: (counts[token], token), reverse=True)
         tokens = [token.decode() for token in found if token not in special]
-        room = None if self.max_tokens is None else max(0, self.max_tokens - len(special))
-        self.set_vocabulary(tokens[:room])
+        count = None if self.max_tokens is None else max(0, self.max_tokens - len(special))
+        self.set_vocabulary(tokens[:count])
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
         """Return the strings, ordered by their indices."""

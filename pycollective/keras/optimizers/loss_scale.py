@@ -87,7 +87,7 @@ class LossScaleOptimizer(Optimizer):
     @property
     def variables(self) -> list[Variable]:
         """The scale, its counter, and the variables of the inner optimizer."""
-        self._settle()
+        self._subtract_skipped()
         return [*super().variables, *self.inner_optimizer.variables]
 
     @property
@@ -98,7 +98,7 @@ class LossScaleOptimizer(Optimizer):
     @property
     def iterations(self) -> Any:
         """The number of steps, without skipped ones."""
-        self._settle()
+        self._subtract_skipped()
         return self.inner_optimizer.iterations
 
     @iterations.setter
@@ -108,7 +108,7 @@ class LossScaleOptimizer(Optimizer):
     @property
     def learning_rate(self) -> Any:
         """The learning rate of the inner optimizer."""
-        self._settle()
+        self._subtract_skipped()
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -127,7 +127,7 @@ class LossScaleOptimizer(Optimizer):
         return self.inner_optimizer._iterations
 
     def _trackable_children(self) -> dict[str, Any]:
-        self._settle()
+        self._subtract_skipped()
         return super()._trackable_children()
 
     def _step(self, gradients: list[Array], variables: list[Variable]) -> None:
@@ -154,7 +154,7 @@ class LossScaleOptimizer(Optimizer):
         """Make a step, and restore the variables on the device if a gradient is not finite."""
         inner = self.inner_optimizer
         count = inner._iterations.local()
-        self._settle(count)
+        self._subtract_skipped(count)
         if any(id(variable) not in inner._slots for variable in variables):
             inner.build(variables)
         for own in (self.dynamic_scale.local(), self.step_counter.local()):
@@ -177,7 +177,7 @@ class LossScaleOptimizer(Optimizer):
         with beside(finite):
             self._late[id(count)] = (count, Fetch(finite))
 
-    def _settle(self, only: Variable | None = None) -> None:
+    def _subtract_skipped(self, only: Variable | None = None) -> None:
         """Subtract the skipped steps from all counts of steps, or from one."""
         for key in list(self._late) if only is None else [id(only)]:
             count, made = self._late.pop(key, (None, None))

@@ -38,8 +38,8 @@ class Steps:
         self._iterator: Iterator[Any] | None = None
         self.total = limit if limit is not None else (size if size >= 0 else None)
 
-    def epoch(self, at_once: int, begin: int = 0) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the number of the next step and its ``at_once`` batches, for one epoch.
+    def epoch(self, per_execution: int, begin: int = 0) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the number of the next step and its ``per_execution`` batches, for one epoch.
 
         Skip the first ``begin`` batches. Warn if the batches end before the limit.
         """
@@ -47,7 +47,9 @@ class Steps:
         self._iterator = None
         done = sum(1 for _ in itertools.islice(iterator, begin))
         while self._limit is None or done < self._limit:
-            wanted = at_once if self._limit is None else min(at_once, self._limit - done)
+            wanted = (
+                per_execution if self._limit is None else min(per_execution, self._limit - done)
+            )
             batches = list(itertools.islice(iterator, wanted))
             if batches:
                 yield done, batches

@@ -343,7 +343,7 @@ class Trainer(Learner):
             As for `evaluate`.
         """
         strategy = self.distribute_strategy
-        at_once = 1 if self._compiled is None else self._compiled.steps_per_execution
+        per_execution = 1 if self._compiled is None else self._compiled.steps_per_execution
         outputs: list[Any] = []
         self.stop_predicting = False
         with strategy.scope():
@@ -362,7 +362,7 @@ class Trainer(Learner):
             verbose = self._verbosity(verbose)
             callback_list = CallbackList.of(callbacks, self, False, verbose, 1, epoch_steps.total)
             callback_list.on_predict_begin()
-            for first, batches in epoch_steps.epoch(at_once):
+            for first, batches in epoch_steps.epoch(per_execution):
                 callback_list.on_predict_batch_begin(first)
                 found = execute(batches)
                 outputs += found
