@@ -61,7 +61,7 @@ class Watcher:
         self._works.put(complete)
 
     def at_end(self, work: Work, end: Callable[[], None]) -> None:
-        """Call a function in the thread when a work ends, before anyone sees the end."""
+        """Call a function in the thread when a work ends, before the work is done for others."""
         if work._work is not None:
             work._end = end
             work.get_future()
@@ -175,7 +175,7 @@ class Work(dist.Work):  # type: ignore[misc]
                 raise self._error
             return self._result
 
-        # A future that fails in C++ too: set_exception() would be a value there.
+        # C++ code sees the error of a callback, but takes that of set_exception() for a value.
         self._future = done.then(value)
         if self._watcher is None:
             done.set_result(None)
