@@ -188,7 +188,9 @@ def problems_here(
             continue
         problem = _cannot_listen(*resolved)
         if problem == errno.EADDRNOTAVAIL:
-            text = f"{place}, this process, is {place.address}, which is no address of this host"
+            text = (
+                f"{place}, this process, is {place.address}, which is not an address of this host"
+            )
             mine = [
                 j for j, r in found.items() if j != own and not isinstance(r, str) and _is_own(*r)
             ]

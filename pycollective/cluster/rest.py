@@ -81,7 +81,7 @@ def ask(
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise RuntimeError(f"{what} at {where} answers no JSON object: {text[:60]!r}")
+        raise RuntimeError(f"{what} at {where} did not answer with a JSON object: {text[:60]!r}")
     return found
 
 

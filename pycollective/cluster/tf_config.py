@@ -30,7 +30,7 @@ class TFConfigClusterResolver(ClusterResolver):
     Raises
     ------
     ValueError
-        At the first use: the variable holds no JSON (``json.JSONDecodeError``) or no object, or
+        At the first use: the variable does not hold JSON (``json.JSONDecodeError``) or an object, or
         the task's type, its number or the protocol has the wrong type.
     TypeError
         From `cluster_spec`: see `ClusterSpec`.
@@ -119,7 +119,7 @@ class TFConfigClusterResolver(ClusterResolver):
             config = _loaded(self._environ, object_of)
         except ValueError as error:
             text, where = self._environ["TF_CONFIG"], getattr(error, "pos", 0)
-            problems.append(f"no JSON: {error}, near {text[max(0, where - 20) : where + 20]!r}")
+            problems.append(f"not JSON: {error}, near {text[max(0, where - 20) : where + 20]!r}")
             return Examined(ClusterSpec({}), None, None, problems, knows_task=False)
         if not isinstance(config, dict):
             problems.append(f"TF_CONFIG must be a JSON object, not {shown(config)}")
@@ -179,7 +179,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def _loaded(environ: Mapping[str, str], hook: Any = None) -> Any:
-    """Return the variable's parsed JSON; raise ValueError if it is no JSON, or nested too deeply."""
+    """Return the variable's parsed JSON; raise ValueError if it is not JSON, or nested too deeply."""
     try:
         return json.loads(environ.get("TF_CONFIG") or "{}", object_pairs_hook=hook)
     except RecursionError:

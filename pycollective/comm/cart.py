@@ -149,7 +149,7 @@ class Cart:
         for i, dest in enumerate(self.neighbors):
             # Receive from the opposite side, so that all ranks send in one direction at a time.
             opposite = i ^ 1
-            work = self.comm.sendrecv(  # type: ignore[call-overload]  # async_op is no literal
+            work = self.comm.sendrecv(  # type: ignore[call-overload]  # async_op is not a literal
                 blocks[i], dest, places[opposite], self.neighbors[opposite], tag,
                 async_op=async_op, timeout=timeout,
             )  # fmt: skip

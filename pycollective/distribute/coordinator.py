@@ -667,7 +667,8 @@ class ClusterCoordinator:
         Raises
         ------
         TypeError
-            ``fn`` was not made by ``tf.function``; ``args`` is no list or tuple, or ``kwargs`` no dict.
+            ``fn`` was not made by ``tf.function``; ``args`` is not a list or tuple;
+            ``kwargs`` is not a dict.
         ValueError
             An argument is a `RemoteValue`, or has too few values for the workers; ``steps_per_call`` is
             less than 1.

@@ -118,7 +118,7 @@ class Bucket:
         unfinished: list[Work[Any]] = []
         for first, last in parts_of(source.size, self.parts):
             part = target[first:last]
-            result = communicator.all_reduce(  # type: ignore[call-overload]  # later is no literal
+            result = communicator.all_reduce(  # type: ignore[call-overload]  # later is not a literal
                 source[first:last],
                 self.op,
                 out=part,

@@ -387,7 +387,7 @@ def _separate(found: list[Any], needs: Sequence[bool]) -> list[Array]:
         if not needed:
             continue
         if part is None or not hasattr(part, "data"):
-            raise device.NotCapturedError("a gradient is no array")
+            raise device.NotCapturedError("a gradient is not an array")
         array = array_module(part).ascontiguousarray(part)
         if array.data.ptr in seen:
             array = array.copy()

@@ -249,7 +249,7 @@ _USUAL = frozenset(map(np.dtype, "?bhiqBHIQefd"))
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True if ``value`` is no tensor, and no list with tensors in it."""
+    """Return True if ``value`` is neither a tensor nor a list with tensors in it."""
     if value.__class__ in _PYTHON_SCALARS:
         return True
     if isinstance(value, (list, tuple)):

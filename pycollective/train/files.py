@@ -112,7 +112,8 @@ def read_files(path: str) -> Contents:
         raise
     except Exception as error:  # the classes of safetensors' errors differ between its versions
         raise CheckpointError(
-            f"checkpoint {path!r}: the data file {index.data_path!r} holds no safetensors ({error})"
+            f"checkpoint {path!r}: the data file {index.data_path!r} is not in the "
+            f"safetensors format ({error})"
         ) from None
     for name, spec in index.tensors.items():
         found = tensors.get(name)
@@ -156,7 +157,7 @@ def parse_json(path: str, raw: bytes) -> Any:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path!r} is truncated or damaged: {len(raw)} bytes that are no JSON ({error})"
+            f"{path!r} is truncated or damaged: {len(raw)} bytes that are not JSON ({error})"
         ) from None
 
 
@@ -229,9 +230,9 @@ def _problem(index: Mapping[str, Any]) -> str:
             "checkpoint has no files elsewhere; do not use checkpoints of this origin"
         )
     if not isinstance(tensors, dict):
-        return f"tensors={tensors!r} is no table of tensors"
+        return f"tensors={tensors!r} is not a table of tensors"
     if not isinstance(objects, list) or not objects:
-        return f"objects={objects!r} is no list of objects"
+        return f"objects={objects!r} is not a list of objects"
     for item in objects:
         children = item.get("children", {}) if isinstance(item, dict) else None
         if not isinstance(children, dict) or not all(

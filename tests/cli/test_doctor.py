@@ -78,7 +78,7 @@ def test_a_description_that_is_wrong(environ, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"TF_CONFIG": "{"}, "WRONG: no JSON: "),
+        ({"TF_CONFIG": "{"}, "WRONG: not JSON: "),
         (
             {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
             "SLURM_STEP_NODELIST not found in env",

@@ -285,8 +285,11 @@ DELETED["metadata"] = {**DELETED["metadata"], "deletionTimestamp": "2026-11-01T0
         ((500, b"<html>"), "Kubernetes answers 500: Internal Server Error"),
         ((503, b"[1]"), "Kubernetes answers 503: Service Unavailable"),
         ((302, {}), "Kubernetes answers 302: Found"),  # the token is sent to no other server
-        ((200, b"<html>a proxy's page"), "answers no JSON object: b'<html>a proxy's page'"),
-        ((200, b"[]"), r"answers no JSON object: b'\[\]'"),
+        (
+            (200, b"<html>a proxy's page"),
+            "did not answer with a JSON object: b'<html>a proxy's page'",
+        ),
+        ((200, b"[]"), r"did not answer with a JSON object: b'\[\]'"),
     ],
 )
 def test_answers_without_a_cluster(cluster, answer, message):
@@ -499,7 +502,7 @@ def test_a_token_that_has_expired_is_asked_for_again(engine):
          "Instance 'trainer-a' has no address in a network"),
         (TOKEN, (404, b"<html>"), "The metadata server answers 404: Not Found"),
         (TOKEN, {"error": "no account"}, "gives no token: give the instance a service account"),
-        (TOKEN, b"token", "The metadata server at 127.0.0.1:.* answers no JSON object"),
+        (TOKEN, b"token", "The metadata server at 127.0.0.1:.* did not answer with a JSON object"),
     ],
 )  # fmt: skip
 def test_answers_without_instances(engine, path, answer, message):

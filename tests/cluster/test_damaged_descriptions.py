@@ -100,7 +100,7 @@ def test_tf_config_of_anything_raises_only_the_documented_errors(tf_config, seed
         sources_of_environment()
         _, wrong, doubtful = examine(resolver)
         assert all(isinstance(line, str) and len(line) < 2000 for line in [*wrong, *doubtful]), text
-        assert not any("Exceeds the limit" in line for line in wrong if "no JSON" not in line)
+        assert not any("Exceeds the limit" in line for line in wrong if "not JSON" not in line)
         raises_only(
             ValueError,
             lambda r=resolver: membership_of(r),
@@ -130,7 +130,7 @@ def test_strategy_of_one_process_ignores_a_damaged_tf_config(tf_config, caplog, 
 
 def test_tf_config_too_deep_says_so(tf_config):
     tf_config('{"cluster": ' * DEEP)
-    with pytest.raises(ValueError, match="TF_CONFIG: no JSON: .* nested too deeply"):
+    with pytest.raises(ValueError, match="TF_CONFIG: not JSON: .* nested too deeply"):
         pc.distribute.MultiWorkerMirroredStrategy()
 
 

@@ -65,7 +65,7 @@ def cluster(*addresses, index=0):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("{not json", ["no JSON: Expecting property name", "near '{not json'"]),
+        ("{not json", ["not JSON: Expecting property name", "near '{not json'"]),
         ("[1]", [r"TF_CONFIG must be a JSON object, not \[1\]"]),
         ({"cluster": []}, [r"cluster must be a JSON object, from jobs to lists .* not \[\]"]),
         ({"cluster": {"worker": "a:1"}}, [r"cluster\['worker'\] must be a list .*, not 'a:1'"]),
@@ -152,7 +152,7 @@ def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
     """A certain problem without a proxy between the hosts is an error; otherwise a warning."""
     tf_config(cluster("198.51.100.1:9000", "198.51.100.2:9000"))
     with pytest.raises(
-        ValueError, match=r"\(worker 0\), this process, is 198.51.100.1:9000, which is no "
+        ValueError, match=r"\(worker 0\), this process, is 198.51.100.1:9000, which is not an "
     ):
         STRATEGY()
     resolver = TFConfigClusterResolver()
@@ -160,7 +160,8 @@ def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
     caplog.set_level(logging.WARNING, "pycollective")
     assert membership_of(resolver, here=True).rank == 0
     assert (
-        "no address of this host: other workers could reach it only through a host" in caplog.text
+        "not an address of this host: other workers could reach it only through a host"
+        in caplog.text
     )
 
 
@@ -178,8 +179,8 @@ def test_the_number_of_another_machine(tf_config, monkeypatch, port):
     tf_config(cluster("198.51.100.1:9000", f"{mine}:{port}"))
     with pytest.raises(
         ValueError,
-        match=r"cluster\['worker'\]\[0\] \(worker 0\), this process, is 198.51.100.1:9000, which is no "
-        rf"address of this host, but cluster\['worker'\]\[1\] \(worker 1\), {mine}:{port}, is: this "
+        match=r"cluster\['worker'\]\[0\] \(worker 0\), this process, is 198.51.100.1:9000, which is not "
+        rf"an address of this host, but cluster\['worker'\]\[1\] \(worker 1\), {mine}:{port}, is: this "
         "process has another task's number",
     ):
         STRATEGY()

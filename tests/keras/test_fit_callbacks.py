@@ -119,7 +119,7 @@ def test_callbacks_older_names_and_lambda_callback_work():
     assert seen == [("t", {}), (0, {}), (0, {})]
     with pytest.raises(TypeError, match="on_epoch"):
         callbacks.LambdaCallback(on_epoch=print)
-    with pytest.raises(TypeError, match="no keras.callbacks.Callback"):
+    with pytest.raises(TypeError, match="not a keras.callbacks.Callback"):
         model.fit(ONES, ONES, verbose=0, callbacks=[print])
 
 

@@ -225,7 +225,7 @@ def test_precision_top_k_and_class_id():
     np.testing.assert_allclose(
         float(recall.result()), chosen[:, 1][ANSWERS[:, 1]].mean(), rtol=1e-6
     )
-    with pytest.raises(ValueError, match="class_id=3 is no class"):
+    with pytest.raises(ValueError, match="class_id=3 is not a class"):
         metrics.Precision(class_id=3).update_state(ANSWERS, SCORES)
 
 

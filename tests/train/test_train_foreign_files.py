@@ -175,7 +175,7 @@ def test_data_with_the_right_digest_that_is_no_safetensors_raises_checkpoint_err
         data.write_bytes(damaged)
         body["data"].update(bytes=len(damaged), sha256=hashlib.sha256(damaged).hexdigest())
         sign(index, body)
-        with pytest.raises(CheckpointError, match="holds no safetensors"):
+        with pytest.raises(CheckpointError, match="is not in the safetensors format"):
             checkpoint.read(path)
 
 

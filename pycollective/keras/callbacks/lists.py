@@ -114,14 +114,14 @@ class LambdaCallback(Callback):
     Raises
     ------
     TypeError
-        For a name that is no method ``on_...``.
+        For a name that is not a method ``on_...``.
     """
 
     def __init__(self, **functions: Callable[..., Any] | None) -> None:
         super().__init__()
         for name, function in functions.items():
             if not name.startswith("on_") or not hasattr(Callback, name):
-                raise TypeError(f"LambdaCallback: {name!r} is no method of callbacks")
+                raise TypeError(f"LambdaCallback: {name!r} is not a method of callbacks")
             if function is not None:
                 setattr(self, name, function)
 
@@ -157,7 +157,7 @@ class CallbackList(Callback):
         self.callbacks: list[Any] = list(callbacks)
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
-                raise TypeError(f"callbacks: {callback!r} is no keras.callbacks.Callback")
+                raise TypeError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
         if add_progbar:
             self._found(ProgbarLogger)
         if add_history:

@@ -20,7 +20,7 @@ class ProgbarLogger(Callback):
     """Print the progress of training, and its results.
 
     With ``verbose=1`` on a terminal, one line with a bar is updated in place. With ``verbose=2``, and
-    if the output is no terminal, each epoch has one line.
+    if the output is not a terminal, each epoch has one line.
     """
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ def load(collection: Collection, path: str | os.PathLike[str] | None) -> tuple[I
         folder = Path(named).expanduser()
         if not folder.is_dir():
             raise DataError(
-                f"PYCOLLECTIVE_DATA is {named!r}, which is no folder; set it to the folder that "
+                f"PYCOLLECTIVE_DATA is {named!r}, which is not a folder; set it to the folder that "
                 f"holds the files of {collection.title}, or unset it"
             )
         if _found(collection, folder / collection.name):

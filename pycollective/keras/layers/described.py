@@ -68,7 +68,7 @@ class Described(CopiedByConfig):
         Raises
         ------
         NotImplementedError
-            If an argument is no JSON value and the subclass does not override this method.
+            If an argument is not a JSON value and the subclass does not override this method.
         """
         names = self._config_names
         own = self._given() if names is None else {name: self._stored(name) for name in names}

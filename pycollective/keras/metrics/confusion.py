@@ -67,7 +67,7 @@ def counts(
     if class_id is not None:
         if values.ndim < 2 or not 0 <= class_id < values.shape[-1]:
             raise ValueError(
-                f"class_id={class_id} is no class of predictions of shape {values.shape}"
+                f"class_id={class_id} is not a class of predictions of shape {values.shape}"
             )
         yes, values = (a[..., class_id : class_id + 1] for a in (yes, values))
         weights = None if weights is None else weights[..., class_id : class_id + 1]

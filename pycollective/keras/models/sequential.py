@@ -39,7 +39,7 @@ class Sequential(Model):
     Raises
     ------
     TypeError
-        If an item of ``layers`` is no layer.
+        If an item of ``layers`` is not a layer.
     ValueError
         If two layers have the same name.
     """

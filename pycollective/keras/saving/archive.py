@@ -94,7 +94,7 @@ def _unpacked(path: str, file: BinaryIO) -> Parts:
     try:
         body = json.loads(config)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path!r} is damaged: its {_CONFIG} is no JSON ({error})") from None
+        raise CheckpointError(f"{path!r} is damaged: its {_CONFIG} is not JSON ({error})") from None
     if not isinstance(body, dict) or "class_name" not in body:
         raise CheckpointError(f"{path!r} is no model: its {_CONFIG} describes none")
     return Parts(body, weights, assets)

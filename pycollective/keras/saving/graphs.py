@@ -182,7 +182,7 @@ def _known_kwargs(layer: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(kwargs)
     if given.get("mask", 0) is None:
         del given["mask"]
-    # For a layer that is no model, Keras stores the default of ``training``, and ignores it when
+    # For a layer that is not a model, Keras stores the default of ``training``, and ignores it when
     # loading. For a nested model, Keras stores the value that the program passed.
     if isinstance(layer, Layer) and not isinstance(layer, Learner):
         given.pop("training", None)

@@ -246,7 +246,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     Raises
     ------
     ValueError
-        If the text is no JSON, is nested too deeply, or describes no model.
+        If the text is not JSON, is nested too deeply, or does not describe a model.
     TypeError
         If the model has a class or function that is unknown.
     """

@@ -160,7 +160,7 @@ def single_batch(
         arrays, rows = _arrays(x, y, sample_weight)
     if batch_size is None:
         batch_size = _BATCH_SIZE
-    # Batches that are no positive integer are an error, which `batches_of` raises.
+    # A size that is not a positive integer is an error, which `batches_of` raises.
     if batch_size.__class__ is not int or not 1 <= rows <= batch_size:
         return None
     return nest.map_structure(Tensor, arrays)

@@ -67,7 +67,7 @@ for _name in (
 def numbers_of(name: str, results: Any) -> dict[str, Any]:
     """Return a step's results as floats and arrays, summed over the replicas.
 
-    Raise ``TypeError``, with the method's ``name``, if ``results`` is no dict.
+    Raise ``TypeError``, with the method's ``name``, if ``results`` is not a dict.
     """
     if not isinstance(results, Mapping):
         raise TypeError(
