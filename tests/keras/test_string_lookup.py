@@ -42,8 +42,17 @@ def test_models_of_strings_prepare_a_dataset():
     for found in (model, tf.keras.Model.from_config(model.get_config())):
         batches = [found(batch["words"]).numpy() for batch in dataset]
         assert np.concatenate(batches).tolist() == expected
+    again = tf.keras.Input(shape=(2,), dtype=tf.string)
+    assert model(again).dtype == np.int64 and model(again).shape == (None, 2)
     table = tf.keras.Sequential([strings, model, tf.keras.layers.Embedding(4, 5)])
     assert table(next(iter(dataset))["words"]).shape == (2, 2, 5)
+    with pytest.raises(TypeError, match="takes strings, got a tensor of dtype float64"):
+        model(np.zeros((2, 2)))
+    numbers = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    with pytest.raises(
+        TypeError, match="takes numbers of dtype float32, got a tensor of dtype obj"
+    ):
+        numbers(next(iter(dataset))["words"])
 
 
 def test_model_with_strings_is_restored_from_a_file(tmp_path):

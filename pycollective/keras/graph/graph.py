@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
+from pycollective.dtypes import string
 from pycollective.keras.graph.order import nodes_between, operations_of, with_own_inputs
 from pycollective.keras.graph.symbols import (
     KerasTensor,
@@ -168,7 +169,12 @@ def as_declared(tensor: Tensor, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
         tensor = ops.expand_dims(tensor, -1)
     elif axes == len(shape) + 1 and tensor.array.shape[-1] == 1:
         tensor = ops.squeeze(tensor, -1)
-    return tensor if tensor.array.dtype == dtype else ops.cast(tensor, dtype)
+    if tensor.array.dtype == dtype:
+        return tensor
+    if string in (tensor.array.dtype, dtype):
+        kind = "strings" if dtype == string else f"numbers of dtype {dtype}"
+        raise TypeError(f"the model takes {kind}, got a tensor of dtype {tensor.array.dtype}")
+    return ops.cast(tensor, dtype)
 
 
 # Calls --------------------------------------------------------------------------------------------

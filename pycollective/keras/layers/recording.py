@@ -37,6 +37,13 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
         and all(inside.built for inside in layer._flatten_layers())
     ):
         outputs = _described(layer, inputs, layer.compute_output_shape(shapes))
+        graph = getattr(layer, "call_graph", None)
+        if graph is not None:  # the dtypes of a model's outputs are those of its layers
+            outputs = nest.map_structure(
+                lambda output, own: KerasTensor(output.shape, own.dtype),
+                outputs,
+                graph.result_structure,
+            )
     else:
         outputs = nest.map_structure(
             lambda value: KerasTensor((None, *value.shape[1:]), value.dtype),
