@@ -823,6 +823,7 @@ print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 
         if rank == 1:
             assert [line.split()[0] for line in lines] == 3 * ["MemoryError"] + ["goes"], done
             continue
+        assert len(lines) == 4, done
         assert lines[0] == (
             "AbortedError rank 1 left a ragged all_gather because of an error of its own: MemoryError"
         ), done
