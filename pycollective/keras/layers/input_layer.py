@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycollective.distribute.default import get_strategy
-from pycollective.dtypes import as_dtype_or_string, string
+from pycollective.dtypes import string
 from pycollective.keras.backend import floatx
 from pycollective.keras.graph.symbols import KerasTensor, Node
 from pycollective.keras.layers.layer import SameShape
@@ -67,9 +67,12 @@ class InputLayer(SameShape):
                 f"replicas ({replicas})"
             )
         # A global mixed-precision policy does not apply to inputs, so pass the dtype explicitly.
-        kind = as_dtype_or_string(floatx() if dtype is None else dtype)
-        super().__init__(dtype=floatx() if kind == string else kind, name=name, input_shape=shape)
-        self._dtype = kind
+        strings = dtype in (string, "string")
+        super().__init__(
+            dtype=floatx() if strings or dtype is None else dtype, name=name, input_shape=shape
+        )
+        if strings:
+            self._dtype = string
         self.batch_shape: Shape = (batch_size, *shape)
         self._output_shape = self._input_shape
         self.built = True
