@@ -78,7 +78,7 @@ def test_adapt_orders_strings_by_their_number():
 @pytest.mark.parametrize(
     ("options", "inputs", "error", "text"),
     [
-        ({"num_oov_indices": 0}, ["joker"], ValueError, "strings outside of the vocabulary"),
+        ({"num_oov_indices": 0}, ["joker"], ValueError, "strings outside of the vocab"),
         ({}, [1, 2], TypeError, "inputs are strings"),
         ({"vocabulary": None}, ["hulk"], ValueError, "has no vocabulary; pass one, or call adapt"),
         ({"vocabulary": ["a", "a"]}, None, ValueError, r"has strings twice: \['a'\]"),

@@ -10,7 +10,6 @@ import numpy as np
 
 from pycollective.array_backend import to_numpy
 from pycollective.dtypes import string
-from pycollective.keras.dry_run import in_dry_run
 from pycollective.keras.layers.layer import SameShape
 from pycollective.tensor import Tensor, as_tensor
 from pycollective.tensor.text import as_text, is_text
@@ -43,8 +42,8 @@ class StringLookup(SameShape):
 
     Notes
     -----
-    Inputs are strings, and outputs are of dtype int64; with ``invert`` it is the other way round. The
-    layer runs on the host.
+    Inputs are strings, and outputs are of dtype int64. With ``invert``, inputs are integers, and outputs
+    are strings. The layer runs on the host.
     """
 
     _config_names = (
@@ -150,7 +149,7 @@ class StringLookup(SameShape):
         return as_tensor(value) if self.invert else Tensor(_strings_of(value))
 
     def call(self, inputs: Tensor) -> Tensor:
-        if not self._tokens and not in_dry_run():
+        if not self._tokens:
             raise ValueError(f'layer "{self._name}" has no vocabulary; pass one, or call adapt()')
         array = to_numpy(inputs.array)
         found = (
@@ -162,12 +161,10 @@ class StringLookup(SameShape):
         other = None if not self.num_oov_indices else self._tokens.index(self.oov_token)
         numbers = [self._indices.get(item, other) for item in strings]
         if None in numbers:
-            if not in_dry_run():
-                raise ValueError(
-                    f'layer "{self._name}" has num_oov_indices=0, and the inputs have strings outside '
-                    "of the vocabulary; consider num_oov_indices=1"
-                )
-            numbers = [0] * len(numbers)
+            raise ValueError(
+                f'layer "{self._name}" has num_oov_indices=0, and the inputs have strings outside of '
+                "the vocabulary; consider num_oov_indices=1"
+            )
         return np.array(numbers, np.int64)
 
     def _strings(self, indices: Any) -> Any:
