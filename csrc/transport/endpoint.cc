@@ -10,8 +10,8 @@ bool Endpoint::wait(const std::function<Progress()>& attempt, Clock::time_point 
   auto poll = [&] {
     const Progress progress = attempt();
     const std::uint64_t now = moved();
-    const bool came = std::exchange(before, now) != now;
-    return progress == Progress::blocked && came ? Progress::moved : progress;
+    const bool arrived = std::exchange(before, now) != now;
+    return progress == Progress::blocked && arrived ? Progress::moved : progress;
   };
   return Waiter(*this, poll, deadline, interrupt).wait();
 }

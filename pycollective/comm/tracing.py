@@ -48,7 +48,7 @@ class Tracer:
     def __init__(self, member: Member) -> None:
         self._rank, self._size, self._lane = member.rank, member.size, member._lane
         self._group = member._group
-        self._under_way: dict[int, tuple[Record, Task]] = {}
+        self._pending: dict[int, tuple[Record, Task]] = {}
         self._last: deque[tuple[Record, str]] = deque(maxlen=REMEMBERED)
         self._reported = False  # the last calls, after an error
 
@@ -70,16 +70,18 @@ class Tracer:
             made.thread, made.thread_name = _GPU_ROWS + about.gpu, f"GPU {about.gpu}"
         return made
 
-    def under_way(self, record: Record, task: Task) -> None:
+    def keep(self, record: Record, task: Task) -> None:
         """Keep the record of a call until the call ends."""
         if isinstance(task, DeviceTask):
             record.number = task.number
         else:
             record.later = True
         with _lock:
-            self._under_way[id(record)] = record, task
+            self._pending[id(record)] = record, task
 
-    def over(self, record: Record, error: BaseException | None, is_on_gpu: bool = False) -> None:
+    def complete(
+        self, record: Record, error: BaseException | None, is_on_gpu: bool = False
+    ) -> None:
         """Complete the record of a call that has ended in this thread."""
         record.ended = time.monotonic()
         if not record.is_message and not is_on_gpu:
@@ -89,7 +91,7 @@ class Tracer:
     def finish(self) -> None:
         """Wait for calls on devices, each until its deadline, and complete their records."""
         with _lock:
-            tasks = [task for _, task in self._under_way.values()]
+            tasks = [task for _, task in self._pending.values()]
         for task in tasks:
             if isinstance(task, DeviceTask):
                 task.start()
@@ -100,10 +102,10 @@ class Tracer:
     def collect(self) -> None:
         """Complete the records of asynchronous calls that have ended."""
         with _lock:
-            over = [(key, *both) for key, both in self._under_way.items() if _is_over(both[1])]
-            for key, _, _ in over:
-                del self._under_way[key]
-        for _, record, task in over:
+            ended = [(key, *both) for key, both in self._pending.items() if _has_ended(both[1])]
+            for key, _, _ in ended:
+                del self._pending[key]
+        for _, record, task in ended:
             record.began, record.ended = task.times
             error: BaseException | None = None
             try:
@@ -133,7 +135,7 @@ class Tracer:
             _write_all()
 
 
-def _is_over(task: Task) -> bool:
+def _has_ended(task: Task) -> bool:
     """Return True if a call has ended; a device's result can be used earlier."""
     return task.ended if isinstance(task, DeviceTask) else task.done
 
@@ -157,12 +159,12 @@ class Traced(Engine):
         try:
             work = self._engine.submit(replace(call, timed=True))
         except BaseException as error:
-            tracer.over(record, error, is_on_gpu)
+            tracer.complete(record, error, is_on_gpu)
             raise
         for task in work._tasks:
-            tracer.under_way(record, task)
+            tracer.keep(record, task)
         if not work._tasks and not is_on_gpu:  # a GPU without a task has moved nothing
-            tracer.over(record, None)
+            tracer.complete(record, None)
         return Work(work._tasks, work._finish, tracer.collect)
 
 
@@ -182,7 +184,7 @@ def together(members: Sequence[Member], call_of: Callable[[int], Call]) -> Itera
         raise
     finally:
         for tracer, record in records:
-            tracer.over(record, error)
+            tracer.complete(record, error)
 
 
 # The communicators that are traced -----------------------------------------------------------------

@@ -87,7 +87,7 @@ class Operation(DeviceTask):
         self.failed = False
 
     @property
-    def over(self) -> bool:
+    def has_finished(self) -> bool:
         """True if the device has finished the call.
 
         Raises
@@ -103,11 +103,11 @@ class Operation(DeviceTask):
     @property
     def ended(self) -> bool:
         """True if the device has finished the call, or never will."""
-        return self._owner.error is not None or self.over
+        return self._owner.error is not None or self.has_finished
 
     def device_times(self) -> tuple[float, float] | None:
         """Return the times at which the stream began and ended the call."""
-        if self._timed is None or not self.over:
+        if self._timed is None or not self.has_finished:
             return None
         clock, before = self._timed
         with device.on(self.device):
@@ -127,7 +127,7 @@ class Operation(DeviceTask):
 
         The event of an aborted call happens too, but its result is not valid.
         """
-        if self.failed or not self.over:
+        if self.failed or not self.has_finished:
             self._owner.check()
 
 
@@ -310,7 +310,7 @@ class NcclCommunicator:
 
     def _forget(self) -> None:
         """Release the arrays of finished calls."""
-        while self._pending and self._pending[0].over:
+        while self._pending and self._pending[0].has_finished:
             self._pending.popleft()
 
     def check(self) -> None:
@@ -423,7 +423,7 @@ class NcclCommunicator:
             for operation in self._pending:
                 operation.failed = True
                 with contextlib.suppress(Exception):  # CUDA has failed: the state is unknown
-                    operation.failed = not operation.over
+                    operation.failed = not operation.has_finished
             _abort(self._comm)
         self._peers.fail(error)
 
@@ -434,7 +434,7 @@ class NcclCommunicator:
         try:
             while self.error is None:
                 with self._lock:
-                    if all(operation.over for operation in self._pending):
+                    if all(operation.has_finished for operation in self._pending):
                         break
                 time.sleep(_PAUSE)
         except NcclError as error:  # the device has failed, and finishes nothing
@@ -474,7 +474,7 @@ class NcclCommunicator:
         with self._lock:
             busy = True
             with contextlib.suppress(Exception):  # CUDA has failed: abort
-                busy = any(not operation.over for operation in self._pending)
+                busy = any(not operation.has_finished for operation in self._pending)
             if busy:
                 _abort(self._comm)
         self._end()
