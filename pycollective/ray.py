@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pycollective.cluster.ports import reserved_address
 from pycollective.errors import CollectiveError, RendezvousError
 
 __all__ = ["run"]
@@ -132,13 +133,9 @@ class _Worker:
     """The object in an actor's process."""
 
     def place(self) -> tuple[str, str]:
-        """Return the id of the machine, and an address with a port that is free now."""
-        import socket
-
+        """Return the id of the machine, and an address on which this process can listen."""
         ray = importlib.import_module("ray")
-        host = ray.util.get_node_ip_address()
-        with socket.create_server((host, 0)) as sock:
-            address = f"{host}:{sock.getsockname()[1]}"
+        address = reserved_address(ray.util.get_node_ip_address())
         return ray.get_runtime_context().get_node_id(), address
 
     def call(

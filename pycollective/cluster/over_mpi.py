@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.cluster.ports import reserved_address
+
 _SECRETS = ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE")
 _BYTES = 256  # of a host's name; of an address with a secret
 
@@ -40,11 +42,9 @@ def worker_0(size: int) -> str:
     world.Allgather(_padded(mpi.Get_processor_name()), names)
     said = np.zeros(_BYTES, np.uint8)
     if world.rank == 0:
-        host = _own_address([_text(name) for name in names])
-        with socket.create_server((host, 0)) as sock:
-            port = sock.getsockname()[1]
+        address = reserved_address(_own_address([_text(name) for name in names]))
         secret = "" if any(name in os.environ for name in _SECRETS) else secrets.token_hex(32)
-        said = _padded(f"{host}:{port} {secret}")
+        said = _padded(f"{address} {secret}")
     world.Bcast(said, 0)
     address, _, secret = _text(said).partition(" ")
     if secret:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import numpy as np
 
 from pycollective.cluster.membership import membership_of_environment
+from pycollective.cluster.ports import reserved_address
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.distribute.multi_worker import join_workers
 from pycollective.distribute.task_links import JOIN_SECONDS
@@ -36,10 +36,9 @@ def cluster_of_launcher(servers: int) -> tuple[ClusterSpec, str, int] | None:
         # A rank of another host sees this one's address. Without such a rank all are on one host.
         others = [text.decode() for text in every.reshape(-1, member.size)[:, member.rank] if text]
         host = others[0].rpartition(":")[0] or others[0] if others else "127.0.0.1"
-        with socket.create_server((host, 0)) as free:
-            own = f"{host}:{free.getsockname()[1]}"
-            all_own = group.all_gather(np.array([own], f"S{_BYTES}").view(np.uint8))
-            addresses = [text.decode() for text in all_own.view(f"S{_BYTES}").ravel()]
+        own = np.array([reserved_address(host)], f"S{_BYTES}")
+        all_own = group.all_gather(own.view(np.uint8)).view(f"S{_BYTES}")
+        addresses = [text.decode() for text in all_own.ravel()]
     jobs = {"ps": addresses[1 : 1 + servers], "worker": addresses[1 + servers :]}
     if member.rank == 0:
         return ClusterSpec(jobs), "chief", 0
