@@ -220,7 +220,7 @@ struct Negative {
   static PYCOLLECTIVE_INLINE T slope(T) { return T(-1); }
 };
 
-// Exact: replaces the kind in blocks with numbers beyond kFar.
+// by_blocks uses Exact for blocks that have a number of magnitude kFar or more.
 template <typename T>
 struct Sin {
   struct Exact {
@@ -269,7 +269,7 @@ PYCOLLECTIVE_INLINE void gradients_loop(const T* __restrict g, const T* __restri
   for (Index i = 0; i < size; ++i) dx[i] = g[i] * slope_of<Kind>(x[i], alpha);
 }
 
-// Calls loop(kind, first, size), for a kind with Exact by blocks.
+// Calls loop(kind, first, size). A kind with Exact is called by blocks.
 template <typename Kind, typename T, typename Loop>
 PYCOLLECTIVE_INLINE void by_blocks(const T* x, Index size, const Loop& loop) {
   if constexpr (requires { typename Kind::Exact; }) {

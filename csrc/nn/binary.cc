@@ -74,8 +74,9 @@ struct Mod {
     return rest == 0 ? std::copysign(T(0), y) : (rest < 0) != (y < 0) ? rest + y : rest;
   }
   static PYCOLLECTIVE_INLINE T value(T x, T y) { return with_sign_of(y, std::fmod(x, y)); }
-  // The same by a division, which compilers vectorize. Sets `far` if the result may be wrong: below
-  // 2^29 the rounded quotient of two floats has the right integer part, and its product is exact.
+  // Returns value(x, y) by a division, which compilers vectorize. Sets `far` if the result may be
+  // wrong. Below 2^29 the rounded quotient of two floats has the right integer part, and the
+  // product of that part and y is exact.
   static PYCOLLECTIVE_INLINE float quick(float x, float y, int& far) {
     const double a = x, b = y, q = std::trunc(a / b);
     far |= !(std::abs(q) < 0x1p29) | !(std::abs(b) <= 0x1p128);

@@ -1,5 +1,5 @@
-// Convolution of any shape: copies the patches of a block of output rows side by side, multiplies
-// them with the filters, and finishes the outputs while they are in cache.
+// Convolution of any shape. The patches of a block of output rows are copied side by side and
+// multiplied with the filters. Bias, relu and pooling follow while the products are in cache.
 #include <algorithm>
 
 #include "nn/kernels.h"

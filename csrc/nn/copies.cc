@@ -52,8 +52,8 @@ void copy_axis(const char* from, Index from_step, char* to, Index to_step, Index
   }
 }
 
-// Copies two axes of which `from` has numbers side by side along the first, and `to` along the
-// second. In squares, so that each cache line is used completely while it is in cache.
+// Copies two axes. The numbers of `from` are adjacent along the first axis, those of `to` along the
+// second. Squares are copied, so that each cache line is used completely while it is in cache.
 template <typename Unit>
 void copy_transposed(const char* from, Index from_step, char* to, Index to_step, Index rows,
                      Index columns) {
@@ -149,7 +149,7 @@ PYCOLLECTIVE_INLINE void add_rows_body(const T* __restrict rows, const Index* __
 PYCOLLECTIVE_ADD_ROWS(float)
 PYCOLLECTIVE_ADD_ROWS(double)
 
-// Each thread adds to its own part of y, so that sums have one order.
+// Each thread adds to its own rows of y, so that the order of additions is always the same.
 template <typename T>
 void add_rows_in_parallel(const T* rows, const Index* index, T* y, Index count, Index width,
                           Index height) {

@@ -28,19 +28,20 @@ struct Row {
   const Index* down;            // [kernel_h]: the places of this row's taps.
   const Index* across;          // [width, kernel_w]: the places of each column's taps.
   const std::uint8_t* shifted;  // [width]: true if a column is a shifted copy of an earlier one.
-  const T* tall;                // The taps of each source row. Null: the result's taps are counted.
-  const T* wide;                // The taps of each source column.
+  const T* tall;                // Null, or the number of taps of each source row.
+  const T* wide;                // The number of taps of each source column.
+  // The taps of a shifted column are those of the column `period` before it, `shift` places on.
   Index period, shift, source_width, width;
   const Window& w;
 };
 
-// The weights of a resampling along one axis that are not 0: for result r, those from begins[r] to
-// begins[r + 1], each with its place in the source.
+// The nonzero weights of a resampling along one axis. Result r has the weights from begins[r] to
+// begins[r + 1]. `places` has the index in the source for each weight.
 template <typename T>
 struct Blend {
   std::vector<Index> begins, places;
   std::vector<T> weights;
-  Index most = 0;  // of the numbers of taps of all results
+  Index most = 0;  // the largest number of weights of a result
 
   Index results() const { return static_cast<Index>(begins.size()) - 1; }
 
@@ -96,7 +97,8 @@ struct Axis {
   std::vector<Index> counts;          // of each output's taps inside the image
   std::vector<std::uint8_t> shifted;  // see Row
 
-  // One axis of a window: of its outputs, or, `back`, of the image's pixels.
+  // Sets the tables for one axis of a window. The results are its outputs or, with `back`, the
+  // image's pixels.
   void set(Index size, Index out, Index kernel, Index stride, Index dilation, Index pad,
            bool back) {
     const Index results = back ? size : out;

@@ -123,7 +123,7 @@ PYCOLLECTIVE_INLINE T exp_of(T x) {
 // exp(x) - 1 for x <= 0.
 template <typename T>
 PYCOLLECTIVE_INLINE T expm1_of_negative(T x) {
-  constexpr T kMinusOne = -T(Elementary<T>::kMantissa);  // exp of less is lost beside 1
+  constexpr T kMinusOne = -T(Elementary<T>::kMantissa);  // below it, the result rounds to -1
   const Reduced<T> parts = reduced(x < 2 * kMinusOne ? 2 * kMinusOne : x);
   const T power = power_of_two<T>(parts.k);
   return parts.rest * power + (power - T(1));
@@ -163,7 +163,7 @@ PYCOLLECTIVE_INLINE T log_of(T x) {
   return x > 0 && x < kInfinity ? y : special;
 }
 
-// log(1 + x), corrected by what 1 + x rounds off.
+// log(1 + x), corrected for the rounding error of 1 + x.
 template <typename T>
 PYCOLLECTIVE_INLINE T log1p_of(T x) {
   const T u = T(1) + x, rest = u - T(1);
@@ -198,9 +198,10 @@ struct Circular {
 template <typename T>
 constexpr Circular<T> kCircular{};
 
-// sin(x + quarters pi / 2), where |x| is below kFar<T>.
+// The bound of |x| in sine_of.
 template <typename T>
 constexpr T kFar = sizeof(T) == 4 ? T(0x1p20) : T(0x1p10);
+// sin(x + quarters pi / 2), where |x| is below kFar<T>.
 template <typename T>
 PYCOLLECTIVE_INLINE T sine_of(T x, std::int64_t quarters) {
   constexpr double kRound = Elementary<double>::kRound;

@@ -55,7 +55,7 @@ void softmax_cross_entropy(const double* logits, const Index* labels, double* lo
                            double* gradient, Index rows, Index classes);
 
 // y = (x - mean) / sqrt(variance + epsilon) factor + shift, with mean and variance of each row of x
-// [rows, size]. Keeps the means, and the inverses of the square roots.
+// [rows, size]. Writes the means to `means`, and the inverses of the square roots to `inverses`.
 void normalize_rows(const float* x, const float* factor, const float* shift, float* y, float* means,
                     float* inverses, Index rows, Index size, double epsilon);
 void normalize_rows(const double* x, const double* factor, const double* shift, double* y,
@@ -110,9 +110,9 @@ void select(const std::uint8_t* mask, const float* x, const float* y, float* z, 
 void select(const std::uint8_t* mask, const double* x, const double* y, double* z, Index size);
 
 // ---- losses of targets and predictions [rows, size] (rows.cc) -----------------------------------
-// `rows` computes the losses of rows from targets t and predictions p. It also computes the slopes
-// by p, unless null. c is the parameter of the loss. With `labels`, c is 1 if all targets are 0 or
-// 1, else 0.
+// `rows` computes the losses of rows from targets t and predictions p, and their derivatives by p
+// in `slopes`, unless null. c is the parameter of the loss. With `labels`, c is 1 if all targets
+// are 0 or 1, else 0.
 template <typename T>
 struct Loss {
   std::string_view name;
@@ -178,9 +178,9 @@ void max_pool_gradient(const double* g, const std::uint32_t* codes, double* dx,
                        double* bias_gradient, const Window& w, Index images);
 
 // ---- depthwise convolution and average pooling (depthwise.cc) ---------------------------------
-// Each channel alone. y is the bias, unless null, plus the sum over the window's taps inside the
-// image of x times weights [kernel_h, kernel_w, channels]. Without weights, y is the mean of these
-// taps.
+// Each channel has its own weights [kernel_h, kernel_w, channels]. y is the sum of x times weights
+// over the window's taps inside the image, plus the bias unless null. Without weights, y is the
+// mean of these taps.
 void depthwise_forward(const float* x, const float* weights, const float* bias, float* y,
                        const Window& w, Index images);
 void depthwise_forward(const double* x, const double* weights, const double* bias, double* y,

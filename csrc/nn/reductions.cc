@@ -67,7 +67,7 @@ struct Tasks {
         number(outer * pieces * blocks) {}
 };
 
-// Rows of fewer columns are joined to rows of about as many, so that vector loops are long.
+// Shorter rows are joined to rows of about this many columns, so that vector loops are long.
 constexpr Index kWide = 256;
 
 // y [columns] = the results for each column of x [rows, columns], whose rows are `step` apart.
@@ -97,7 +97,7 @@ PYCOLLECTIVE_INLINE void fold_columns(const T* __restrict x, T* __restrict y, In
   for (Index c = 0; c < (rows - tall * joined) * columns; ++c) {
     total[c] = Kind::joined(total[c], x[c]);
   }
-  // In halves, as in a tree.
+  // Joins the second half to the first, as in a tree, until one row is left.
   for (Index left = joined; left > 1;) {
     const Index half = (left + 1) / 2;
     for (Index c = 0; c < (left - half) * columns; ++c) {

@@ -17,11 +17,13 @@ Span place(const char* axis, Index size, Index kernel, Index stride, Index dilat
                                 std::to_string(stride) + " and dilation " +
                                 std::to_string(dilation) + " must all be at least 1");
   }
-  // The form of these comparisons avoids overflows. Windows beyond the limit are of no use.
+  // The limit, and the form of these comparisons, avoid overflows.
   constexpr Index kLimit = Index{1} << 31;
   if (size > kLimit || kernel > kLimit || stride > kLimit || dilation > kLimit / kernel) {
-    throw std::invalid_argument(std::string(axis) +
-                                ": input size, stride and dilated window must be below 2**31");
+    throw std::invalid_argument(std::string(axis) + ": input size " + std::to_string(size) +
+                                ", stride " + std::to_string(stride) + " and window " +
+                                std::to_string(kernel) + " times dilation " +
+                                std::to_string(dilation) + " must all be at most 2**31");
   }
   const Index extent = (kernel - 1) * dilation + 1;
   if (same) {
@@ -42,7 +44,9 @@ Span place(const char* axis, Index size, Index kernel, Index stride, Index dilat
 
 Window make_window(Index height, Index width, Index channels, Index kernel_h, Index kernel_w,
                    Index stride_h, Index stride_w, Index dilation_h, Index dilation_w, bool same) {
-  if (channels < 1) throw std::invalid_argument("channels: there must be at least 1");
+  if (channels < 1) {
+    throw std::invalid_argument("channels must be at least 1, got " + std::to_string(channels));
+  }
   const Span rows = place("height", height, kernel_h, stride_h, dilation_h, same);
   const Span cols = place("width", width, kernel_w, stride_w, dilation_w, same);
   return {height,     width,      channels, kernel_h, kernel_w, stride_h, stride_w,

@@ -21,8 +21,7 @@
 namespace pycollective::nn {
 namespace {
 
-// Approximate bytes of the tiles that are transformed and multiplied together, and the maximum of
-// tiles.
+// Approximate bytes, and maximum number, of the tiles that are transformed and multiplied together.
 constexpr Index kBlockBytes = 1 << 18;
 constexpr Index kMostTiles = 64;
 // Rows and columns of a block of a matrix (see winograd.inc). The number of tiles is rounded up to
@@ -63,8 +62,9 @@ struct Tiling {
         out_w(w.out_w),
         pad_top(w.pad_top),
         pad_left(w.pad_left),
-        // Larger tiles have more expensive transforms: with 0.8 times the products they take as
-        // long.
+        // The transforms of larger tiles are more expensive: with 0.8 times the products, both
+        // sizes take equally long. Larger tiles are used if they need at most 0.75 times the
+        // products.
         outputs(4 * count_products(4) <= 3 * count_products(2) ? 4 : 2),
         pixels(outputs + 2),
         down((out_h + outputs - 1) / outputs),

@@ -63,7 +63,7 @@ __all__ = [
     "utils",
 ]
 
-#: The modules of the names that are not modules. All are imported at their first use.
+#: The module of each public name that is no module itself. A module is imported at its first use.
 _ORIGIN = {
     "DTypePolicy": "policy",
     "Initializer": "initializers",

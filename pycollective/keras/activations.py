@@ -85,7 +85,7 @@ def relu(
     max_value : float, optional
         The largest result; None: no limit.
     threshold : float
-        The smallest ``x`` for which the result is ``x``.
+        The result is ``x`` only if ``x`` is larger than this number.
     """
     if not negative_slope and not threshold:
         if max_value is None:
@@ -101,7 +101,7 @@ _KNOWN: dict[str, Any] = {
     name: globals()[name] for name in __all__ if name not in ("deserialize", "get", "serialize")
 }
 _KIND = Kind("activation", _KNOWN, "a callable(tensor)")
-#: Functions of other packages, with the activation that layers recognize in their place.
+#: Functions of other packages, each with the equal activation that layers recognize.
 _SAME = {nn.relu: relu, nn.leaky_relu: leaky_relu, ops.exp: exponential}
 _NAMES = {function: name for name, function in reversed(_KNOWN.items())}
 

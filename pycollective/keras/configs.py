@@ -30,7 +30,8 @@ def parameters_of(cls: type) -> tuple[str, ...]:
 class Configured:
     """Base of objects whose config holds the constructor's arguments."""
 
-    #: The arguments in the config; each is an attribute too. Keras's own classes have all.
+    #: The arguments in the config; each is an attribute too. A class of this package has all
+    #: positional parameters of its constructor, unless it sets this attribute.
     _config_names: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from pycollective.tensor import Tensor, Variable
 
 
 class _Thread(threading.local):
-    #: In a dry run: the components of variables by id, each with the value to restore.
+    #: In a dry run: each replica's component of a variable, by id, with the value to restore.
     kept: dict[int, tuple[Variable, Tensor]] | None = None
 
 
@@ -43,7 +43,7 @@ def dry_run(variables: Iterable[Variable]) -> Iterator[None]:
 
 
 def keep_values(variables: Iterable[Variable]) -> None:
-    """Make the current values those that the enclosing `dry_run` restores."""
+    """Let the enclosing `dry_run`, if any, restore the variables' current values."""
     if _thread.kept is None:
         return
     for variable in variables:

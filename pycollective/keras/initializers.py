@@ -115,7 +115,7 @@ class Identity(Initializer):
 
     def values(self, shape: Shape) -> Array:
         if len(shape) != 2:
-            raise ValueError(f"Identity makes matrices, not values of shape {shape}")
+            raise ValueError(f"Identity needs two axes, got shape {shape}")
         return self.gain * np.eye(*shape)
 
 
@@ -201,10 +201,15 @@ class VarianceScaling(_Random):
         ``"uniform"``, ``"truncated_normal"`` (also called ``"normal"``) or
         ``"untruncated_normal"``.
     seed : int, optional
-        With a seed each call gives the same values.
+        With a seed, each call gives the same values.
     input_axes, output_axes : sequence of int, optional
-        The axes of inputs and of outputs. The defaults are the second-to-last and the last axis; the
-        size of each is multiplied by the axes of the window.
+        The axes of inputs and of outputs; ignored unless both are given. By default, `fans` counts
+        the inputs and outputs.
+
+    Raises
+    ------
+    ValueError
+        If ``scale``, ``mode`` or ``distribution`` is invalid.
     """
 
     _config_names: tuple[str, ...] = ("scale", "mode", "distribution", "seed")
@@ -309,7 +314,11 @@ class LecunNormal(_Scaled):
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """Return the fan-in (inputs of one output) and the fan-out (outputs of one input)."""
+    """Return the fan-in (inputs of one output) and the fan-out (outputs of one input).
+
+    The last two axes of ``shape`` are inputs and outputs. Axes before them are a window, whose size
+    multiplies both. A shape of one axis has this axis as both.
+    """
     if len(shape) < 2:
         size = shape[0] if shape else 1
         return size, size
@@ -354,6 +363,8 @@ deserialize = _KIND.deserialize
 
 def get(identifier: Any) -> Callable[..., Any] | None:
     """Return an initializer, given as itself, a name such as ``"zeros"``, a config or an array.
+
+    None stays None.
 
     Raises
     ------

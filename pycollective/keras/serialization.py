@@ -27,14 +27,14 @@ from pycollective.keras.registration import (
 from pycollective.tensor import Tensor
 
 _PLAIN = (str, int, float, bool)
-#: Arguments that Keras's `compile` lacks are stored under a key of their own, which Keras ignores.
-_COMPILE_BESIDE = "pycollective_compile_config"
-_BESIDE = ("accumulate_steps",)
+#: Arguments of `compile` that Keras lacks are stored under a key of their own, which Keras ignores.
+_EXTRA_KEY = "pycollective_compile_config"
+_EXTRA_ARGUMENTS = ("accumulate_steps",)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        #: Each written object with its number of times, by id. The reference keeps the object alive,
+        #: Each written object with its number of writes, by id. The reference keeps the object alive,
         #: so that no other object gets its id.
         self.written: dict[int, tuple[Any, int]] | None = None
         #: The ids of objects to mark, because they occur more than once.
@@ -174,9 +174,9 @@ def _object(obj: Any) -> dict[str, Any]:
         if found is not None:
             stored[part] = serialize_keras_object(found)
     compiled = stored.get("compile_config") or {}
-    beside = {name: compiled.pop(name) for name in _BESIDE if name in compiled}
-    if beside:
-        stored[_COMPILE_BESIDE] = beside
+    extra = {name: compiled.pop(name) for name in _EXTRA_ARGUMENTS if name in compiled}
+    if extra:
+        stored[_EXTRA_KEY] = extra
     if _thread.written is not None:
         _, times = _thread.written.get(id(obj), (obj, 0))
         _thread.written[id(obj)] = obj, times + 1
@@ -186,7 +186,7 @@ def _object(obj: Any) -> dict[str, Any]:
 
 
 def _name_of_own(obj: Any) -> str:
-    """Return the name of a class or function of the program in configs."""
+    """Return the name that configs use for a class or function of the program."""
     if _thread.own is None:
         return get_registered_name(obj)
     for name, known in _thread.own.items():
@@ -375,8 +375,8 @@ def _instance(config: Mapping[str, Any], name: str, inner: Mapping[str, Any]) ->
         instance.build_from_config(dict(build))
     compiled = config.get("compile_config")
     if compiled and hasattr(instance, "compile_from_config"):
-        beside = config.get(_COMPILE_BESIDE) or {}
-        instance.compile_from_config({**compiled, **beside})
+        extra = config.get(_EXTRA_KEY) or {}
+        instance.compile_from_config({**compiled, **extra})
     if shared is not None and _thread.read is not None:
         _thread.read[shared] = instance
     return instance

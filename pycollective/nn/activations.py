@@ -361,6 +361,13 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
         shape or for an axis means that of ``x``.
     seed : int, optional
         Seed of the mask; each seed has its own generator.
+
+    Raises
+    ------
+    TypeError
+        ``x`` does not have a floating-point dtype.
+    ValueError
+        ``rate`` is out of range, or ``noise_shape`` does not fit the shape of ``x``.
     """
     tensor = as_tensor(x)
     a = tensor.array

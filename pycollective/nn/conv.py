@@ -36,9 +36,9 @@ _DIRECT_CHANNELS = (1, 3)
 # With fewer channels or filters, the products of the Winograd kernels are too narrow.
 _WINOGRAD_CHANNELS = 8
 # With more numbers in the filters per output pixel, the transforms of the filters and of their gradients
-# take longer than what they save.
+# take longer than the products that they save.
 _FILTERS_PER_PIXEL, _GRADIENTS_PER_PIXEL = 1000, 100
-# Sums over single pixels use vectors of channels.
+# With fewer channels, the vectors of channels in sums over single pixels would be mostly empty.
 _SPARSE_CHANNELS = 8
 
 
@@ -373,6 +373,13 @@ def conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, filters]``.
+
+    Raises
+    ------
+    TypeError
+        Images, filters and bias do not have one dtype.
+    ValueError
+        The shapes do not fit, a window is larger than an image, or another argument is not valid.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")

@@ -12,7 +12,7 @@ from ..launching import defines, launch
 _KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 _LABELS = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
 _MOST_CLASSES = 256
-"""A thread reads a whole row; with more classes, the reads of neighbours would be too far apart."""
+"""A thread reads a whole row; with more classes, the reads of adjacent threads are too far apart."""
 
 _SOURCE = """
 extern "C" __global__ void cross_entropy(const REAL* logits, const LABEL* labels, REAL* losses,

@@ -39,7 +39,8 @@ class _Plan(NamedTuple):
 class _Plans(threading.local):
     """The handles (by device) and plans of one thread, because a handle serves one thread at a time.
 
-    The key of a plan is operation, device, dtype, shapes and window; None means no engine.
+    The key of a plan is operation, device, dtype, shapes and window. A plan is None if cuDNN has no
+    engine for it.
     """
 
     def __init__(self) -> None:

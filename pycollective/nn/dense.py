@@ -16,8 +16,8 @@ from ..workspace import workspace
 from .activations import bias_add
 from .activations import relu as relu_of
 
-# Larger factors do not stay in caches, and BLAS, which divides products into blocks in both directions,
-# is faster.
+# The most elements of a factor for this package's kernels. Larger factors do not stay in caches. BLAS,
+# which divides products into blocks in both directions, is then faster.
 _LARGEST = 1 << 20
 
 

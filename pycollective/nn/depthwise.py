@@ -86,6 +86,11 @@ def depthwise_conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, channels * multiplier]``; the results of a channel are adjacent.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `conv2d`.
     """
     images, filters = as_tensor(input), as_tensor(filter)
     shifts = () if bias is None else (as_tensor(bias),)
@@ -122,7 +127,7 @@ def depthwise_conv2d(
     return record(_forward(x, w, b, window), (images, filters, *shifts), vjp)
 
 
-# Kernels of convolution need this many channels to fill their registers.
+# The convolution kernels need this many channels to fill their registers.
 _FULL = 32
 
 
@@ -173,10 +178,17 @@ def grouped_conv2d(
     Tensor
         ``[n, out_h, out_w, filters]``.
 
+    Raises
+    ------
+    TypeError
+        As in `conv2d`.
+    ValueError
+        As in `conv2d`, or ``groups`` does not divide the numbers of channels and of filters.
+
     Notes
     -----
-    Narrow groups are convolved together, with zeros for the filters between them. A NaN or an infinity
-    then reaches the groups beside its own.
+    Narrow groups are convolved together, with filters that are zero between groups. A NaN or an
+    infinity in one group therefore also changes the results of the groups convolved with it.
     """
     images, filters = as_tensor(x), as_tensor(w)
     channels, count = images.shape[-1], filters.shape[-1]

@@ -47,6 +47,8 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
 
     Raises
     ------
+    TypeError
+        The labels are not integers, or the logits do not have a floating-point dtype.
     ValueError
         A label is out of range, or the shapes do not match.
 
@@ -115,8 +117,8 @@ def _by_kernel(label: Array, a: Array, x: Tensor) -> tuple[Array, tuple[Tensor],
 def losses_of_rows(kernel: str, true: Tensor, predicted: Tensor, number: float) -> Tensor | None:
     """Return a loss for each vector along the last axis, by the kernel of this name.
 
-    The tensors have one shape and dtype. The result is None if the kernel does not support them, or if
-    a tape follows ``true``, because the kernel has the derivative by ``predicted`` alone.
+    The tensors have one shape and dtype. The result is None if the kernel does not support them. It is
+    None too if a tape tracks ``true``, because the kernel has no derivative by ``true``.
     """
     found = native(true.array, predicted.array)
     if found is None or not found[1].ndim or not found[1].size:
@@ -145,6 +147,13 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) 
     -------
     Tensor
         One loss per distribution: the shape of ``logits`` without ``axis``.
+
+    Raises
+    ------
+    TypeError
+        The dtypes differ, or are not floating point.
+    ValueError
+        The shapes differ, or there are no classes.
     """
     x, place = _classes("softmax_cross_entropy_with_logits", logits, axis)
     y = as_tensor(labels, like=x)

@@ -37,7 +37,7 @@ def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tup
     axes
         An axis, several axes, or None for all.
     shift
-        Ignored, for TensorFlow's programs; the mean itself is subtracted.
+        Has no effect; accepted for compatibility with TensorFlow. The mean itself is subtracted.
     keepdims : bool
         Keep the axes, with length 1.
 
@@ -131,8 +131,8 @@ def _gradient_sums(
 ) -> tuple[Array, Array]:
     """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``.
 
-    With ``cut``, a factor and a shift for kernels, the sums include ``g`` only where
-    ``(rows - mean) * factor + shift`` is positive.
+    ``cut`` is a factor and a shift, or empty. With a factor and a shift, which only kernels support, the
+    sums include ``g`` only where ``(rows - mean) * factor + shift`` is positive.
     """
     if rows.shape[1] and native(g, rows, mean) is not None:
         sums, products = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
@@ -240,6 +240,13 @@ def normalize_batch(
     tuple of Tensor
         The result, in the shape and dtype of ``x``. Mean and variance, ``[channels]``, as constants in
         float32 or float64; both are 0 if ``x`` is empty.
+
+    Raises
+    ------
+    TypeError
+        ``x`` does not have a floating-point dtype.
+    ValueError
+        ``x`` has no axis, ``scale`` or ``offset`` has another size, or ``activation`` is unknown.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
@@ -262,7 +269,7 @@ def normalize_batch(
         inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
         slope = inverse if factor is None else inverse * factor
     relu = activation is not None
-    # The kernels compute the mask of relu again from their inputs.
+    # The kernels need `cut` to compute the mask of relu again; others use the result `y`.
     by_kernel = on_gpu or (channels > 0 and native(rows, slope) is not None)
     cut = (slope, np.zeros_like(slope) if shift is None else shift) if relu and by_kernel else ()
     y = _scaled(rows, mean, slope, shift, relu=relu)
@@ -318,6 +325,13 @@ def layer_normalization(
     -------
     Tensor
         A tensor in the shape and dtype of ``x``.
+
+    Raises
+    ------
+    TypeError
+        ``x`` does not have a floating-point dtype.
+    ValueError
+        An axis does not exist, or ``scale`` or ``offset`` has another size.
     """
     values = as_tensor(x)
     axes = sorted(axes_of(axis, values.ndim, "layer_normalization"))

@@ -130,6 +130,11 @@ def max_pool2d(
     -------
     Tensor
         ``[n, out_h, out_w, channels]``.
+
+    Raises
+    ------
+    ValueError
+        The images do not have four axes, a window is larger than an image, or an argument is not valid.
     """
     images = as_tensor(x)
     array = images.array
@@ -158,7 +163,8 @@ def avg_pool2d(
 ) -> Tensor:
     """Return the mean of each window, as ``tf.nn.avg_pool2d`` does.
 
-    Parameters, result and errors are those of `max_pool2d`; ``x`` has a floating-point dtype.
+    Parameters, result and errors are those of `max_pool2d`. TypeError is raised unless ``x`` has a
+    floating-point dtype.
     """
     images = as_tensor(x)
     a = images.array

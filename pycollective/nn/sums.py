@@ -12,7 +12,7 @@ from ..array_backend import Array, empty, on_host
 from ..launching import defines, launch
 from ..tensor.compiled import reduced
 
-#: The number of threads of the first pass that keeps a GPU busy, and the rows that each adds at least.
+#: The number of threads that keeps a GPU busy, and the least number of rows for each, in the first pass.
 _LANES = 1 << 17
 _LEAST_ROWS = 8
 #: The most rows that one thread adds at the end.

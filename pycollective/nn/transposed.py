@@ -129,7 +129,12 @@ def conv2d_transpose(
     Returns
     -------
     Tensor
-        A tensor of ``output_shape``.
+        Images ``[n, out_h, out_w, filters]``.
+
+    Raises
+    ------
+    ValueError
+        No convolution of images of ``output_shape`` has a result of the shape of ``input``.
     """
     images, kernel = as_tensor(input), as_tensor(filters)
     steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")

@@ -164,7 +164,10 @@ def rmsprop_update(
 def updated(
     rule: str, param: Array, grad: Array, slots: Sequence[Array], numbers: Sequence[float]
 ) -> bool:
-    """Update a parameter and its slots in place by the kernel of a rule, if it supports the arrays."""
+    """Update a parameter and its slots in place by the kernel of a rule.
+
+    Return False, without doing anything, if the kernel does not support the arrays.
+    """
     _check(param, grad=grad, **dict(zip("mv", slots, strict=False)))
     own = native(grad) if _in_place(param, *slots) else None
     if own is None:

@@ -27,8 +27,8 @@ from .variable import Variable, reads, update_together
 
 _log = logging.getLogger("pycollective")
 
-#: The calls before a call is recorded: they compile kernels, choose plans and fill caches. The first
-#: call after that is compared with a replay.
+#: The number of calls of a kind before a call is recorded: they compile kernels, choose plans and fill
+#: caches. The call after the recorded one is compared with a replay.
 _BEFORE = 3
 #: The number of kinds of calls that are remembered, and the most records of one kind.
 _KINDS, _RECORDS = 8, 4
@@ -45,8 +45,8 @@ def taped(
 ) -> tuple[Tensor, Gradients]:
     """Call a function on a tape of its own; return the output and its gradients.
 
-    The sources are the input and the variables; the tensors are their values. The tape watches
-    variables, because another thread may assign before the function reads.
+    The sources are the input and the variables; the tensors are their values. The tape watches the
+    variables, not ``tensors``, because another thread may assign before the function reads.
     """
     tape = GradientTape(watch_accessed_variables=False)
     with paused(), tape:
@@ -85,7 +85,7 @@ class _Recorded:
     def __init__(self, array: Array, addresses: list[int], others: list[Array]) -> None:
         #: The addresses of the values of the trained variables.
         self.addresses = addresses
-        #: The memory of the other variables' values, and references to the arrays that now use it.
+        #: The memory of the other variables' values, and weak references to the arrays that use it.
         self.others: list[Any] = [(value.data, weakref.ref(value)) for value in others]
         self.recorder = device.Recorder()
         self.input: Array = array.copy()
@@ -97,9 +97,10 @@ class _Recorded:
         #: The variables that the function assigns, and the addresses of their arrays.
         self.changed: list[Variable] = []
         self.places: list[int] = []
-        #: True once a replay has given what the function gives.
+        #: True once the results of a replay were those of the function.
         self.is_trusted = False
-        #: A reference to the last replay's function for gradients, which lives until they are computed.
+        #: A weak reference to the last replay's function for gradients, which tapes keep until they
+        #: have computed the gradients.
         self.pending: Any = None
 
     def is_free(self) -> bool:
@@ -147,7 +148,7 @@ class _Recorded:
 
 
 class _Kind:
-    """Calls with inputs of one shape, and with the same needs of gradients."""
+    """Calls that one record can repeat: equal in shape, dtype, needed gradients, state and device."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -195,7 +196,7 @@ class Captured:
         found = self.variables()
         if found is None:
             return self.function(tensor, state)
-        # Layers convert the values that they read, and the graph does so too.
+        # The record uses the variables' own values: the layers inside it convert what they read.
         reads_as, thread_state.reads_as = thread_state.reads_as, None
         try:
             output = self._recorded_output(tensor, state, found[0], [v.local() for v in found[1]])
@@ -255,7 +256,7 @@ class Captured:
         needs: tuple[bool, ...],
     ) -> _Recorded | None:
         """Return the graphs of a call, whose work is not done; None if there can be none."""
-        for variable in others:  # replays write to these arrays, so that nobody else may read them
+        for variable in others:  # copied, because replays write to these arrays
             variable.set_array(variable.current().array.copy())
         before = [variable.current().array for variable in others]
         addresses = [t.array.data.ptr for t in tensors[1:]]  # type: ignore[attr-defined]
@@ -358,9 +359,9 @@ def _replayed(
 
 
 def _are_close(found: Sequence[Array], expected: Sequence[Array]) -> bool:
-    """Return True if arrays are equal but for rounding; wait for the device.
+    """Return True if arrays are equal except for rounding errors; wait for the device.
 
-    Libraries of CUDA may add in another order each time.
+    CUDA's libraries may add numbers in a different order in each run.
     """
     for a, b in zip(found, expected, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
@@ -375,7 +376,8 @@ def _are_close(found: Sequence[Array], expected: Sequence[Array]) -> bool:
     return True
 
 
-#: The difference, relative to the largest element, that is rounding, by the size of an element.
+#: The largest difference that counts as a rounding error, relative to the largest element. The keys
+#: are the sizes of an element in bytes.
 _ROUNDING = {2: 2e-2, 4: 1e-3, 8: 1e-8}
 
 

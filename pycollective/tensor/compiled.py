@@ -1,4 +1,4 @@
-"""Operations on host arrays by compiled kernels: in several threads, in memory used before.
+"""Operations on host arrays by compiled kernels, which use several threads and reuse memory.
 
 The functions use NumPy for small arrays and for all others that the kernels do not support.
 """
@@ -158,13 +158,16 @@ def selected(mask: Array, a: Any, b: Any) -> Any:
 
 
 def reduced(name: str, a: Array, axes: tuple[int, ...], keepdims: bool = False) -> Any:
-    """Return the results of the method ``"sum"``, ``"max"``, ``"min"`` or ``"prod"`` along axes."""
+    """Return the sums, maxima, minima or products along axes.
+
+    ``name`` is NumPy's method: ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``.
+    """
     if not axes or not _supported(a):
         kind = {"dtype": a.dtype} if name in ("sum", "prod") else {}
         return getattr(a, name)(axis=axes, keepdims=keepdims, **kind)
     shape = list(a.shape)
     end = a.ndim
-    # From the last axis on, adjacent axes in one pass.
+    # One pass reduces a run of adjacent axes; the runs are reduced from the last one to the first.
     while end:
         first = end
         while first and first - 1 in axes:

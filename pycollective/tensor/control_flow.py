@@ -163,7 +163,7 @@ def print(
     end: str = "\n",
     name: str | None = None,
 ) -> None:
-    """Print values, with the elements of arrays, to the standard error.
+    """Print values, with the elements of arrays, to standard error or to ``output_stream``.
 
     Every replica prints.
 
@@ -183,7 +183,7 @@ def print(
     Raises
     ------
     ValueError
-        ``output_stream`` is neither.
+        ``output_stream`` is neither a file object nor ``"file://"`` and a path.
     """
     text = sep.join(
         value if isinstance(value, str) else _text(value, summarize) for value in inputs

@@ -61,7 +61,7 @@ def function(
 
 
 def function_made(name: str, number: int) -> Callable[..., Any] | None:
-    """Return the function of a name that `function` has returned as number ``number``, from 0."""
+    """Return the function that `function` made as number ``number`` (from 0) of a name, or None."""
     return _made.get((name, number))
 
 

@@ -29,7 +29,7 @@ class IndexedSlices:
     Raises
     ------
     ValueError
-        The numbers of indices and of rows differ.
+        The numbers of indices and of rows differ, or the indices are not integers in one dimension.
 
     Notes
     -----

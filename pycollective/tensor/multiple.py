@@ -13,15 +13,15 @@ from ..launching import defines, launch
 from ..workspace import workspace
 from .compiled import put
 
-# In smaller arrays, the sum takes less time than starting other threads.
+# The kernel adds arrays of at least this many bytes; NumPy adds smaller ones.
 _LARGE = 64 << 10
 
 
 class Multiple:
     """``factor * array``, of float32 or float64 in C order.
 
-    A ``vjp`` may return it instead of an array: its sum with another gradient takes one pass over
-    memory instead of two, and on a GPU one launch.
+    A ``vjp`` may return it instead of an array. Its sum with another gradient then takes one pass over
+    memory, or one launch on a GPU, instead of two.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class Rows:
 
 
 def add_to(total: Array, part: Any) -> None:
-    """Add an array or a `Multiple` to an array of the same shape and dtype, in place."""
+    """Add an array, a `Multiple` or `Rows` to an array of the same shape and dtype, in place."""
     if part.__class__ is Rows:
         part = part.computed()
     if part.__class__ is Multiple:

@@ -43,7 +43,10 @@ _thread = _ThreadState()
 
 
 def set_seed(seed: int | None) -> None:
-    """Restart the default generator; equal seeds give equal numbers, None a seed from the system."""
+    """Restart the default generator from a seed, or from a random one if ``seed`` is None.
+
+    Equal seeds give equal numbers.
+    """
     global _seed, _generator
     with _lock:
         _seed = None if seed is None else int(seed)

@@ -2,7 +2,7 @@
 
 An operation on a `RowBlock` computes all its rows at once, by the protocols of NEP 13 and NEP 18. Only
 operations whose result for a row is the same bits, alone or in a block, are implemented. All others
-raise TypeError, and so does each attempt to look at a value.
+raise TypeError, and so does each attempt to read a value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXACT = frozenset(
         "logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor invert"
     ).split()
 )
-#: These functions return 0.0 or -0.0 of such a pair: it depends on the number of elements.
+#: Which of 0.0 and -0.0 these functions return depends on the number of elements.
 _SIGN_OF_ZERO = (np.maximum, np.minimum)
 #: NumPy 1 gives an operation of a scalar and an array without axes another dtype.
 _SCALARS_CHANGE_DTYPES = np.__version__.startswith("1.")
@@ -80,7 +80,7 @@ class RowBlock(np.lib.mixins.NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
-        raise TypeError("the values of a row of a block cannot be looked at")
+        raise TypeError("the values of a RowBlock cannot be read: it stands for many rows")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if ufunc not in _EXACT or method != "__call__" or kwargs:
@@ -102,7 +102,10 @@ class RowBlock(np.lib.mixins.NDArrayOperatorsMixin):
             if type(place) is not int and not (
                 place is None or place is Ellipsis or isinstance(place, (np.integer, slice))
             ):
-                raise TypeError("a row of a block has no index of arrays")
+                raise TypeError(
+                    "the index of a RowBlock has integers, slices, None and Ellipsis, got a "
+                    f"{type(place).__name__}"
+                )
         in_block = (slice(None), *places)
         return RowBlock(self.block[in_block])
 

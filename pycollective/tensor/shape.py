@@ -14,7 +14,7 @@ class TensorShape(tuple[Any, ...]):
     Parameters
     ----------
     dims
-        The lengths, None for an unknown one; None for an unknown rank.
+        The lengths, of which unknown ones are None; or None if the rank is unknown.
 
     Raises
     ------
@@ -25,8 +25,8 @@ class TensorShape(tuple[Any, ...]):
 
     Notes
     -----
-    As in TensorFlow, the truth value of a shape is True if its rank is known (also for a scalar's
-    shape), and a shape equals a list of the same lengths.
+    As in TensorFlow, a shape is true if its rank is known, even if it is a scalar's shape. A shape
+    equals a list of the same lengths.
     """
 
     #: A shape is one value to `pycollective.nest`, though it is a tuple.
@@ -82,7 +82,7 @@ class TensorShape(tuple[Any, ...]):
         return self._known and None not in tuple.__iter__(self)
 
     def is_compatible_with(self, other: Any) -> bool:
-        """Return True if a fully known shape could be both this one and another one."""
+        """Return True unless two known ranks, or two known lengths of one axis, differ."""
         other = TensorShape(other)
         if not (self._known and other._known):
             return True

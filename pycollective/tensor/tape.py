@@ -50,7 +50,7 @@ class _ThreadState(threading.local):
     tapes: tuple[GradientTape, ...] = ()
     #: The dtype to which reads convert trainable floating-point variables, or None.
     reads_as: np.dtype[Any] | None = None
-    #: True to run each layer from Python.
+    #: True to record and replay nothing, so that each layer runs from Python.
     eagerly: bool = False
 
 
@@ -71,9 +71,10 @@ def is_tracked(tensor: Tensor) -> bool:
 
 
 def needs_of(tensors: Sequence[Tensor]) -> tuple[bool, ...] | None:
-    """Return for each tensor True if a gradient reaches it, or None without exactly one plain tape.
+    """Return for each tensor True if a gradient of this thread's tape reaches it.
 
-    No tape counts as one that needs no gradient.
+    Without a tape, no gradient is needed. The result is None if there are several tapes, or if the tape
+    is persistent.
     """
     tapes = thread_state.tapes
     if not tapes:
@@ -85,7 +86,7 @@ def needs_of(tensors: Sequence[Tensor]) -> tuple[bool, ...] | None:
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs each layer from Python."""
+    """Return a function that records and replays nothing: each of its layers runs from Python."""
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
@@ -347,11 +348,16 @@ class GradientTape:
         ------
         RuntimeError
             A tape that is not persistent is used a second time.
+        TypeError
+            A source is neither a tensor nor a variable.
+        ValueError
+            ``unconnected_gradients`` has another value, or ``output_gradients`` have other shapes or
+            dtypes than ``target``.
         """
         if self._used:
             raise RuntimeError(
                 "A non-persistent GradientTape can only be used to compute one set of gradients "
-                "(or jacobians); make it with persistent=True to ask again"
+                "(or jacobians); make it with persistent=True to call gradient() more than once"
             )
         unconnected = getattr(unconnected_gradients, "value", unconnected_gradients)
         if unconnected not in ("none", "zero"):
@@ -387,10 +393,10 @@ class GradientTape:
                 if array.__class__ is not np.ndarray:
                     array = _array_of(array)
                 if array.__class__ is not np.ndarray or not array.flags.carray:
-                    # Copies a broadcast view, whose memory is not that of its shape.
+                    # A broadcast view has fewer elements in memory than its shape says.
                     array = contiguous(array)
                 if thread_state.tapes:
-                    # Outer tapes must not take a gradient for a constant.
+                    # Without a record, outer tapes would treat the gradient as a constant.
                     result = record(array, targets, _no_second_order)
                 else:
                     result = Tensor(array)

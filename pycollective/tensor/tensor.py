@@ -16,8 +16,8 @@ from .shape import TensorShape, shape_of_array
 class Operators:
     """The operators of tensors, for each class that behaves like a tensor.
 
-    The operators are the functions of `pycollective.tensor.ops`, which that module stores here when it
-    is imported. Methods that call these functions would double the cost of a small operation.
+    The operators are the functions of `pycollective.tensor.ops`, which stores them here when it is
+    imported. Methods that call these functions would double the cost of a small operation.
     """
 
     __slots__ = ()
@@ -207,9 +207,9 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
     Parameters
     ----------
     value
-        A tensor, a variable, an array (shared, not copied), a scalar, a list or tuple of these (lists
-        with tensors are stacked, and gradients flow), or an object whose method ``__tensor__()``
-        returns a tensor.
+        A tensor, a variable, an array, a scalar, or a list or tuple of these; or an object whose method
+        ``__tensor__()`` returns a tensor. Arrays are shared, not copied. Lists with tensors are
+        stacked, and gradients flow.
     dtype
         The dtype of the result. Arrays, scalars and lists are converted, but floats never to
         integers. Tensors and variables are not converted.
@@ -329,7 +329,7 @@ def _weak_dtype(array: Array, value: Any, like: Tensor | None) -> np.dtype[Any] 
 
 
 def _rank(dtype: np.dtype[Any]) -> int:
-    """Return the rank of a dtype in conversions: bools become integers, and these floats only."""
+    """Return 0 for bools, 1 for integers and 2 for floats; conversions never lower this rank."""
     return {"b": 0, "i": 1, "u": 1}.get(dtype.kind, 2)
 
 

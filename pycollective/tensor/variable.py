@@ -134,9 +134,8 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     Notes
     -----
-    A value that was read never changes. If a tensor or a NumPy view of the present value exists
-    (reference counts tell), an update in place copies the value first; else it writes to the value's
-    memory.
+    A value that was read never changes. Reference counts show if a tensor or a NumPy view of the
+    present value exists. If so, an update in place copies the value first.
     """
 
     #: The strategy in whose scope the variable was created, if any.
@@ -153,7 +152,8 @@ class Variable(Operators, metaclass=_VariableMeta):
     _by_rows = False
     #: Updates variables and their slots on parameter servers, as `Servers.update`; None: not possible.
     update_on_servers: Callable[..., bool] | None = None
-    #: The result of `like` for a variable whose updates must not meet a reference to the value.
+    #: A tensor that `like` returns instead of the value, because updates copy a value that other code
+    #: refers to; or None.
     _like: Tensor | None = None
 
     def __init__(
@@ -326,12 +326,15 @@ class Variable(Operators, metaclass=_VariableMeta):
     def assign(self, value: Any, read_value: bool = True) -> Variable:
         """Set the value, and return the variable.
 
-        Arrays, scalars and lists are converted to the variable's dtype. Tapes do not record it.
+        Arrays, scalars and lists are converted to the variable's dtype. Tapes do not record the
+        assignment. ``read_value`` has no effect.
 
         Raises
         ------
+        TypeError
+            ``value`` cannot be converted to the variable's dtype, such as a float to an integer.
         ValueError
-            The shape is different, or a tensor's dtype.
+            ``value`` has another shape, or is a tensor of another dtype.
         """
         array = self.checked(value, "assign")
         if self._in_place:
@@ -410,7 +413,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
-        """Set the rows at some indices, the last of equal indices; see `scatter_add`."""
+        """Set the rows at some indices, to the last row of equal indices; see `scatter_add`."""
         return self._scatter("scatter_update", sparse_delta)
 
     def _scatter(self, method: str, slices: Any) -> Variable:
@@ -460,15 +463,15 @@ class Variable(Operators, metaclass=_VariableMeta):
             )
         return asarray(array, like=own.array)
 
-    #: True if updates write to the memory of `in_place`, which other variables may share.
+    #: True if updates write to the array that `in_place` yields, whose memory variables may share.
     _in_place: Any = property(operator.attrgetter("_lock_free"))
 
-    #: Variables are locked in this order.
+    #: The place of this variable in the order in which variables are locked for updates in place.
     _place = (0, 0)
 
     @contextmanager
     def in_place(self) -> Iterator[Array]:
-        """Lock the memory of the value, if it has a lock, for an update in the block."""
+        """Yield the value's array for an update in the block; lock its memory if it has a lock."""
         yield self.current().array
 
     def update_rows(

@@ -89,6 +89,13 @@ class Checkpoint(Trackable):
         -------
         str
             The path, for `restore`.
+
+        Raises
+        ------
+        RuntimeError
+            The call is inside a replica function.
+        ValueError
+            ``file_prefix`` has no beginning of a file name after the directory.
         """
         _require_outside_replicas("save")
         prefix = path_of("file_prefix", file_prefix)
@@ -185,8 +192,8 @@ class Checkpoint(Trackable):
         ------
         CheckpointError
             The files are missing, truncated or damaged, or a variable has another shape or dtype than
-            its saved value; then nothing is changed. On every worker: the workers restore different
-            values, or only some restore any.
+            its saved value. Every worker raises it if the workers restore different values, or if only
+            some of them restore a checkpoint. No variable is changed.
 
         Notes
         -----

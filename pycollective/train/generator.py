@@ -58,6 +58,15 @@ def create_rng_state(seed: Any, alg: Any = "philox") -> Any:
         One integer of any size, or up to three of 64 bits. A single word becomes the key.
     alg : str, int or Algorithm
         The algorithm.
+
+    Raises
+    ------
+    NotImplementedError
+        The algorithm is ``"threefry"``.
+    TypeError
+        The seed does not consist of integers.
+    ValueError
+        The algorithm is unknown.
     """
     _checked_algorithm(alg)
     array = to_numpy(as_tensor(seed).array) if not isinstance(seed, int) else None

@@ -27,6 +27,8 @@ class CheckpointManager:
 
     Raises
     ------
+    TypeError
+        ``checkpoint`` is not a `Checkpoint`.
     ValueError
         ``max_to_keep`` is neither None nor at least 1, or ``checkpoint_name`` names a folder.
     NotADirectoryError

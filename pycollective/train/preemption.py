@@ -98,6 +98,8 @@ class PreemptionCheckpointHandler:
         A checkpoint has no ``checkpoint_dir``.
     NotImplementedError
         The cluster has parameter servers.
+    TypeError
+        ``checkpoint_or_checkpoint_manager`` has another type.
     ValueError
         This is not the main thread, which alone can catch signals, and there is no
         ``termination_watcher_fn``.

@@ -85,7 +85,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     for path in dict.fromkeys(newest_first):
         if is_complete(path):
             return path
-        _log.warning("checkpoint %r is missing or not complete; the one before it is used", path)
+        _log.warning("checkpoint %r is missing or not complete, and is skipped", path)
     return None
 
 

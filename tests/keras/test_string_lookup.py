@@ -79,10 +79,10 @@ def test_adapt_orders_strings_by_their_number():
     ("options", "inputs", "error", "text"),
     [
         ({"num_oov_indices": 0}, ["joker"], ValueError, "strings outside of the vocab"),
-        ({}, [1, 2], TypeError, "inputs are strings"),
+        ({}, [1, 2], TypeError, "inputs must be strings"),
         ({"vocabulary": None}, ["hulk"], ValueError, "has no vocabulary; pass one, or call adapt"),
         ({"vocabulary": ["a", "a"]}, None, ValueError, r"has strings twice: \['a'\]"),
-        ({"vocabulary": "words.txt"}, None, ValueError, "vocabulary is a list of strings"),
+        ({"vocabulary": "words.txt"}, None, ValueError, "vocabulary must be a list of strings"),
         ({"num_oov_indices": 2}, None, ValueError, "must be 0 or 1, got 2"),
         ({"output_mode": "multi_hot"}, None, ValueError, "must be 'int', got 'multi_hot'"),
     ],

@@ -80,7 +80,7 @@ void forward_of(const Kernel& kernel, const Array& x, const Array& weights, cons
     if (pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2) {
       throw py::value_error("the pooling window must be 2 x 2 with stride 2");
     }
-    if (!relu) throw py::value_error("pooling goes with relu");
+    if (!relu) throw py::value_error("a fused pooling window needs relu=True");
   }
   if (pool.has_value() != codes.has_value()) {
     throw py::value_error("codes and pool go together: give both or none");
@@ -142,7 +142,7 @@ void sparse_gradient(const Array& x, const Array& weights, const Array& g, const
   if (filters < 1) throw py::value_error("weights hold no filter");
   check_fused(w, pool, filters);
   if (!nn::sparse_fits(w, filters)) {
-    throw py::value_error("images or weights are too large for the lists of places");
+    throw py::value_error("images or weights are too large: their offsets must fit into 32 bits");
   }
   const Index size = area(images * pool.out_h * pool.out_w, filters);
   const auto from = reads<float>(x, "x", x.size());
@@ -233,7 +233,7 @@ void bind_convolution(py::module_& m) {
   m.def("sparse_gradient", &sparse_gradient, "x"_a, "weights"_a, "g"_a, "codes"_a, "x_gradient"_a,
         "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
   m.def("sparse_fits", &nn::sparse_fits, "window"_a, "filters"_a,
-        "Return True if sparse_gradient has room for the places in such images and weights.");
+        "Return True if offsets in such images and weights fit into 32 bits (sparse_gradient).");
   m.def("blocked_forward", &blocked_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
         "window"_a, "pool"_a, "relu"_a);
   m.def("blocked_gradient", &blocked_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "codes"_a,

@@ -50,11 +50,11 @@ void batch_scale(const Array& x, const Array& mean, const Array& factor, const A
   });
 }
 
-// Requires both or neither. With both, the kernels compute again where relu passed the result, and
-// mask the gradient.
+// Throws unless both or neither are given. With both, the kernels compute again where relu's input
+// was positive, and mask the gradient.
 void check_cut(const MaybeArray& factor, const MaybeArray& bias) {
   if (factor.has_value() != bias.has_value()) {
-    throw py::value_error("factor and bias of the result that relu cuts off go together");
+    throw py::value_error("factor and bias of relu's input go together: give both or none");
   }
 }
 

@@ -16,7 +16,7 @@ namespace py = pybind11;
 using namespace pybind11::literals;
 
 constexpr std::size_t kAlignment = 64;
-// So few short kernels run with the GIL: reacquiring it could take longer than the kernels.
+// Up to this many short kernels run with the GIL: reacquiring it could take longer than they do.
 constexpr std::size_t kFewCalls = 4;
 
 const char* first_byte(const Array& a) { return static_cast<const char*>(a.data()); }
@@ -141,7 +141,7 @@ std::size_t Record::plan() {
                    [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
   std::size_t total = 0;
   for (Buffer* buffer : waiting) {
-    // Goes up until no buffer that exists at the same time is in the way.
+    // Moves the buffer up until it overlaps no buffer that is in use at the same time.
     for (bool moved = true; std::exchange(moved, false);) {
       for (const Buffer* other : placed) {
         const bool together = buffer->first <= other->last && other->first <= buffer->last;

@@ -61,8 +61,8 @@ void over_all(const std::vector<Index>& sizes, const Body& body) {
   });
 }
 
-// Returns true if all arrays have one type supported by the kernels, C order and alignment, and the
-// arrays at each index have the same shape.
+// Returns true if the kernels support all arrays: they have one type, C order and alignment. The
+// arrays at the same index of each column must have the same shape.
 bool alike(const std::vector<std::vector<py::object>>& columns) {
   const py::dtype real = py::dtype::of<float>(), wide = py::dtype::of<double>();
   constexpr int kPlain = int{py::array::c_style} | int{py::detail::npy_api::NPY_ARRAY_ALIGNED_};

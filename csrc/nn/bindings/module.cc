@@ -13,7 +13,7 @@ using pycollective::nn::Window;
 namespace nn = pycollective::nn;
 
 PYBIND11_MODULE(_nn, m) {
-  m.doc() = "Kernels of the trainer for which NumPy has no fast function.";
+  m.doc() = "Kernels for neural networks, where NumPy has no fast function.";
   pycollective::share_interpreter_lock();
   py::class_<Window>(m, "Window",
                      "Geometry of a window sliding over an image [height, width, channels].")

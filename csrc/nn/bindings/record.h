@@ -1,10 +1,10 @@
 // Records of kernel calls, which are replayed on other arrays without Python.
 //
 // While a record is active in a thread, each kernel call of the thread adds itself to the record.
-// The record knows arrays as numbered buffers: inputs and outputs, which each replay binds to
-// arrays, and internal ones, which share the memory that each replay gets. A kernel that reads an
-// array which is neither an input nor the result of a recorded kernel makes the record useless,
-// because something else made that array.
+// A record numbers the arrays as buffers. Each replay binds the buffers of inputs and outputs to
+// arrays. All other buffers are internal, and share the memory that each replay gets. The record is
+// refused if a kernel reads an array that is neither an input nor the result of a recorded kernel:
+// code that the record does not repeat computed that array.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -67,10 +67,10 @@ class Record {
   void stop();
   // Ends the record, and returns the bytes of memory that a replay needs.
   std::size_t plan();
-  // The reason why the record cannot be replayed, or "".
+  // Returns the reason why the record cannot be replayed, or "".
   const std::string& refusal() const { return refusal_; }
 
-  // For kernels: returns the buffer of an array, and the array's place in it.
+  // For kernels: returns the buffer of an array, and the array's offset in it in bytes.
   std::pair<int, std::ptrdiff_t> note(const pybind11::array& array, Access access);
   void add(Call call, bool brief);
   void refuse(const std::string& reason);

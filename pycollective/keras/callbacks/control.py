@@ -22,7 +22,7 @@ class TerminateOnNaN(Callback):
     Parameters
     ----------
     raise_error : bool
-        True to raise an error.
+        True to raise an error, False to print a message and end training after the current step.
 
     Raises
     ------
@@ -197,9 +197,9 @@ class EarlyStopping(Monitor):
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights
         self.start_from_epoch = start_from_epoch
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.wait = 0
         self.stopped_epoch = 0
         self.best: float | None = None
@@ -207,7 +207,7 @@ class EarlyStopping(Monitor):
         self.best_weights: list[Any] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        self._forget()
+        self._reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         value = self.value_in(logs)
@@ -256,7 +256,7 @@ class ReduceLROnPlateau(Monitor):
     Raises
     ------
     ValueError
-        If ``factor`` is not below 1.
+        If ``factor`` is negative, or not below 1.
     """
 
     def __init__(
@@ -280,15 +280,15 @@ class ReduceLROnPlateau(Monitor):
         self.verbose = verbose
         self.cooldown = cooldown
         self.min_lr = min_lr
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.best: float | None = None
         self.cooldown_counter = 0
         self.wait = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        self._forget()
+        self._reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         optimizer = self.model.optimizer
@@ -306,7 +306,8 @@ class ReduceLROnPlateau(Monitor):
             self.wait = 0
         elif self.cooldown_counter <= 0:
             self.wait += 1
-            # Compared as float32, the dtype of the learning rate: rounding may have raised it.
+            # The optimizer stores the rate as float32, which may round `min_lr` up. So the test rounds
+            # `min_lr` too: otherwise the rate would be reduced to `min_lr` again and again.
             if self.wait >= self.patience and rate > np.float32(self.min_lr):
                 lower = max(rate * self.factor, self.min_lr)
                 optimizer.learning_rate = lower

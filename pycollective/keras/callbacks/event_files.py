@@ -47,7 +47,7 @@ class EventFile:
         self._write(summary=histogram_pb(tag, values[np.isfinite(values)]), step=step)
 
     def image(self, tag: str, image: Array, step: int) -> None:
-        """Write values ``[height, width]`` as a grayscale image, scaled so that the maximum is white."""
+        """Write values ``[height, width]`` as a grayscale image, from black (minimum) to white."""
         low, high = image.min(), image.max()
         scaled = np.rint((image - low) * (255 / (high - low) if high > low else 0))
         png = io.BytesIO()
@@ -63,7 +63,7 @@ class EventFile:
         self._write(summary=text_pb(tag, text), step=step)
 
     def graph(self, nodes: Iterable[tuple[str, str, Sequence[str], Mapping[str, str]]]) -> None:
-        """Write a graph."""
+        """Write a graph, whose nodes are a name, a class, the input nodes' names, and attributes."""
         graph = GraphDef(
             node=[
                 NodeDef(

@@ -19,7 +19,7 @@ class History(Callback):
     Attributes
     ----------
     history : dict
-        The results of all epochs in a list, by name; names of validation results begin with
+        The list of the results of all epochs, by name. The names of validation results begin with
         ``val_``.
     epoch : list of int
         The epochs, counted from 0.
@@ -159,9 +159,9 @@ class CallbackList(Callback):
             if not isinstance(callback, Callback):
                 raise TypeError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
         if add_progbar:
-            self._found(ProgbarLogger)
+            self._find_or_append(ProgbarLogger)
         if add_history:
-            self.history = self._found(History)
+            self.history = self._find_or_append(History)
         self.set_model(model)
         self.set_params(params)
 
@@ -185,11 +185,11 @@ class CallbackList(Callback):
         callbacks.set_model(model)
         callbacks.set_params(params)
         if history:
-            callbacks.history = callbacks._found(History)
+            callbacks.history = callbacks._find_or_append(History)
         return callbacks
 
-    def _found(self, kind: type[Any]) -> Any:
-        """Return the callback of a class; append a new one if the list has none."""
+    def _find_or_append(self, kind: type[Any]) -> Any:
+        """Return the first callback of a class; if the list has none, append a new one."""
         for callback in self.callbacks:
             if isinstance(callback, kind):
                 return callback
@@ -223,7 +223,8 @@ class CallbackList(Callback):
 def _forward(name: str) -> Callable[..., None]:
     """Return a method that calls the method of this name of all callbacks.
 
-    The callbacks always get ``logs``, an empty dict by default, for functions of two arguments.
+    If a call has no ``logs``, the callbacks get an empty dict, because a function of a
+    `LambdaCallback` may have no default for ``logs``.
     """
     before_logs = 1 if "batch" in name or "epoch" in name else 0
 

@@ -191,7 +191,8 @@ class BackupAndRestore(Callback):
         self._manager = CheckpointManager(
             self._checkpoint, self.backup_dir, 2 if self.double_checkpoint else 1, "backup"
         )
-        # The state of metrics is only needed within an epoch.
+        # A checkpoint holds the state of metrics only if it was saved within an epoch. The saved
+        # position tells this, so it is read first.
         latest = self._manager.latest_checkpoint
         if latest is not None:
             Checkpoint(**position).read(latest)
@@ -254,7 +255,7 @@ class BackupAndRestore(Callback):
         self._end_watch()
 
     def abandon(self, error: BaseException) -> None:
-        # During an exit the handler stays, so that further signals do not change the exit code.
+        # In an exit the handler remains installed, so that another SIGTERM keeps the exit code.
         if not isinstance(error, SystemExit):
             self._end_watch()
 
@@ -280,7 +281,7 @@ def _check_frequency(save_freq: Any) -> None:
 
 
 class _Due:
-    """A counter of batches that tells when to save; one call may count several batches."""
+    """A counter of batches that tells when ``save_freq`` batches have ended since the last save."""
 
     def __init__(self, save_freq: str | int) -> None:
         self._every = 0 if save_freq == "epoch" else int(save_freq)
@@ -288,9 +289,11 @@ class _Due:
         self._first = 0
 
     def begin(self, batch: int) -> None:
+        """Store the number of the first batch of an execution, which may have several batches."""
         self._first = batch
 
     def end(self, batch: int) -> bool:
+        """Count the batches of an execution up to ``batch``; return True if it is time to save."""
         before = self._batches
         self._batches += batch - self._first + 1
         return self._every > 0 and self._batches // self._every > before // self._every

@@ -34,15 +34,17 @@ class TensorBoard(Callback):
     log_dir : path
         The directory of the runs.
     histogram_freq : int
-        A number n, for histograms of the weights after every n-th epoch; 0: never.
+        A number n, for histograms of the weights after the first epoch and every n-th epoch after it;
+        0: never.
     write_graph : bool
         True to write the layers, as a graph and as the text of `Model.summary`.
     write_images : bool
         True to write weights as images too, along with their histograms.
     write_steps_per_second : bool
-        True to write the speed.
+        True to write the number of training steps per second in each epoch.
     update_freq : str or int
-        ``"epoch"``, or to write ``batch_<name>`` too, ``"batch"`` or a number of batches.
+        ``"epoch"``: write results after epochs only. ``"batch"``, or a number n: also write the
+        results after every batch, or every n batches, as ``batch_<name>``.
     profile_batch, embeddings_freq, embeddings_metadata
         Must be 0, 0 and None; for a profile, set ``PYCOLLECTIVE_TIMELINE``.
 
@@ -211,7 +213,7 @@ def _nodes(model: Any) -> list[tuple[str, str, list[str], dict[str, str]]]:
 
 
 def _picture(values: Array) -> Array | None:
-    """Return a weight as ``[height, width]``, or None if it is empty or too large."""
+    """Return a weight as ``[height, width]``, or None if it is empty, too large or not finite."""
     image = values.squeeze()
     if image.ndim > 2:
         # The filters of a convolution, in the last axis, become rows of the image.

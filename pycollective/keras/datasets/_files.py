@@ -49,11 +49,21 @@ _LARGEST = 64 << 20  # bytes; the largest file has 26 MB
 
 @dataclass(frozen=True)
 class Collection:
-    """A data set, and the sources of its files.
+    """A data set, and the source of its files.
 
-    ``name`` is the name of its folder, ``title`` the name in messages, and ``files`` holds SHA-256
-    sums. ``label_sums`` holds the SHA-256 sums of the training labels, packed and unpacked, which
-    distinguish data sets whose files have the same names.
+    Attributes
+    ----------
+    name : str
+        The name of its folder.
+    title : str
+        The name in messages.
+    url : str
+        The address of the folder of the files, with a slash at the end.
+    files : mapping of str to str
+        The SHA-256 sum of each file, by the file's name.
+    label_sums : frozenset of str
+        SHA-256 sums of the file of training labels, packed or unpacked. They distinguish data sets
+        whose files have the same names.
     """
 
     name: str
@@ -87,6 +97,7 @@ def load(collection: Collection, path: str | os.PathLike[str] | None) -> tuple[I
 
 
 def cache_folder() -> Path:
+    """Return the folder for downloaded files, which may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "pycollective"
 

@@ -76,9 +76,11 @@ class Graph:
         return [operation for operation in self.operations if isinstance(operation, Layer)]
 
     def run(self, name: str, inputs: Any) -> Any:
-        """Compute the outputs for inputs, whose structure may differ slightly from the declared one.
+        """Compute the outputs for inputs in the declared structure.
 
-        Raise ``ValueError``, with the model's ``name``, if structure or shapes do not fit.
+        A dict of inputs by name may replace a declared list, and a list may replace a declared dict. A
+        list or dict of one input may replace a single input. Raise ``ValueError``, with the model's
+        ``name``, if the structure or a shape does not fit.
         """
         if self._plan is None:
             self._plan = _Plan(self)
@@ -113,7 +115,7 @@ class _OtherStructureError(Exception):
 
 
 def _matched(declared: Any, given: Any) -> list[Any]:
-    """Return the inputs in the order of the declared ones."""
+    """Return a list of the given inputs, in the order of the declared inputs."""
     if isinstance(declared, KerasTensor):
         if isinstance(given, Mapping) and declared.name in given:
             given = given[declared.name]
@@ -181,10 +183,10 @@ def as_declared(tensor: Tensor, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
 
 
 class _Plan:
-    """The calls of a graph, with numbered slots for their results.
+    """The calls of a graph in execution order, with numbered slots for their results.
 
-    Two calls form a chain if the second is the only reader of the first one's result, and reads
-    nothing else. `steps_of` fuses the layers of a chain, as in a `Sequential`.
+    Two calls are joined in a chain if only the second call reads the result of the first call, and
+    reads nothing else. `steps_of` fuses the layers of a chain, as in a `Sequential`.
     """
 
     def __init__(self, graph: Graph) -> None:

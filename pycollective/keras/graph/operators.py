@@ -263,7 +263,11 @@ class FunctionCall(Operation):
         return outputs
 
     def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return symbolic results; an axis whose length follows an unknown one has unknown length."""
+        """Return symbolic results, with None for unknown lengths of axes.
+
+        Call the function on ones twice: with the length 2, and then with 3, for each unknown length.
+        A length that differs between the two results is unknown.
+        """
 
         def results(length: int) -> Any:
             def ones(leaf: Any) -> Any:

@@ -81,10 +81,11 @@ def operations_of(nodes: Sequence[Node], found: Sequence[Any]) -> list[Any]:
 def with_own_inputs(
     inputs: Any, outputs: Any, flat: Sequence[KerasTensor], new_input: Any
 ) -> tuple[Any, Any]:
-    """Return the inputs and outputs of a copy of a graph, some of whose inputs are layers' results.
+    """Return inputs and outputs of a copy of a graph, for a model that begins inside the graph.
 
-    ``flat`` is the list of all ``inputs``. The calls between inputs and outputs are recorded again,
-    on inputs that ``new_input`` makes in the place of layers' results.
+    Some of ``inputs`` are results of layers. ``new_input`` makes a new input for each of these. The
+    calls between inputs and outputs are recorded again on the new inputs. ``flat`` is the list of all
+    ``inputs``.
     """
     copies: dict[int, KerasTensor] = {
         id(tensor): tensor if tensor.node.is_input else new_input(tensor) for tensor in flat
@@ -93,7 +94,7 @@ def with_own_inputs(
     def copy_of(tensor: KerasTensor) -> KerasTensor:
         return copies[id(tensor)]
 
-    def described(tensor: KerasTensor) -> KerasTensor:
+    def new_result(tensor: KerasTensor) -> KerasTensor:
         copies[id(tensor)] = KerasTensor(tensor.shape, tensor.dtype)
         return copies[id(tensor)]
 
@@ -103,6 +104,6 @@ def with_own_inputs(
                 node.operation,
                 map_symbols(copy_of, node.args),
                 map_symbols(copy_of, node.kwargs),
-                map_symbols(described, node.outputs),
+                map_symbols(new_result, node.outputs),
             )
     return map_symbols(copy_of, inputs), map_symbols(copy_of, outputs)

@@ -60,7 +60,7 @@ class KerasTensor:
         The name; the default is ``keras_tensor`` with a number.
     """
 
-    # With an array on the left of an operator, NumPy must call this class's method.
+    # If the left operand is an array, NumPy must leave the operator to this class.
     __array_ufunc__ = None
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: str | None = None) -> None:
@@ -101,7 +101,7 @@ class KerasTensor:
 
     def _refuse(self, use: str) -> SymbolError:
         return SymbolError(
-            f"{self} is symbolic: it has no values, so that it cannot be used {use}. Do this in the "
+            f"{self} is symbolic: it has no values, so it cannot be used {use}. Do this in the "
             "call() of a layer, and call the layer on the tensor"
         )
 

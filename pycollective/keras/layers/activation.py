@@ -35,9 +35,9 @@ class ReLU(SameShape):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.max_value = None if max_value is None else _positive("ReLU: max_value", max_value)
-        self.negative_slope = _positive("ReLU: negative_slope", negative_slope)
-        self.threshold = _positive("ReLU: threshold", threshold)
+        self.max_value = None if max_value is None else _not_negative("ReLU: max_value", max_value)
+        self.negative_slope = _not_negative("ReLU: negative_slope", negative_slope)
+        self.threshold = _not_negative("ReLU: threshold", threshold)
 
     def call(self, inputs: Tensor) -> Tensor:
         return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
@@ -48,7 +48,7 @@ class LeakyReLU(SameShape):
 
     def __init__(self, negative_slope: float = 0.3, **options: Any) -> None:
         super().__init__(**options)
-        self.negative_slope = _positive("LeakyReLU: negative_slope", negative_slope)
+        self.negative_slope = _not_negative("LeakyReLU: negative_slope", negative_slope)
 
     def call(self, inputs: Tensor) -> Tensor:
         return activations.leaky_relu(inputs, self.negative_slope)
@@ -96,7 +96,9 @@ class PReLU(SameShape):
         if len(inputs.shape) != self.alpha.ndim + 1 or any(
             n not in (1, m) for n, m in zip(self.alpha.shape, inputs.shape[1:], strict=True)
         ):
-            raise self._incompatible(inputs.shape, f"examples for alpha of {self.alpha.shape}")
+            raise self._incompatible(
+                inputs.shape, f"examples that fit alpha of shape {self.alpha.shape}"
+            )
         return activations.relu(inputs) - self.alpha * activations.relu(-inputs)
 
 
@@ -112,7 +114,7 @@ class ELU(SameShape):
 
 
 class Softmax(SameShape):
-    """``exp(x)`` divided by the sum along ``axis``, or along several axes."""
+    """``exp(x)`` divided by its sum along ``axis``, which may be several axes."""
 
     def __init__(self, axis: Any = -1, **options: Any) -> None:
         super().__init__(**options)
@@ -141,7 +143,8 @@ class Softmax(SameShape):
         return tuple(input_shape)
 
 
-def _positive(name: str, value: Any) -> float:
+def _not_negative(name: str, value: Any) -> float:
+    """Return the value as a float; raise ``ValueError`` if it is negative, NaN or None."""
     if value is None or not value >= 0:
         raise ValueError(f"{name} must be at least 0, got {value!r}")
     return float(value)

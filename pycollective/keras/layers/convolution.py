@@ -81,7 +81,7 @@ class _Convolution(ImageLayer):
             )
         if shape[1:] != self.__dict__.get("_fitting"):
             self._must_fit(shape)
-            # Set through __dict__, because a cache is no tracked part of the layer.
+            # Set through __dict__: an ordinary assignment counts as a change of the layer.
             self.__dict__["_fitting"] = shape[1:]
         return inputs if inputs.array.dtype == self._dtype else ops.cast(inputs, self._dtype)
 
@@ -355,7 +355,7 @@ class Conv2DTranspose(_Convolution):
         self._check_extent(shape, 1, 1, "valid")
 
     def _sides(self) -> list[tuple[int, int]]:
-        """Return (top, bottom) and (left, right): the zeros to pad the dilated input with."""
+        """Return (top, bottom) and (left, right): the numbers of zeros around the spread input."""
         sides = []
         extras = (None, None) if self.output_padding is None else self.output_padding
         for extent, stride, extra in zip(self._window(), self.strides, extras, strict=True):
@@ -388,6 +388,7 @@ class Conv2DTranspose(_Convolution):
 
 
 def _output_padding(value: Any, strides: tuple[int, int]) -> tuple[int, int] | None:
+    """Return two ints below the strides, or None; one int stands for both."""
     if value is None:
         return None
     pair = tuple(value) if isinstance(value, (list, tuple)) else (value, value)

@@ -128,6 +128,11 @@ class Embedding(Layer):
         Must be False: masks are not supported.
     weights
         The table, or a list that holds only the table.
+
+    Raises
+    ------
+    IndexError
+        In a call, if an input is not a row of the table.
     """
 
     takes_one_tensor = True

@@ -26,15 +26,14 @@ _PACKAGES: dict[str, Any] = {
 class Described(CopiedByConfig):
     """Base of `Layer`: converts the constructor's arguments to a config."""
 
-    #: The attributes in the config; None: the constructor's arguments. Keras's own layers have all
-    #: parameters, unless they list some.
+    #: The attributes in the config; None: the constructor's arguments. A layer of this package
+    #: has all positional parameters of its constructor, unless it sets this attribute.
     _config_names: tuple[str, ...] | None = None
     #: Settings of Keras, each with the only supported value.
     _fixed: tuple[tuple[str, Any], ...] = ()
     _name: str
     _trainable: bool
     _policy: DTypePolicy
-    trainable: Any
     activity_regularizer: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -63,7 +62,8 @@ class Described(CopiedByConfig):
         """Return the constructor's arguments as JSON values, under Keras 3's names.
 
         A subclass whose arguments are numbers, strings, and lists or dicts of them need not override
-        this method. The config omits the name if the subclass's constructor has no such parameter.
+        this method. The config omits ``name``, ``trainable`` or ``dtype`` if the subclass's constructor
+        does not accept it.
 
         Raises
         ------
@@ -93,7 +93,13 @@ class Described(CopiedByConfig):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make a layer from the result of `get_config`, of this package or of Keras."""
+        """Make a layer from the result of `get_config`, of this package or of Keras.
+
+        Raises
+        ------
+        ValueError
+            If a setting of Keras has a value that this package does not support.
+        """
         given = dict(config)
         for name, only in cls._fixed:
             value = given.pop(name, only)
@@ -112,7 +118,7 @@ class Described(CopiedByConfig):
         return plain(value)
 
     def _given(self) -> dict[str, Any]:
-        """Return the constructor's arguments if the class lists no config attributes."""
+        """Return the arguments that the constructor got, without the parameters of `Layer`."""
         if "_arguments" not in self.__dict__:
             return {}
         args, kwargs = self.__dict__["_arguments"]
@@ -127,7 +133,7 @@ class Described(CopiedByConfig):
             if not _is_plain(value):
                 raise NotImplementedError(
                     f"{type(self).__name__} must override get_config(): its argument {name!r} is a "
-                    f"{type(value).__name__}, which no config can hold as it is"
+                    f"{type(value).__name__}, which is no JSON value"
                 )
         return given
 

@@ -82,7 +82,7 @@ class ConvReluPool:
         images = conv.checked(inputs)
         shape = images.array.shape
         if shape[1:] != self._fitting:
-            # Raises the error of the layer whose window does not fit.
+            # These calls raise the error of the layer whose window does not fit.
             pool.compute_output_shape(conv.compute_output_shape(shape))
             self._fitting = shape[1:]
         return conv2d_relu_max_pool(
@@ -133,7 +133,7 @@ def steps_of(layers: Sequence[Layer]) -> list[Any]:
 
 
 def with_replays(steps: Sequence[Any]) -> list[Any]:
-    """Return the steps, in which consecutive ones whose kernels can be recorded are joined."""
+    """Return the steps; join consecutive steps whose kernels can be recorded into one step."""
 
     def layers_of(step: Any) -> list[Layer]:
         return step.layers if isinstance(step, ConvReluPool) else [step]

@@ -39,16 +39,16 @@ class Holder(Trackable):
 
     def _walk(self) -> list[tuple[Holder, list[Variable]]]:
         """Return this layer and all nested sublayers, each once, with its own variables."""
-        known = self._present_walk()
+        known = self._current_walk()
         return [(self, known.variables), *known.inside]
 
-    def _present_walk(self) -> _Walk:
-        """Return the nested sublayers and variables; searched again only after a change."""
+    def _current_walk(self) -> _Walk:
+        """Return the cached `_Walk`; search again only after a change of the structure."""
         stamp = structure_stamp()
-        known: _Walk | None = self.__dict__.get("_known_walk")
-        if known is None or known.stamp is not stamp or not known.holds():
+        known: _Walk | None = self.__dict__.get("_cached_walk")
+        if known is None or known.stamp is not stamp or not known.is_current():
             known = _Walk(self, stamp)
-            object.__setattr__(self, "_known_walk", known)
+            object.__setattr__(self, "_cached_walk", known)
         return known
 
     def _flatten_layers(self) -> Iterator[Holder]:
@@ -68,7 +68,7 @@ class Holder(Trackable):
     @property
     def trainable_weights(self) -> list[Variable]:
         """The variables that are trained, in the order of their definition."""
-        known = self._present_walk()
+        known = self._current_walk()
         if known.trained is None:
             known.trained = [variable for variable, trained in self._all_variables() if trained]
         return list(known.trained)
@@ -223,7 +223,7 @@ class Holder(Trackable):
     def losses(self) -> list[Tensor]:
         """The losses added in the last call, and the regularization losses of the variables.
 
-        Regularization losses are computed here from this replica's variables, so that a
+        Each access computes the regularization losses from this replica's variables, so that a
         `GradientTape` block records them.
         """
         found: list[Tensor] = []
@@ -243,7 +243,7 @@ def variables_in(layer: Holder) -> list[Variable]:
 
 
 class _Inside:
-    """The direct sublayers and variables of a layer, also in its containers, each once."""
+    """The direct sublayers and variables of a layer, also those in its lists and dicts."""
 
     def __init__(self, layer: Holder) -> None:
         found: dict[int, Holder] = {}
@@ -259,7 +259,8 @@ class _Inside:
 class _Walk:
     """The nested sublayers and variables of a layer, with the containers that were searched.
 
-    A reference to the layer itself would be a cycle: only the garbage collector could free it.
+    The layer caches its `_Walk`. So a `_Walk` holds no reference to the layer: only the garbage
+    collector could free such a cycle.
     """
 
     def __init__(self, root: Holder, stamp: object) -> None:
@@ -283,10 +284,10 @@ class _Walk:
                 self.inside.append((layer, found.variables))
             for value in containers_of(layer):
                 self._containers.append((value, _identities(value)))
-            # A layer shared by two others has its position in the first of them.
+            # Reversed, so that a layer that two layers share is listed with the first of them.
             stack.extend(reversed(found.layers))
 
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
         """Return True if the searched lists and dicts still hold the same objects."""
         return all(map(_is_unchanged, self._containers))
 

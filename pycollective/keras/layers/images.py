@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pycollective.keras.layers.layer import Layer
-from pycollective.keras.layers.shapes import Shape
 
 IMAGES = "images of shape [n, height, width, channels]"
 
@@ -58,6 +57,3 @@ class ImageLayer(Layer):
                 tuple(shape),
                 f"images at least as large as the window of {height} x {width} (or padding='same')",
             )
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        raise NotImplementedError

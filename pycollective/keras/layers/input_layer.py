@@ -24,7 +24,8 @@ class InputLayer(SameShape):
     shape
         The shape of an example; None is any length.
     batch_size : int, optional
-        The declared batch size. Batches may have any number of examples nevertheless.
+        The declared batch size, a multiple of the number of replicas. Batches may have any number of
+        examples nevertheless.
     dtype
         The dtype that inputs are converted to; the default is ``floatx()``. ``tf.string`` is for inputs
         of `StringLookup`.
@@ -36,6 +37,12 @@ class InputLayer(SameShape):
         The older name of ``shape``.
     sparse, ragged, optional
         Must be False: sparse, ragged and optional inputs are not supported.
+
+    Raises
+    ------
+    ValueError
+        For unsupported arguments, unless exactly one of ``shape`` and ``batch_shape`` is given, and if
+        ``batch_size`` is no multiple of the number of replicas.
     """
 
     def __init__(
@@ -103,7 +110,8 @@ def Input(
 ) -> KerasTensor:
     """Return a symbolic tensor, the input of a functional model or of a `Sequential`.
 
-    The parameters are those of `InputLayer`. If ``tensor``, a symbolic tensor, is given, return it.
+    The parameters and errors are those of `InputLayer`. If ``tensor`` is given, it must be a symbolic
+    tensor, and `Input` returns it.
     """
     if tensor is not None:
         if not isinstance(tensor, KerasTensor):

@@ -32,6 +32,11 @@ class InputSpec:
         The key of the input, if the inputs are in a dict.
     optional : bool
         Accepted for compatibility with Keras and ignored: every input is required.
+
+    Raises
+    ------
+    ValueError
+        If ``axes`` has an axis that an input cannot have.
     """
 
     def __init__(
@@ -62,7 +67,10 @@ class InputSpec:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as JSON values."""
+        """Return the dtype, the lengths and the numbers of axes as JSON values.
+
+        The config omits ``allow_last_axis_squeeze``, ``name`` and ``optional``.
+        """
         return {
             "dtype": None if self.dtype is None else self.dtype.name,
             "shape": self.shape,

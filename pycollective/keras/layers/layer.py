@@ -37,7 +37,7 @@ from pycollective.train.trackable import is_trackable, structure_changed
 
 
 class _Calls(threading.local):
-    """The state of the layer calls that this thread is inside of."""
+    """The nesting depth and ``training`` of this thread's current layer calls."""
 
     depth = 0
     training: bool | None = None
@@ -47,7 +47,7 @@ _calls = _Calls()
 
 
 def training_of_call() -> bool | None:
-    """Return ``training`` of the call that this thread is in."""
+    """Return ``training`` of this thread's current layer call, or None."""
     return _calls.training
 
 
@@ -85,7 +85,8 @@ class Layer(Described, Holder):
         The dtype of variables and outputs, a `DTypePolicy`, or a policy's name. The default is
         ``keras.backend.floatx()``. Floating-point inputs of another dtype are converted.
     input_shape
-        The shape of one example. A `Sequential` whose first layer has it is built immediately.
+        The shape of one example. If a `Sequential`'s first layer has an ``input_shape``, the model
+        is built immediately.
 
     Notes
     -----
@@ -109,7 +110,7 @@ class Layer(Described, Holder):
     takes_one_tensor = False
     #: True if integer inputs give integer outputs.
     _keeps_dtype = False
-    #: The number of assignments to attributes.
+    #: The number of assignments to attributes; `Replayed` and `OnGpu` compare it to detect changes.
     _changes = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -244,7 +245,8 @@ class Layer(Described, Holder):
         constraint
             A name or a ``callable(tensor)`` that an optimizer applies to the value after each step.
         trainable : bool
-            True to train the variable.
+            True to train the variable. A variable with ``VariableSynchronization.ON_READ`` is never
+            trained.
         synchronization, aggregation
             Options that tell a strategy how to keep the replicas' copies.
 
@@ -376,6 +378,13 @@ class Layer(Described, Holder):
             may be passed by its name in `call`.
         training
             True in a training step; the default is the value of the enclosing layer's call.
+
+        Raises
+        ------
+        TypeError
+            If the inputs are missing.
+        ValueError
+            If the inputs do not match `input_spec`, or do not fit the layer.
         """
         if inputs is _MISSING:
             inputs = self._first_of(kwargs)
@@ -443,10 +452,10 @@ class Layer(Described, Holder):
         return tensor
 
     def _on_device(self, value: Any) -> Any:
-        """Copy a tensor of the host to the device of the replica, or to the first one."""
+        """Copy a host tensor to this replica's device; outside of replicas, to the first device."""
         if not isinstance(value, Tensor) or value.array.__class__ is not np.ndarray:
             return value
-        if is_tracked(value):  # its gradients are on the host
+        if is_tracked(value):  # no tape records the copy, so the tensor would get no gradient
             return value
         mode = current_mode()
         context = None if mode is None else mode.replica_context
@@ -525,13 +534,25 @@ class Layer(Described, Holder):
 
     @property
     def input(self) -> Any:
-        """The symbolic inputs of the layer's first symbolic call."""
+        """The symbolic inputs of the layer's first symbolic call.
+
+        Raises
+        ------
+        AttributeError
+            If the layer was never called on a symbolic tensor.
+        """
         args = self._first_node("input").args
         return args[0] if args else self.output
 
     @property
     def output(self) -> Any:
-        """The symbolic outputs of the layer's first symbolic call."""
+        """The symbolic outputs of the layer's first symbolic call.
+
+        Raises
+        ------
+        AttributeError
+            If the layer was never called on a symbolic tensor.
+        """
         return self._first_node("output").outputs
 
     def _first_node(self, attribute: str) -> Node:
@@ -548,7 +569,13 @@ class Layer(Described, Holder):
 
     @property
     def output_shape(self) -> Any:
-        """The output shape of the first call, with None for the batch."""
+        """The output shape of the first call, with None for the batch.
+
+        Raises
+        ------
+        AttributeError
+            If the layer was never called.
+        """
         if self._output_shape is None:
             raise AttributeError(f"layer {self._name!r} was never called: it has no output shape")
         return self._output_shape

@@ -82,8 +82,9 @@ class BatchNormalization(_Normalization):
     Notes
     -----
     With ``trainable = False`` a training step uses the moving mean and variance too, as in Keras.
-    Every replica keeps its own moving averages; outside of the replicas, reading gives their mean. A
-    batch without rows changes nothing. With ``synchronized`` all replicas must call the layer.
+    Every replica keeps its own moving averages; a read outside of the replicas returns their mean. A
+    batch without rows does not change the moving averages. With ``synchronized`` all replicas must
+    call the layer.
     """
 
     _fixed = (("renorm", False), ("renorm_clipping", None))
@@ -126,10 +127,12 @@ class BatchNormalization(_Normalization):
         self._channels = self._length(input_shape, self.axis)
         shape = (self._channels,)
         self._make_parameters(shape)
-        self.moving_mean = self._moving("moving_mean", self.moving_mean_initializer)
-        self.moving_variance = self._moving("moving_variance", self.moving_variance_initializer)
+        self.moving_mean = self._moving_average("moving_mean", self.moving_mean_initializer)
+        self.moving_variance = self._moving_average(
+            "moving_variance", self.moving_variance_initializer
+        )
 
-    def _moving(self, name: str, initializer: Any) -> Variable:
+    def _moving_average(self, name: str, initializer: Any) -> Variable:
         return self.add_weight(
             name,
             (self._channels,),
@@ -158,16 +161,16 @@ class BatchNormalization(_Normalization):
         if swapped:
             inputs = ops.transpose(inputs, order)
         if training and self._trainable:
-            outputs = self._batch(inputs, activation)
+            outputs = self._by_batch(inputs, activation)
         else:
-            outputs = self._known(inputs)
+            outputs = self._by_moving_averages(inputs)
             if activation is not None:
                 outputs = nn.relu(outputs)
         if swapped:
             outputs = ops.transpose(outputs, order)
         return outputs if outputs.dtype == dtype else ops.cast(outputs, dtype)
 
-    def _known(self, inputs: Tensor) -> Tensor:
+    def _by_moving_averages(self, inputs: Tensor) -> Tensor:
         """Return the inputs, normalized by the moving mean and variance."""
         mean, variance, beta, gamma = (
             None if value is None else ops.cast(value, inputs.dtype)
@@ -175,12 +178,12 @@ class BatchNormalization(_Normalization):
         )
         return nn.batch_normalization(inputs, mean, variance, beta, gamma, self.epsilon)
 
-    def _batch(self, inputs: Tensor, activation: str | None) -> Tensor:
+    def _by_batch(self, inputs: Tensor, activation: str | None) -> Tensor:
         """Return the inputs, normalized by the batch; update the moving mean and variance."""
         context = get_replica_context() if self.synchronized else None
         counted: Any
         if context is not None and context.num_replicas_in_sync > 1:
-            outputs, mean, variance, rows = self._all_batches(inputs, context)
+            outputs, mean, variance, rows = self._by_all_batches(inputs, context)
             if activation is not None:
                 outputs = nn.relu(outputs)
             counted = np.minimum(rows.array, 1)
@@ -190,13 +193,13 @@ class BatchNormalization(_Normalization):
             )
             counted = min(math.prod(inputs.shape[:-1]), 1)
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            # Arrays, because the update needs no gradient. A batch without rows does not count.
+            # Arrays, because the update needs no gradient. Without rows, `counted` is 0: no change.
             now, new = as_tensor(moving).array, value.array
             step = (new - now.astype(new.dtype, copy=False)) * (counted * (1 - self.momentum))
             moving.assign(Tensor(now + step.astype(now.dtype, copy=False)))
         return outputs
 
-    def _all_batches(
+    def _by_all_batches(
         self, inputs: Tensor, context: ReplicaContext
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Normalize by the batches of all replicas; gradients flow to all replicas.
@@ -224,7 +227,7 @@ class LayerNormalization(_Normalization):
     Parameters
     ----------
     axis
-        An axis, or several.
+        An axis, or a list of axes.
     epsilon : float
         The number added to the variance.
     center, scale : bool

@@ -29,7 +29,9 @@ _OTHERS = (*_TRAINED, SyncOnReadVariable)
 
 
 class OnGpu(Captured):
-    """A model as a function of one tensor, whose work on a GPU becomes CUDA graphs if its layers allow.
+    """A model as a function of one tensor, which CUDA graphs compute on a GPU.
+
+    CUDA graphs are used only if `_can_capture` is True for all layers.
 
     Parameters
     ----------
@@ -58,7 +60,7 @@ class OnGpu(Captured):
             return self._call(tensor)
 
     def variables(self) -> tuple[list[Variable], list[Variable]] | None:
-        """Return the trained variables and the other ones, or None if the layers must be called."""
+        """Return the trained and the other variables; None if the model cannot be captured."""
         changes = sum([layer._changes for layer in self._layers])
         if changes != self._changes:
             self._changes = changes
@@ -75,6 +77,7 @@ class OnGpu(Captured):
 
 
 def _can_capture(layer: Layer) -> bool:
+    """Return True if the layer's output depends on its input, variables and ``training`` alone."""
     return (
         type(layer) in _LAYERS
         and layer.built

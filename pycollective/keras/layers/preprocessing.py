@@ -58,12 +58,13 @@ class Rescaling(Layer):
 
 
 class Normalization(SameShape):
-    """``(inputs - mean) / sqrt(variance)``, with mean and variance of data.
+    """``(inputs - mean) / sqrt(variance)``, with the mean and the variance of given data.
 
     Parameters
     ----------
     axis
-        The axis, or axes, along which each index has its own mean and variance; None: one for all.
+        The axis, or axes, along which each index has its own mean and variance. None: one mean and
+        one variance for all elements.
     mean, variance
         The statistics of the data. Without them, `adapt` computes them; until then the layer returns
         its inputs.
@@ -106,7 +107,7 @@ class Normalization(SameShape):
         return tuple(int(shape[axis]) for axis in sorted(axis % rank for axis in self.axis))
 
     def build(self, input_shape: Any) -> None:
-        """Make ``mean``, ``variance`` and ``count``, if they are not given."""
+        """Make ``mean``, ``variance`` and ``count``, unless the mean and variance are given."""
         self._lengths = self._lengths_of(input_shape)
         self._kept = tuple(sorted(axis % len(input_shape) for axis in self.axis))
         for name, value in (("mean", self.input_mean), ("variance", self.input_variance)):
@@ -115,6 +116,7 @@ class Normalization(SameShape):
                     tuple(input_shape), f"axes {self.axis} for {name} of shape {value.shape}"
                 )
         if self.input_mean is None:
+            # `count` stays 0: Keras's files store this variable, so the layer must have it.
             self._adapted = [
                 self.add_weight("mean", self._lengths, initializer="zeros", trainable=False),
                 self.add_weight("variance", self._lengths, initializer="ones", trainable=False),
@@ -127,7 +129,14 @@ class Normalization(SameShape):
         Parameters
         ----------
         data
-            An array, or batches of inputs such as a `Dataset`; of a tuple, only the first item counts.
+            An array, or batches of inputs such as a `Dataset`. If a batch is a tuple, its first item
+            is the inputs.
+
+        Raises
+        ------
+        ValueError
+            If the layer was made with a mean and variance, if the data is empty, or if its shape does
+            not fit the layer.
         """
         if self.input_mean is not None:
             raise ValueError(
@@ -157,7 +166,7 @@ class Normalization(SameShape):
             variable.assign(value)
 
     def _spread(self, value: Array, rank: int) -> Array | None:
-        """Return a given mean or variance broadcast to the kept axes, or None if it does not fit."""
+        """Return a given mean or variance, broadcast to the lengths of ``axis``; None if impossible."""
         whole = [1] * rank
         for axis, length in zip(self._kept, self._lengths, strict=True):
             whole[axis] = length
@@ -192,7 +201,7 @@ _MODES = ("horizontal_and_vertical", "horizontal", "vertical")
 
 
 class RandomFlip(Seeded, ImageLayer):
-    """Flip random images in training, which is the default of a call.
+    """Flip each image with probability 1/2 in training; the default is ``training=True``.
 
     Parameters
     ----------
@@ -235,7 +244,8 @@ class RandomCrop(Seeded, ImageLayer):
     """Crop images: at a random position in training, to the center otherwise.
 
     All images of a batch get the same window. Images smaller than the window, and all images outside
-    of training, are cropped to the largest centered part with the window's proportions, and resized.
+    of training, are cropped to their largest centered part with the window's proportions. This part
+    is resized to the window. The default is ``training=True``.
 
     Parameters
     ----------

@@ -15,8 +15,9 @@ from pycollective.tensor import Tensor
 def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Any:
     """Build a layer for symbolic inputs, record the call, and return the symbolic outputs.
 
-    The shapes of the outputs come from `compute_output_shape`. A layer without that method is
-    called on zeros, in a batch of one example.
+    The shapes of the outputs come from `compute_output_shape` if the class overrides it, the call
+    has one argument, and all sublayers are built. Otherwise the layer is called on zeros, in a batch
+    of one example.
     """
     if training is not None:
         kwargs = {**kwargs, "training": training}
@@ -28,15 +29,15 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
     if not layer.built:
         layer.ensure_built(needed)
     elif layer._built_shapes not in (None, map_shapes(without_batch, needed)) and _is_known(needed):
-        # The layer was built for other shapes: only a call can tell that these fit too.
+        # The layer was built for other shapes, and only a call checks that these fit too.
         _called_on_zeros(layer, args, kwargs)
-    alone = len(args) == 1 and not symbols_in(kwargs)
+    has_one_argument = len(args) == 1 and not symbols_in(kwargs)
     if (
         layer.knows_output_shape()
-        and alone
+        and has_one_argument
         and all(inside.built for inside in layer._flatten_layers())
     ):
-        outputs = _described(layer, inputs, layer.compute_output_shape(shapes))
+        outputs = _symbols_of(layer, inputs, layer.compute_output_shape(shapes))
         graph = getattr(layer, "call_graph", None)
         if graph is not None:  # the dtypes of a model's outputs are those of its layers
             outputs = nest.map_structure(
@@ -61,12 +62,12 @@ def _is_known(shapes: Any) -> bool:
     return all(map(_is_known, shapes.values() if isinstance(shapes, dict) else shapes))
 
 
-def _described(layer: Any, inputs: Any, shapes: Any) -> Any:
-    """Return symbolic tensors of these shapes."""
+def _symbols_of(layer: Any, inputs: Any, shapes: Any) -> Any:
+    """Return symbolic tensors of these shapes, in the layer's output dtype."""
     if not is_shape(shapes):
         if isinstance(shapes, dict):
-            return {key: _described(layer, inputs, shape) for key, shape in shapes.items()}
-        return [_described(layer, inputs, shape) for shape in shapes]
+            return {key: _symbols_of(layer, inputs, shape) for key, shape in shapes.items()}
+        return [_symbols_of(layer, inputs, shape) for shape in shapes]
     dtype = layer.compute_dtype
     if layer._keeps_dtype and isinstance(inputs, KerasTensor) and inputs.dtype.kind not in "fV":
         dtype = inputs.dtype
@@ -74,6 +75,8 @@ def _described(layer: Any, inputs: Any, shapes: Any) -> Any:
 
 
 def _called_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the outputs for zeros in place of the symbolic tensors; lengths of None become 1."""
+
     def zeros(tensor: KerasTensor) -> Tensor:
         return Tensor(np.zeros([1 if n is None else n for n in tensor.shape], tensor.dtype))
 

@@ -70,7 +70,13 @@ class Dropout(Seeded):
 
 
 class ActivityRegularization(SameShape):
-    """Identity with the activity regularizer `regularizers.L1L2`."""
+    """Return the inputs unchanged, and add their `regularizers.L1L2` penalty to `losses`.
+
+    Parameters
+    ----------
+    l1, l2 : float
+        The factors of ``sum(|x|)`` and of ``sum(x²)``. Each sum is divided by the number of rows.
+    """
 
     def __init__(self, l1: float = 0.0, l2: float = 0.0, **options: Any) -> None:
         super().__init__(activity_regularizer=regularizers.L1L2(l1, l2), **options)

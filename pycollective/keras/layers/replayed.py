@@ -1,8 +1,8 @@
 """Replay of consecutive layers: their kernels are recorded once, and then run in one call.
 
 Only layers whose outputs are a function of their inputs and variables alone are replayed. The compiled
-module records the kernels, and refuses a record that misses an operation. A record is used once a replay
-has given the bits of the layers themselves, for the outputs and for all gradients.
+module records the kernels, and refuses a record that misses an operation. A record is used only after
+one replay of it gave the same bits as the layers, for the outputs and for all gradients.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ LAYERS = frozenset(
 )
 _ACTIVATIONS = [getattr(activations, name) for name in activations.__all__]
 _VARIABLES = (Variable, MirroredVariable)
-#: The calls of all replicas with inputs of one shape before a call is recorded, and until a record must
-#: have been used. Later calls record nothing: the gradients of some programs' calls are never computed.
+#: Numbers of calls with inputs of one shape, of all replicas together. The first `_BEFORE` calls are
+#: not recorded. After `_UNTIL` calls without a trusted record, recording stops: a program that never
+#: computes the gradients of its calls would otherwise record every call.
 _BEFORE, _UNTIL = 2, 64
-#: The number of shapes of inputs that are remembered.
+#: The largest number of input shapes whose records are kept.
 _SHAPES = 8
-#: Limits in bytes. Large layers spend little of their time in Python, and the gradients of all variables
-#: are complete at the end of a replay only, which leaves no time to overlap their all-reduce.
+#: Limits in bytes. Large layers spend little of their time in Python, so a replay gains little. It also
+#: completes all gradients at its end only, which leaves no time to overlap their all-reduce.
 _MOST_OF_VARIABLES = 8 << 20
 _MOST_OF_MEMORY = 32 << 20
 
@@ -79,27 +80,30 @@ def can_replay(layer: Layer) -> bool:
 
 
 class _Recorded:
-    """A record, and the sizes of the arrays of its replays."""
+    """A record, and the shapes and dtypes of the arrays that its replays need."""
 
     def __init__(
         self, kernel_calls: kernels.Record, output: Array, needs: tuple[bool, ...]
     ) -> None:
         self.calls = kernel_calls
+        #: The size of a replay's working memory, in bytes.
         self.memory = 0
         self.output = output.shape, output.dtype
+        #: For the input and each variable: True if the record has its gradient.
         self.needs = needs
         #: The shape and dtype of each gradient, and True if it is too small for the workspace.
         self.gradients: list[tuple[tuple[int, ...], np.dtype[Any], bool]] = []
 
 
 class _Known:
-    """The calls with inputs of one shape: their number, and the record."""
+    """The state of the calls with inputs of one shape: their number, and their record."""
 
     def __init__(self) -> None:
         self.calls = 0
+        #: True if the steps are called from Python from now on.
         self.refused = False
         self.recorded: _Recorded | None = None
-        #: The record of replays that gave the same bits.
+        #: The record, after one replay of it gave the same bits as the layers.
         self.trusted: _Recorded | None = None
 
 
@@ -128,7 +132,7 @@ class Replayed:
         return inputs
 
     def __call__(self, inputs: Any) -> Any:
-        """Return the output; with one tape, gradients are replayed too."""
+        """Return the output; gradients on one tape are replayed too."""
         if (
             inputs.__class__ is not Tensor
             or inputs.array.__class__ is not np.ndarray
@@ -164,7 +168,7 @@ class Replayed:
             return self.ordinary(inputs)
 
         def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
-            # Kernels were recorded for these needs. Later calls run from Python.
+            # The record holds the gradients of `needs` only. Later calls run from Python.
             known.refused = known.refused or need != needs
             return placed(_gradients_of(replay, recorded, g, workspace.empty), needs)
 
@@ -266,8 +270,10 @@ class Replayed:
         recorded = known.recorded
         assert recorded is not None
         output, exact = taped(self.ordinary, sources, tensors, needs)
-        replay = kernels.Replay(recorded.calls, _noise((recorded.memory,), np.dtype(np.uint8)))
-        found = _noise(*recorded.output)
+        replay = kernels.Replay(
+            recorded.calls, _filled_with_nan((recorded.memory,), np.dtype(np.uint8))
+        )
+        found = _filled_with_nan(*recorded.output)
         same = recorded.needs == needs and replay.run(arrays, [found])
         same = same and _same_bits([found], [output.array])
         if not same:
@@ -280,7 +286,7 @@ class Replayed:
             if known.refused or need != needs:
                 known.refused = True
                 return expected
-            found = _gradients_of(replay, recorded, g, _noise)
+            found = _gradients_of(replay, recorded, g, _filled_with_nan)
             results = [part for part, needed in zip(expected, needs, strict=True) if needed]
             if _same_bits(found, results):
                 _trust(known, recorded)
@@ -300,7 +306,7 @@ def _finish(known: _Known, recorded: _Recorded) -> None:
 
 
 def _trust(known: _Known, recorded: _Recorded) -> None:
-    """Use a record from now on. Its replays need other blocks."""
+    """Use a record from now on, and free the blocks of other sizes that the steps needed."""
     workspace.drop_idle()
     known.trusted = recorded
 
@@ -311,9 +317,13 @@ def _gradients_of(
     g: Array,
     memory: Callable[[tuple[int, ...], Any], Array],
 ) -> list[Array]:
-    """Replay the gradients into new arrays from ``memory``."""
-    few = np.empty if memory == workspace.empty else memory
-    found = [(few if small else memory)(shape, dtype) for shape, dtype, small in recorded.gradients]
+    """Replay the gradients into new arrays, which ``memory`` makes from a shape and a dtype."""
+    # The workspace keeps no results as small as these.
+    small_memory = np.empty if memory == workspace.empty else memory
+    found = [
+        (small_memory if small else memory)(shape, dtype)
+        for shape, dtype, small in recorded.gradients
+    ]
     if not replay.run([in_c_order(g)], found):
         raise RuntimeError(
             f"a gradient of shape {g.shape} and dtype {g.dtype} does not fit the recorded output "
@@ -322,8 +332,8 @@ def _gradients_of(
     return found
 
 
-def _noise(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array that holds NaN, so that elements that no kernel writes are noticed."""
+def _filled_with_nan(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array of NaN (bytes of 255): an element that no kernel writes then differs."""
     array: Array = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[:] = 255
     return array

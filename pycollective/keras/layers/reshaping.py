@@ -17,7 +17,13 @@ __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
 
 
 class Flatten(Layer):
-    """Flatten each example; ``data_format`` must be ``"channels_last"``."""
+    """Flatten each example.
+
+    Parameters
+    ----------
+    data_format : str, optional
+        Must be ``"channels_last"``.
+    """
 
     takes_one_tensor = True
     _keeps_dtype = True
@@ -90,7 +96,8 @@ class Permute(Layer):
     Parameters
     ----------
     dims : sequence of int
-        The axes, counted from 1.
+        The input axis of each output axis. Axis 0 is the batch, so the axes of an example are
+        counted from 1.
     """
 
     takes_one_tensor = True

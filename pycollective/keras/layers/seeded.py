@@ -18,7 +18,7 @@ class Seeded(SameShape):
     Parameters
     ----------
     seed : int, optional
-        The seed; by default the default generator draws one.
+        The seed. Without a seed, `build` draws one from the default generator.
     """
 
     def __init__(self, seed: int | None = None, **options: Any) -> None:

@@ -25,16 +25,16 @@ class StringLookup(SameShape):
     Parameters
     ----------
     max_tokens : int, optional
-        The greatest number of indices that `adapt` gives.
+        The largest vocabulary that `adapt` makes, with ``mask_token`` and ``oov_token`` included.
     num_oov_indices : int
-        1 to give all strings outside of the vocabulary the index of ``oov_token``; 0 to raise an error
-        for them.
+        1 to give all strings outside of the vocabulary the index of ``oov_token``; 0 to raise
+        ``ValueError`` for them.
     mask_token : str, optional
         A string with index 0, for example ``""`` for padding.
     oov_token : str
         The string that stands for strings outside of the vocabulary.
     vocabulary : sequence of str, optional
-        Different strings. Without them, `adapt` finds them in data.
+        Strings without duplicates. Without a vocabulary, call `adapt`.
     invert : bool
         True to convert indices to strings.
     output_mode : str
@@ -104,11 +104,19 @@ class StringLookup(SameShape):
         return mask + [self.oov_token] * self.num_oov_indices
 
     def set_vocabulary(self, vocabulary: Sequence[str | bytes]) -> None:
-        """Set the strings; their indices follow those of ``mask_token`` and ``oov_token``."""
+        """Set the strings; their indices follow those of ``mask_token`` and ``oov_token``.
+
+        These two tokens may also be the first strings of ``vocabulary``.
+
+        Raises
+        ------
+        ValueError
+            If a string occurs twice, or ``vocabulary`` is a single string.
+        """
         if isinstance(vocabulary, str):
             raise ValueError(
-                f"StringLookup: vocabulary is a list of strings, got {vocabulary!r}; read a file with "
-                "open(path).read().splitlines()"
+                f"StringLookup: vocabulary must be a list of strings, got {vocabulary!r}; read a file "
+                "with open(path).read().splitlines()"
             )
         tokens = [v.decode() if isinstance(v, bytes) else str(v) for v in vocabulary]
         special = self._special
@@ -175,8 +183,8 @@ class StringLookup(SameShape):
 
 
 def _strings_of(value: Any) -> Any:
-    """Return strings as an array of bytes objects."""
+    """Return strings as an array of bytes objects; raise ``TypeError`` for other values."""
     array = value.array if isinstance(value, Tensor) else value
     if not is_text(array):
-        raise TypeError(f"StringLookup: inputs are strings, got {value!r}")
+        raise TypeError(f"StringLookup: inputs must be strings, got {value!r}")
     return as_text(array)

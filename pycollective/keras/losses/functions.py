@@ -283,7 +283,10 @@ def hinge(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
-    """Return the mean of ``max(0, 1 - y_true * y_pred)²`` along the last axis; as `hinge`."""
+    """Return the mean of ``max(0, 1 - y_true * y_pred)²`` along the last axis.
+
+    The labels are as for `hinge`.
+    """
 
     def composed(*pair: Tensor) -> Tensor:
         return _mean_of_last(ops.square(_below_margin(*pair)))
@@ -299,7 +302,11 @@ def _below_margin(true: Tensor, predicted: Tensor) -> Tensor:
 
 
 def categorical_hinge(y_true: Any, y_pred: Any) -> Tensor:
-    """Return ``max(0, 1 + other - right)`` of the right and the best other class's predictions."""
+    """Return ``max(0, 1 + other - right)`` for each example.
+
+    ``right`` is the prediction of the right class, for which ``y_true`` is 1. ``other`` is the largest
+    prediction of the other classes.
+    """
     true, predicted = matched(y_true, y_pred)
     right = ops.reduce_sum(true * predicted, axis=-1)
     other = ops.reduce_max((1.0 - true) * predicted, axis=-1)

@@ -17,7 +17,7 @@ from pycollective.keras.configs import Kind
 from pycollective.tensor import Tensor, as_tensor, ops
 from pycollective.tensor.ops.reductions import sum_over
 
-#: The losses by name; the package adds them.
+#: The losses by name, to which `pycollective.keras.losses` adds its own.
 LOSSES = Kind("loss", {}, "a callable(y_true, y_pred)")
 
 
@@ -164,7 +164,10 @@ _USE_SUM_OR_NONE = (
 
 
 def broadcast_weights(sample_weight: Any, values: Tensor) -> Tensor:
-    """Return weights, one per value or one per example, in the dtype and rank of the values."""
+    """Return weights in the dtype of the values, in a shape that broadcasts to that of the values.
+
+    Raise ``ValueError`` unless there is one weight for all values, for each example or for each value.
+    """
     weights = as_tensor(sample_weight, like=values)
     if weights.dtype != values.dtype:
         weights = ops.cast(weights, values.dtype)
@@ -184,7 +187,10 @@ def broadcast_weights(sample_weight: Any, values: Tensor) -> Tensor:
 
 
 def in_loss_dtype(y_pred: Any, dtype: np.dtype[Any] | None = None) -> Tensor:
-    """Return predictions in the dtype of a loss, which by default is wider than half precision."""
+    """Return predictions in the dtype of a loss.
+
+    If ``dtype`` is None, float16 and bfloat16 become ``floatx()``, and other dtypes do not change.
+    """
     predicted = as_tensor(y_pred)
     if dtype is None:
         kind = predicted.array.dtype
@@ -195,9 +201,10 @@ def in_loss_dtype(y_pred: Any, dtype: np.dtype[Any] | None = None) -> Tensor:
 
 
 def same_rank(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both with equal numbers of axes, if they differ only by a last axis of length 1.
+    """Return both tensors with equal ranks, if one has an additional last axis of length 1.
 
-    A tensor with one axis gets the last axis; otherwise the other tensor loses it.
+    If the other tensor has one axis, it gets a last axis of length 1 too. Otherwise, the additional
+    axis is removed. If the ranks differ in any other way, nothing changes.
     """
     if true.ndim == predicted.ndim + 1 and true.shape[-1] == 1:
         if predicted.ndim == 1:
@@ -211,9 +218,10 @@ def same_rank(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def matched(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-    """Return both as tensors of the same floating-point dtype and shape.
+    """Return both as tensors of the same floating-point dtype and the same shape.
 
-    A last axis of length 1 that only one tensor has is ignored.
+    One of them may have an additional last axis of length 1; see `same_rank`. Raise ``ValueError`` if
+    the shapes differ otherwise.
     """
     predicted = as_tensor(y_pred)
     if predicted.array.dtype.kind not in "fV":

@@ -63,7 +63,7 @@ class LossFunctionWrapper(Loss):
         return self.fn(y_true, y_pred, **self._settings)
 
     def get_config(self) -> dict[str, Any]:
-        own = {} if isinstance(self, _Known) else {"fn": LOSSES.serialize(self.fn)}
+        own = {} if isinstance(self, _LossOf) else {"fn": LOSSES.serialize(self.fn)}
         return {**super().get_config(), **own, **self._settings}
 
     @classmethod
@@ -74,10 +74,10 @@ class LossFunctionWrapper(Loss):
         return cls(**arguments)
 
 
-class _Known(LossFunctionWrapper):
-    """Base of the losses of a fixed function."""
+class _LossOf(LossFunctionWrapper):
+    """Base of the losses whose function is fixed, with the function's name as the default name."""
 
-    #: The function, whose name is also the loss's name.
+    #: The function.
     _of: Callable[..., Tensor]
 
     def __init__(
@@ -89,7 +89,7 @@ class _Known(LossFunctionWrapper):
         )
 
 
-class SparseCategoricalCrossentropy(_Known):
+class SparseCategoricalCrossentropy(_LossOf):
     """`sparse_categorical_crossentropy` as a loss."""
 
     _of = staticmethod(functions.sparse_categorical_crossentropy)
@@ -113,7 +113,7 @@ class SparseCategoricalCrossentropy(_Known):
         )
 
 
-class CategoricalCrossentropy(_Known):
+class CategoricalCrossentropy(_LossOf):
     """`categorical_crossentropy` as a loss."""
 
     _of = staticmethod(functions.categorical_crossentropy)
@@ -137,7 +137,7 @@ class CategoricalCrossentropy(_Known):
         )
 
 
-class BinaryCrossentropy(_Known):
+class BinaryCrossentropy(_LossOf):
     """`binary_crossentropy` as a loss."""
 
     _of = staticmethod(functions.binary_crossentropy)
@@ -161,7 +161,7 @@ class BinaryCrossentropy(_Known):
         )
 
 
-class Huber(_Known):
+class Huber(_LossOf):
     """`huber` as a loss."""
 
     _of = staticmethod(functions.huber)
@@ -176,7 +176,7 @@ class Huber(_Known):
         super().__init__(reduction, name, dtype, delta=float(delta))
 
 
-class CosineSimilarity(_Known):
+class CosineSimilarity(_LossOf):
     """`cosine_similarity` as a loss."""
 
     _of = staticmethod(functions.cosine_similarity)
@@ -191,61 +191,61 @@ class CosineSimilarity(_Known):
         super().__init__(reduction, name, dtype, axis=axis)
 
 
-class MeanSquaredError(_Known):
+class MeanSquaredError(_LossOf):
     """`mean_squared_error` as a loss."""
 
     _of = staticmethod(functions.mean_squared_error)
 
 
-class MeanAbsoluteError(_Known):
+class MeanAbsoluteError(_LossOf):
     """`mean_absolute_error` as a loss."""
 
     _of = staticmethod(functions.mean_absolute_error)
 
 
-class MeanAbsolutePercentageError(_Known):
+class MeanAbsolutePercentageError(_LossOf):
     """`mean_absolute_percentage_error` as a loss."""
 
     _of = staticmethod(functions.mean_absolute_percentage_error)
 
 
-class MeanSquaredLogarithmicError(_Known):
+class MeanSquaredLogarithmicError(_LossOf):
     """`mean_squared_logarithmic_error` as a loss."""
 
     _of = staticmethod(functions.mean_squared_logarithmic_error)
 
 
-class LogCosh(_Known):
+class LogCosh(_LossOf):
     """`log_cosh` as a loss."""
 
     _of = staticmethod(functions.log_cosh)
 
 
-class KLDivergence(_Known):
+class KLDivergence(_LossOf):
     """`kl_divergence` as a loss."""
 
     _of = staticmethod(functions.kl_divergence)
 
 
-class Poisson(_Known):
+class Poisson(_LossOf):
     """`poisson` as a loss."""
 
     _of = staticmethod(functions.poisson)
 
 
-class Hinge(_Known):
+class Hinge(_LossOf):
     """`hinge` as a loss."""
 
     _of = staticmethod(functions.hinge)
 
 
-class SquaredHinge(_Known):
+class SquaredHinge(_LossOf):
     """`squared_hinge` as a loss."""
 
     _of = staticmethod(functions.squared_hinge)
 
 
-class CategoricalHinge(_Known):
+class CategoricalHinge(_LossOf):
     """`categorical_hinge` as a loss."""
 
     _of = staticmethod(functions.categorical_hinge)

@@ -44,13 +44,13 @@ def counts(
     label_weights: Any = None,
     by_label: bool = False,
 ) -> list[Array]:
-    """Return the summed weights of true and false positives, true and false negatives, by threshold.
+    """Return the summed weights of each of `_CASES` at each threshold.
 
-    A prediction above a threshold is positive; a label other than 0 is positive. Only the ``top_k``
-    largest predictions along the last axis may be positive, and only the index ``class_id`` of that
-    axis counts. ``label_weights`` holds weights for its indices. With ``by_label``, each index is
-    counted separately, and the results are ``[thresholds, labels]``. Raise ``ValueError`` if shapes
-    do not fit.
+    A prediction above a threshold is positive; a label other than 0 is positive. The last axis of the
+    predictions has an index for each class. Only the ``top_k`` largest predictions along this axis
+    may be positive. Only the class ``class_id`` counts. ``label_weights`` holds a weight for each
+    class. The results are ``[thresholds]``, or with ``by_label`` ``[thresholds, classes]``. Raise
+    ``ValueError`` if shapes do not fit.
     """
     predicted = ops.cast(y_pred, dtype)
     true, predicted = same_rank(as_tensor(y_true), predicted)
@@ -80,7 +80,7 @@ def counts(
             f"{values.ndim}. Full shape received for `y_pred`: {values.shape}"
         )
     columns = [
-        _column(
+        _case_weights(
             yes[:, k],
             values[:, k],
             None if weights is None else weights[:, k],
@@ -119,8 +119,8 @@ def _only_top(values: Array, k: int) -> Array:
     return kept
 
 
-def _counted(yes: Array, values: Array, threshold: Any) -> tuple[int, int, int, int]:
-    """Return the numbers of the four cases at a threshold, on the host."""
+def _case_numbers(yes: Array, values: Array, threshold: Any) -> tuple[int, int, int, int]:
+    """Return the number of predictions in each of `_CASES` at a threshold, for arrays on the host."""
     negative = values <= threshold
     labels, negatives, missed = (
         int(np.count_nonzero(mask)) for mask in (yes, negative, negative & yes)
@@ -129,12 +129,12 @@ def _counted(yes: Array, values: Array, threshold: Any) -> tuple[int, int, int, 
     return found, len(values) - negatives - found, negatives - missed, missed
 
 
-def _column(
+def _case_weights(
     yes: Array, values: Array, weights: Array | None, thresholds: Array
 ) -> tuple[Array, ...]:
-    """Return the four cases at each threshold, for one label."""
+    """Return the summed weights of each of `_CASES` at each threshold, for one class."""
     if weights is None and len(thresholds) <= _FEW and on_host(values):
-        rows = [_counted(yes, values, threshold) for threshold in thresholds]
+        rows = [_case_numbers(yes, values, threshold) for threshold in thresholds]
         return tuple(np.array(case, np.float64) for case in zip(*rows, strict=True))
     order = np.argsort(thresholds, kind="stable")
     # The number of thresholds below each prediction, at which the prediction is positive.
@@ -168,8 +168,8 @@ def _thresholds(given: Any, default: float) -> list[float]:
 # Counts -------------------------------------------------------------------------------------------
 
 
-class _Counted(Metric):
-    """Base of metrics that sum some of the four cases at thresholds."""
+class _CaseMetric(Metric):
+    """Base of metrics that sum some of `_CASES` at thresholds; `_kept` names these cases."""
 
     _kept: tuple[str, ...]
 
@@ -208,52 +208,54 @@ class _Counted(Metric):
         kept = [(case, a) for case, a in zip(_CASES, found, strict=True) if case in self._kept]
         add_to_sums([getattr(self, case) for case, _ in kept], [amount for _, amount in kept])
 
-    def _alone(self, values: Array) -> Tensor:
-        """Return a value for each threshold, or a scalar for a single threshold."""
+    def _by_threshold(self, values: Array) -> Tensor:
+        """Return values ``[thresholds]``, or a scalar if there is a single threshold."""
         return Tensor(values.reshape(()) if len(self.thresholds) == 1 else values)
 
 
-class _Count(_Counted):
+class _CaseSum(_CaseMetric):
+    """Base of the metrics that are the sum of one case."""
+
     def __init__(self, thresholds: Any = None, name: str | None = None, dtype: Any = None) -> None:
         super().__init__(thresholds, None, None, name, dtype)
 
     def result(self) -> Tensor:
-        return self._alone(as_tensor(getattr(self, self._kept[0])).array)
+        return self._by_threshold(as_tensor(getattr(self, self._kept[0])).array)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "thresholds": self.init_thresholds}
 
 
-class TruePositives(_Count):
+class TruePositives(_CaseSum):
     """The summed weight of true positives."""
 
     direction = "up"
     _kept = ("true_positives",)
 
 
-class FalsePositives(_Count):
+class FalsePositives(_CaseSum):
     """The summed weight of false positives."""
 
     direction = "down"
     _kept = ("false_positives",)
 
 
-class TrueNegatives(_Count):
+class TrueNegatives(_CaseSum):
     """The summed weight of true negatives."""
 
     direction = "up"
     _kept = ("true_negatives",)
 
 
-class FalseNegatives(_Count):
+class FalseNegatives(_CaseSum):
     """The summed weight of false negatives."""
 
     direction = "down"
     _kept = ("false_negatives",)
 
 
-class _Ratio(_Counted):
-    """Base of the ratios of true positives to true positives plus another case."""
+class _Ratio(_CaseMetric):
+    """Base of the ratios of true positives to the sum of true positives and another case."""
 
     direction = "up"
 
@@ -269,7 +271,7 @@ class _Ratio(_Counted):
 
     def result(self) -> Tensor:
         right, wrong = (as_tensor(getattr(self, case)).array for case in self._kept)
-        return self._alone(ratio(right, right + wrong))
+        return self._by_threshold(ratio(right, right + wrong))
 
     def get_config(self) -> dict[str, Any]:
         return {

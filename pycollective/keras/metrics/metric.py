@@ -28,7 +28,7 @@ from pycollective.tensor import (
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable, parts_of
 
-#: The metrics and metric functions by name; the package adds them.
+#: The metrics and metric functions by name, to which `pycollective.keras.metrics` adds its own.
 METRICS = Kind("metric", {}, "a Metric")
 
 
@@ -83,6 +83,11 @@ class Metric(CopiedByConfig, Trackable):
             Must be ``"sum"``.
         name : str, optional
             The variable's name inside the metric.
+
+        Raises
+        ------
+        ValueError
+            For another ``aggregation``.
         """
         if aggregation != "sum":
             raise ValueError(
@@ -120,7 +125,7 @@ class Metric(CopiedByConfig, Trackable):
         raise NotImplementedError(f"{type(self).__name__} must override update_state()")
 
     def result(self) -> Tensor:
-        """Return the metric of all values of all replicas.
+        """Return the metric over all values that all replicas have added.
 
         In a replica function, every replica must make this call.
         """
@@ -379,7 +384,7 @@ def add_to_sums(variables: Sequence[Variable], amounts: Sequence[Array | float])
                 with beside(own):
                     np.add(own, amount, out=own)
             else:
-                # A scalar addition: a ufunc costs more, because its code is no longer in the caches.
+                # A scalar addition is faster than a ufunc, whose code has left the caches by now.
                 own[()] = own[()] + own.dtype.type(amount)
 
     update_together(targets, add)

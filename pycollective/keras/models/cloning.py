@@ -126,7 +126,7 @@ def _cloned_graph(
         id(old): new for old, new in zip(graph.inputs, begin, strict=True)
     }
 
-    def again(tensor: KerasTensor) -> KerasTensor:
+    def copy_of(tensor: KerasTensor) -> KerasTensor:
         return symbols[id(tensor)]
 
     layers: dict[int, Any] = {}
@@ -136,14 +136,14 @@ def _cloned_graph(
         layer = layers.get(id(node.operation))
         if layer is None:
             layer = layers[id(node.operation)] = cloned(node.operation)
-        args, kwargs = map_symbols(again, node.args), map_symbols(again, node.kwargs)
+        args, kwargs = map_symbols(copy_of, node.args), map_symbols(copy_of, node.kwargs)
         if call_function is None:
             results = layer(*args, **kwargs)
         else:
             results = call_function(layer, *args, **kwargs)
         symbols.update(zip(map(id, node.output_tensors), leaves_of(results), strict=True))
-    outputs = map_symbols(again, graph.output_structure)
-    return type(model)(map_symbols(again, graph.input_structure), outputs, name=model.name)
+    outputs = map_symbols(copy_of, graph.output_structure)
+    return type(model)(map_symbols(copy_of, graph.input_structure), outputs, name=model.name)
 
 
 def _input_like(layer: InputLayer) -> KerasTensor:

@@ -157,7 +157,7 @@ class Model(Trainer):
         return self._graph.run(self.name, inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        if self._graph is None or _open(input_shape) != _open(self._input_shape):
+        if self._graph is None or _unbatched(input_shape) != _unbatched(self._input_shape):
             return super().compute_output_shape(input_shape)
         return self._output_shape
 
@@ -270,7 +270,7 @@ class Model(Trainer):
     ) -> None:
         """Print a table of the layers with their output shapes and numbers of parameters.
 
-        A ``?`` marks a value that is unknown because the layer is not built.
+        A ``?`` marks an unknown output shape, and ``0 (unbuilt)`` a layer without its variables.
 
         Parameters
         ----------
@@ -291,7 +291,7 @@ class Model(Trainer):
         Raises
         ------
         ValueError
-            If ``layer_range`` names no layers.
+            If ``layer_range`` matches no layers, or ``positions`` or the width do not fit the columns.
         """
         lines = summary_lines(
             self, line_length, positions, expand_nested, show_trainable, layer_range
@@ -309,7 +309,7 @@ class Functional(Model):
     _config_names = ()
 
 
-def _open(shapes: Any) -> Any:
+def _unbatched(shapes: Any) -> Any:
     """Return shapes without the batch axis."""
     return map_shapes(lambda shape: shape[1:], shapes)
 

@@ -170,8 +170,8 @@ class Sequential(Model):
         for layer in self._stack:
             layer.ensure_built(shape)
             if not layer.knows_output_shape():
-                # compute_output_shape() would call the layer, which may wait for other replicas,
-                # and they wait for this build. So the next layers are built when they are called.
+                # compute_output_shape() would call the layer. The call may wait for other replicas,
+                # which wait for this build. So the next layers are built when they are called.
                 return
             shape = layer.compute_output_shape(shape)
             layer._output_shape = (None, *shape[1:])

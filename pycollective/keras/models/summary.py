@@ -13,7 +13,7 @@ import numpy as np
 
 from pycollective.keras.layers.layer import Layer
 
-_CONTENT = 3  # the width of a column's border and two spaces
+_MARGIN = 3  # characters of a column that are not text: its border and two spaces
 
 
 def summary_lines(
@@ -41,7 +41,7 @@ def summary_lines(
         raise ValueError(f"summary: {len(header)} positions are needed, got {len(ends)}")
     length = line_length or min(longest, shutil.get_terminal_size().columns - 4)
     edges = [0, *(int(end * (length - 1)) for end in ends)]
-    widths = [b - a - _CONTENT for a, b in itertools.pairwise(edges)]
+    widths = [b - a - _MARGIN for a, b in itertools.pairwise(edges)]
     if min(widths) < 4:
         raise ValueError(
             f"summary: {length} characters are too few for {len(header)} columns; give a larger "

@@ -76,7 +76,7 @@ class Adagrad(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Steps with the unit of the weights, from two means (Zeiler, 2012).
+    """Steps scaled by the running means of squared gradients and of squared steps (Zeiler, 2012).
 
     ``a = rho a + (1 - rho) g²``, ``d = g sqrt(b + epsilon) / sqrt(a + epsilon)``,
     ``b = rho b + (1 - rho) d²``, ``w -= learning_rate d``.
@@ -84,11 +84,11 @@ class Adadelta(Optimizer):
     Parameters
     ----------
     learning_rate
-        A number, a `LearningRateSchedule`, or a function without arguments; the paper has 1.
+        A number, a `LearningRateSchedule`, or a function without arguments; the paper uses 1.
     rho : float
         The decay rate of the means.
     epsilon : float
-        A small number that keeps the step finite, and the first step above 0.
+        A small number that keeps the step finite, and makes the first step larger than 0.
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.
     """

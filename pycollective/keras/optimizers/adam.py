@@ -60,7 +60,7 @@ class Adam(Optimizer):
         self.amsgrad = bool(amsgrad)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the names of the two means, and with ``amsgrad`` of the largest second one."""
+        """Return the names of the two means, and with ``amsgrad`` of the largest ``v``."""
         return ("m", "v", "largest_v") if self.amsgrad else ("m", "v")
 
     def _slot_order(self) -> Sequence[Sequence[str]]:

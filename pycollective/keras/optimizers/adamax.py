@@ -19,7 +19,7 @@ _GROWTH = 0.96
 
 
 class _TwoMeans(Optimizer):
-    """Base class with the arguments of both variants."""
+    """Base class with the constructor of both variants."""
 
     _settings = ("beta_1", "beta_2", "epsilon")
 

@@ -22,7 +22,7 @@ def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]],
 
 
 def copies_of(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
-    """Return this replica's copies of variables; outside of replica functions those of each replica."""
+    """Return this replica's copies of variables, or outside of replica functions each replica's."""
     if current_mode() is None and hasattr(variables[0], "values"):
         return zip(*[getattr(variable, "values") for variable in variables], strict=True)  # noqa: B009
     return [[variable.local() for variable in variables]]
@@ -43,7 +43,7 @@ def count_one(arrays: list[Array]) -> None:
     """Add 1 to a count of steps."""
     count = arrays[0]
     if on_host(count):
-        # An addition of arrays is slower: a step has removed its code from the caches.
+        # Python's addition is faster than NumPy's, whose code a step has removed from the caches.
         count[()] = count.item() + 1
     else:
         count += 1

@@ -12,7 +12,7 @@ from pycollective.keras.optimizers.optimizer import Optimizer
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader, which sets weights of useless features to 0 (McMahan et al., 2013).
+    """Follow the regularized leader (McMahan et al., 2013); sets weights of useless features to 0.
 
     With ``n' = n + g²`` and ``p = -learning_rate_power``, ``z += g - (n'^p - n^p) w / learning_rate``
     and ``w = (clip(z, -l1, l1) - z) / (n'^p / learning_rate + 2 l2)``.
@@ -28,16 +28,16 @@ class Ftrl(Optimizer):
     l1_regularization_strength, l2_regularization_strength : float
         The factors ``l1`` and ``l2`` of the penalties.
     l2_shrinkage_regularization_strength : float
-        ``g`` grows by twice this factor times ``w``.
+        A factor of a penalty in each step: twice this factor times ``w`` is also added to ``z``.
     beta : float
-        ``l2`` grows by ``beta / (2 learning_rate)``.
+        ``beta / (2 learning_rate)`` is added to ``l2``.
     *options, **named
         Arguments of `Optimizer`, from ``weight_decay`` on.
 
     Raises
     ------
     ValueError
-        A number has the wrong sign.
+        ``learning_rate_power`` is positive, or another number except ``beta`` is negative.
     """
 
     _settings = (

@@ -10,7 +10,7 @@ from typing import Any
 from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor
 
 
-class Gathering:
+class GradientSums:
     """The sums of one replica's gradients over the batches of a step.
 
     Attributes
@@ -26,7 +26,10 @@ class Gathering:
     def joined(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]]
     ) -> list[tuple[Any, Variable]] | None:
-        """Add the gradients of a batch."""
+        """Add the gradients of a batch.
+
+        Return the sums, with their variables, in the last batch of the step, and None before it.
+        """
         totals = []
         for gradient, variable in pairs:
             key = (id(optimizer), id(variable))
@@ -44,10 +47,16 @@ class Gathering:
 
 
 class Recording:
-    """The tape of a step for `Optimizer.minimize` of a tensor without a tape.
+    """The tape that `Optimizer.minimize` uses if it gets a loss tensor without a tape.
 
     Attributes
     ----------
+    tape : GradientTape
+        The tape of the current training step.
+    share : callable
+        A function that returns this replica's share of a loss.
+    variables : callable
+        A function that returns the trainable variables.
     optimizers : list of Optimizer
         The optimizers that used the tape.
     """
@@ -64,32 +73,32 @@ class Recording:
 
 class _Thread(threading.local):
     #: The sums of this thread's step, or None if each batch is a step.
-    gathering: Gathering | None = None
-    #: The tape of this thread's step, or None if the program makes its tapes.
+    sums: GradientSums | None = None
+    #: The tape of this thread's step, or None if the program must pass a tape to `minimize`.
     recording: Recording | None = None
 
 
 this_thread = _Thread()
 
 
-class gathered:
-    """Accumulate the gradients of a block, or with None those of each batch alone."""
+class accumulated:
+    """Let optimizers add the gradients of a block to ``sums``; None: do not accumulate gradients."""
 
     __slots__ = ("_before", "_inside")
 
-    def __init__(self, gathering: Gathering | None) -> None:
-        self._inside = gathering
+    def __init__(self, sums: GradientSums | None) -> None:
+        self._inside = sums
 
     def __enter__(self) -> None:
-        self._before, this_thread.gathering = this_thread.gathering, self._inside
+        self._before, this_thread.sums = this_thread.sums, self._inside
 
     def __exit__(self, *exc_info: object) -> None:
-        this_thread.gathering = self._before
+        this_thread.sums = self._before
 
 
 @contextmanager
 def recorded(recording: Recording) -> Iterator[Recording]:
-    """Let `Optimizer.minimize` use a tape in a block."""
+    """Let `Optimizer.minimize` use the tape of a recording in a block."""
     before, this_thread.recording = this_thread.recording, recording
     try:
         yield recording

@@ -20,7 +20,7 @@ from pycollective.tensor import Tensor, Variable
 
 
 class LossScaleOptimizer(Optimizer):
-    """An optimizer that applies another one to the gradients of a scaled loss.
+    """An optimizer that scales the loss, and passes the unscaled gradients to another optimizer.
 
     If a gradient is not finite, the step is skipped and the scale is halved. The scale is doubled after
     ``dynamic_growth_steps`` finite steps in a row. The test uses the sums over the replicas, so that all
@@ -29,9 +29,9 @@ class LossScaleOptimizer(Optimizer):
     Parameters
     ----------
     inner_optimizer : Optimizer
-        The optimizer that makes the steps.
+        The optimizer that updates the variables.
     initial_scale : float
-        The first scale; a scale that is too high is soon halved.
+        The first scale. If it is too high, the first steps are skipped and halve it.
     dynamic_growth_steps : int
         The number of steps with finite gradients after which the scale is doubled.
     name : str, optional
@@ -54,7 +54,7 @@ class LossScaleOptimizer(Optimizer):
     result of the test.
     """
 
-    _untracked = Optimizer._untracked | {"_late"}
+    _untracked = Optimizer._untracked | {"_pending"}
 
     def __init__(
         self,
@@ -75,9 +75,10 @@ class LossScaleOptimizer(Optimizer):
         self.inner_optimizer = inner_optimizer
         self.initial_scale = float(initial_scale)
         self.dynamic_growth_steps = int(dynamic_growth_steps)
-        #: For each replica on a GPU: its count of steps, and the result of the last step's test.
-        self._late: dict[int, tuple[Variable, Fetch]] = {}
-        # Otherwise gradients would be divided twice.
+        #: The test of the last step of each replica on a GPU: the replica's count of steps, and a
+        #: result that is True if the gradients were finite. The key is the id of the count.
+        self._pending: dict[int, tuple[Variable, Fetch]] = {}
+        # Otherwise the inner optimizer would divide the gradients a second time.
         inner_optimizer.loss_scale_factor = None
         self.step_counter = self._make("step_counter", lambda: np.zeros((), np.int64), np.int64)
         self.dynamic_scale = self._make(
@@ -145,10 +146,10 @@ class LossScaleOptimizer(Optimizer):
         else:
             scale, count = scale / 2, 0
 
-        def note(arrays: list[Array]) -> None:
+        def set_both(arrays: list[Array]) -> None:
             arrays[0][...], arrays[1][...] = scale, count
 
-        with_arrays([self.dynamic_scale, self.step_counter], note)
+        with_arrays([self.dynamic_scale, self.step_counter], set_both)
 
     def _step_on_device(self, gradients: list[Array], variables: list[Variable]) -> None:
         """Make a step, and restore the variables on the device if a gradient is not finite."""
@@ -170,18 +171,21 @@ class LossScaleOptimizer(Optimizer):
         inner._step(unscaled, variables)
         with_arrays(changed, lambda arrays: together.put_back(arrays, before, finite))
 
-        def note(arrays: list[Array]) -> None:
+        def set_both(arrays: list[Array]) -> None:
             together.next_scale(arrays[0], arrays[1], finite, self.dynamic_growth_steps)
 
-        with_arrays([self.dynamic_scale, self.step_counter], note)
+        with_arrays([self.dynamic_scale, self.step_counter], set_both)
         with beside(finite):
-            self._late[id(count)] = (count, Fetch(finite))
+            self._pending[id(count)] = (count, Fetch(finite))
 
     def _subtract_skipped(self, only: Variable | None = None) -> None:
-        """Subtract the skipped steps from all counts of steps, or from one."""
-        for key in list(self._late) if only is None else [id(only)]:
-            count, made = self._late.pop(key, (None, None))
-            if count is not None and made is not None and not made.value():
+        """Wait for the pending tests, and subtract the skipped steps from the counts of steps.
+
+        Do so for all replicas, or for the one whose count is ``only``.
+        """
+        for key in list(self._pending) if only is None else [id(only)]:
+            count, finite = self._pending.pop(key, (None, None))
+            if count is not None and finite is not None and not finite.value():
                 count.assign_sub(1)
 
     def _loss_scale(self) -> float | Tensor:

@@ -71,16 +71,18 @@ class Optimizer(OptimizerState):
     Raises
     ------
     ValueError
-        There are several limits for clipping, a limit is not positive, or a number is out of range or
+        More than one clipping limit is given, a limit is not positive, or a number is out of range or
         not finite.
 
     Notes
     -----
     Under a strategy each replica calls `apply_gradients` with its own gradients. The gradients are
-    summed over the replicas, in packs, and clipped. Each replica then updates its own copy of the
-    variables, with the same bits. Variables that replicas share are updated once. `minimize` overlaps
-    the sums with the computation of other gradients. `apply_gradients` gets all gradients at once, and
-    `GradientTape.gradient` does not communicate.
+    summed over the replicas, in buckets, and clipped. Each replica then updates its own copy of the
+    variables, with the same bits. Variables that replicas share are updated once.
+
+    `minimize` overlaps the sums over the replicas with the computation of further gradients.
+    `apply_gradients` cannot, because it gets all gradients at once and `GradientTape.gradient` does
+    not communicate.
     """
 
     def update_step(
@@ -132,9 +134,9 @@ class Optimizer(OptimizerState):
         learning_rate: float,
         step: int,
     ) -> None:
-        """Update all variables; ``slots`` has an array for each.
+        """Update all variables; each list in ``slots`` has an array for each variable.
 
-        A class overrides this method or `update_step`, and gets the other one from it.
+        A class overrides this method or `update_step`. Each of the two calls the other by default.
         """
         for k, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             kept = {name: arrays[k] for name, arrays in slots.items()}
@@ -158,7 +160,7 @@ class Optimizer(OptimizerState):
         skip_gradients_aggregation : bool
             True if the gradients are summed over the replicas already.
         experimental_aggregate_gradients : bool
-            The opposite; the older name.
+            False has the effect of ``skip_gradients_aggregation=True``, which is the newer name.
 
         Returns
         -------
@@ -171,7 +173,7 @@ class Optimizer(OptimizerState):
             No variable has a gradient, the shapes of a gradient and its variable differ, one of them
             is not floating-point, or a variable appears twice.
         RuntimeError
-            This is cross-replica context with several replicas.
+            The call is made in cross-replica context, and there are several replicas.
 
         Warns
         -----
@@ -191,16 +193,16 @@ class Optimizer(OptimizerState):
                     "`tf.distribute.Strategy.run` to enter replica context."
                 )
         pairs = list(grads_and_vars)
-        if self._updates_rows() and context is None and this_thread.gathering is None:
+        if self._updates_rows() and context is None and this_thread.sums is None:
             pairs, sparse = _split(pairs)
             if sparse:
                 self._step_rows(sparse)
                 if not pairs:
                     with_arrays([self._iterations], count_one)
                     return self._iterations
-        gathering = this_thread.gathering
-        if gathering is not None:
-            joined = gathering.joined(self, pairs)
+        sums = this_thread.sums
+        if sums is not None:
+            joined = sums.joined(self, pairs)
             if joined is None:
                 return self._iterations
             pairs = joined
@@ -222,11 +224,14 @@ class Optimizer(OptimizerState):
         return self._iterations
 
     def _updates_rows(self) -> bool:
-        """Return True if an `IndexedSlices` changes its rows alone, by the definition of the step."""
+        """Return True if a step changes only those rows of a variable that have a gradient.
+
+        `_step_rows` then makes the step for gradients that are `IndexedSlices`.
+        """
         return False
 
     def _has_plain_steps(self) -> bool:
-        """Return True if no option changes more than a variable and its slots by its own gradient."""
+        """Return True if only options are set that `_step_rows` applies: clipvalue and clipnorm."""
         options = (self.weight_decay, self.global_clipnorm, self.loss_scale_factor)
         return (
             options == (None, None, None)
@@ -235,7 +240,7 @@ class Optimizer(OptimizerState):
         )
 
     def _step_rows(self, pairs: list[tuple[IndexedSlices, Variable]]) -> None:
-        """Update the rows of variables that have a gradient."""
+        """Make a step for variables with `IndexedSlices` as gradients; change only their rows."""
         self.build([variable for _, variable in pairs])
         learning_rate, step = self._rate_of_step(), int(self._iterations) + 1
         names = self.slot_names()
@@ -399,7 +404,7 @@ class Optimizer(OptimizerState):
         scale = self._scale_of(loss)
         # A scale that is too large overflows, which `LossScaleOptimizer` expects.
         with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
-            if mode is None or mode.replica_context is None or this_thread.gathering is not None:
+            if mode is None or mode.replica_context is None or this_thread.sums is not None:
                 gradients, summed = tape.gradient(loss, variables, scale), False
             else:
                 gradients, summed = summed_gradients(
@@ -455,7 +460,10 @@ class Optimizer(OptimizerState):
     def _as_before(
         self, pairs: list[tuple[Any, Variable]], strategy: AnyStrategy | None
     ) -> list[Array] | None:
-        """Return the gradients as arrays, if they match those that `_checked` accepted last."""
+        """Return the gradients as arrays if they match the last ones that `_checked` accepted.
+
+        Return None if they do not match, so that the caller must check them.
+        """
         known_strategy, before = self._before
         if not pairs or known_strategy is not strategy or len(pairs) != len(before):
             return None
@@ -500,7 +508,10 @@ class Optimizer(OptimizerState):
         step: int,
         index: Array | None = None,
     ) -> bool:
-        """Let parameter servers make a step if they have the variables; return True if they have."""
+        """Let parameter servers make the step, and return True, if they can.
+
+        They can if they hold the variables and know the optimizer, which must be this package's.
+        """
         update, kind = groups[0][0].update_on_servers, type(self)
         own = kind.__module__.startswith("pycollective.keras.optimizers.")
         if update is None or not own or kind.__name__ not in OPTIMIZERS:
@@ -519,7 +530,13 @@ class Optimizer(OptimizerState):
         learning_rate: float,
         step: int,
     ) -> None:
-        """Update variables in place; ``slots`` has an array for each. See `update_step`."""
+        """Update several variables in place.
+
+        Parameters
+        ----------
+        parameters, gradients, slots, learning_rate, step
+            As for `update_step`, but each array is replaced by a list with an array for each variable.
+        """
         self._update_steps(parameters, gradients, slots, learning_rate, step)
 
     def _rate_of_step(self) -> float:
@@ -528,7 +545,10 @@ class Optimizer(OptimizerState):
         return float(rate(self._iterations) if schedule else self.learning_rate)
 
     def _copies_with_slots(self, variables: list[Variable]) -> list[Sequence[Variable]]:
-        """Return copies of variables, each followed by its slots; cached from the last step."""
+        """Return the copies of variables that this thread updates, each followed by its slots.
+
+        The result is cached for the next step with the same variables.
+        """
         mode = current_mode()
         place = None if mode is None else mode.replica
         known = tuple(map(id, variables))
@@ -547,7 +567,7 @@ class Optimizer(OptimizerState):
 def _split(
     pairs: list[tuple[Any, Variable]],
 ) -> tuple[list[tuple[Any, Variable]], list[tuple[IndexedSlices, Variable]]]:
-    """Return the pairs whose gradients are arrays, and the pairs whose gradients are rows."""
+    """Return the pairs for `_step`, and those with `IndexedSlices` for `_step_rows`."""
     if True not in [gradient.__class__ is IndexedSlices for gradient, _ in pairs]:
         return pairs, []
     sparse = [
@@ -561,7 +581,7 @@ def _split(
     ]
     known = {id(variable) for _, variable in sparse}
     if len(known) < len(sparse):
-        # The check of all pairs raises the error for a variable that appears twice.
+        # A variable appears twice. `_checked` raises the error for this if it gets all pairs.
         return pairs, []
     return [(g, v) for g, v in pairs if id(v) not in known], sparse
 

@@ -19,11 +19,11 @@ def summed_gradients(
     variables: Sequence[Variable],
     scale: float | Tensor | None = None,
 ) -> tuple[list[Tensor | None], bool]:
-    """Return the gradients by variables, and True if they are summed over the replicas.
+    """Return the gradients of ``target``, and True if they are summed over the replicas.
 
-    The all-reduce of a bucket begins when the tape has computed its gradients. The buckets are those of
-    `ReplicaContext.all_reduce`, so that the sums have the same bits. If the strategy cannot begin
-    early, the gradients are not summed.
+    The all-reduce of a bucket begins when the tape has computed the gradients in the bucket. The
+    buckets are those of `ReplicaContext.all_reduce`, so that the sums have the same bits. If the
+    strategy cannot begin an all-reduce before all gradients exist, the gradients are not summed.
     """
     extended = context.strategy.extended
     options = extended.gradient_options
@@ -47,7 +47,7 @@ def summed_gradients(
             ready=lambda place, gradient: reduction.add(number[place], gradient.array),
         )
     except BaseException as error:
-        # The other replicas wait for buckets of this one, even if the caller catches the error.
+        # Other replicas wait for this replica's buckets, even if the caller catches the error.
         extended.abort_collectives(
             f"replica {context.local_replica_id} could not compute its gradients: {error}"
         )
@@ -59,7 +59,8 @@ def summed_gradients(
         totals = reduction.finish()
     if missing:
         # An operation on the tape gave no gradient. `all_reduce` puts only the existing gradients into
-        # buckets, which differ from these. Only a new sum gives the same bits.
+        # buckets, so its buckets differ from those of `reduction`, and so do the bits of the sums.
+        # To get its bits, the caller must call `all_reduce` with the local gradients.
         return local, False
     summed: list[Tensor | None] = [None] * len(variables)
     for place, total in zip(likes, totals, strict=True):

@@ -58,7 +58,10 @@ class RMSprop(Optimizer):
         self.centered = bool(centered)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the slots: the mean of squares; with momentum the step; if centered the mean."""
+        """Return the names of the slots.
+
+        The slots are the mean of squares, with ``momentum`` the step, and if ``centered`` the mean.
+        """
         names = ["velocity"]
         if self.momentum:
             names.append("momentum")

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class LearningRateSchedule:
-    """Base class; a subclass overrides `__call__`, and `get_config` for serialization."""
+    """Base class of schedules; a subclass overrides `__call__`, and `get_config` for serialization."""
 
     def __call__(self, step: Any) -> Any:
         """Return the learning rate of a step; the first step is 0."""
@@ -112,10 +112,19 @@ class ExponentialDecay(_Formula):
 class PiecewiseConstantDecay(_Formula):
     """``values[i]`` while the step is at most ``boundaries[i]``, then the last value.
 
+    Parameters
+    ----------
+    boundaries : sequence of float
+        Numbers of steps, in increasing order.
+    values : sequence of float
+        The learning rates, one more than the boundaries.
+    name : str
+        The name in a serialized description.
+
     Raises
     ------
     ValueError
-        There is not one value more than boundaries, or the boundaries do not increase.
+        ``values`` does not have one item more than ``boundaries``, or the boundaries do not increase.
     """
 
     boundaries: Sequence[float]
@@ -280,12 +289,13 @@ class CosineDecayRestarts(_Formula):
         super().__post_init__()
         if not self.t_mul >= 1:
             raise ValueError(
-                f"t_mul must be at least 1, got {self.t_mul}, so that the restarts do not accumulate"
+                f"t_mul must be at least 1, got {self.t_mul}: decays that become shorter would restart "
+                "infinitely often in a finite number of steps"
             )
 
     def rate(self, step: float) -> float:
         """Return the learning rate of a step."""
-        # In units of the first decay.
+        # `done` and `length` are in units of the first decay.
         done, restarts, length = step / self.first_decay_steps, 0, 1.0
         if self.t_mul == 1:
             restarts = math.floor(done)

@@ -173,7 +173,7 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def slot_variables(self) -> list[Variable]:
-        """The slots of all variables, in Keras's order; one for all shards of a variable."""
+        """The slots of all variables, in Keras's order; the shards of a variable share one slot."""
         groups = [*((name,) for name in self._common_slots()), *self._slot_order()]
         found = [
             whole_of(slots[name])
@@ -190,7 +190,7 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate: a variable, or the schedule's rate of the present step."""
+        """The learning rate: a variable, or the rate of the schedule or function at this step."""
         if isinstance(self._rate, LearningRateSchedule):
             return self._rate(self._iterations)
         return self._rate if isinstance(self._rate, Variable) else self._rate()
@@ -217,7 +217,7 @@ class OptimizerState(CopiedByConfig, Trackable):
         return rate
 
     def build(self, var_list: Iterable[Variable]) -> None:
-        """Create the missing slots of these variables; the shards of a variable get them together."""
+        """Create the missing slots of these variables; for a shard, those of its whole variable."""
         with self._creation(self):
             number = len({id(whole_of(variable)) for variable, _ in self._slots.values()})
             for variable in var_list:

@@ -1,7 +1,8 @@
 """Saving and loading of models and objects, in the formats of Keras 3 and under its names.
 
-`graphs` converts functional models to configs. `weights` has the HDF5 layout of weights, `archive`
-the ``.keras`` file, and `models` the public functions.
+`models` has the public functions. `archive` packs and unpacks ``.keras`` files, `graphs` converts
+functional models to configs, and `weights` writes and reads weights in HDF5. `assets` handles the
+files of layers with ``save_assets``, and `checkpoints` the format of ``tf.train.Checkpoint``.
 """
 
 from __future__ import annotations

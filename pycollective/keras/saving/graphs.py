@@ -23,7 +23,8 @@ _PARTS = ("layers", "input_layers", "output_layers")
 def graph_config(graph: Graph) -> dict[str, Any]:
     """Return the entries of a functional model's config that describe its graph.
 
-    A call's number counts only the layer's calls in this graph.
+    In the config, the calls of a layer are numbered from 0 within this graph, because the layer may
+    also have calls in other graphs.
     """
     numbers: dict[int, int] = {}
     for operation in graph.operations:
@@ -105,7 +106,7 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
             while calls:
                 try:
                     args, kwargs = _arguments(calls[0], layers)
-                except _NotThereYetError:
+                except _NotCalledYetError:
                     break
                 layers[name](*args, **_known_kwargs(layers[name], kwargs))
                 calls.pop(0)
@@ -124,7 +125,7 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
         first = 1 if _is_functional(layers[name]) else 0
         try:
             return _result(layers[name], number - first, index)
-        except _NotThereYetError:
+        except _NotCalledYetError:
             raise ValueError(
                 f'the config of a model refers to call {number} of layer "{name}", which is not in it'
             ) from None
@@ -139,14 +140,14 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
     return tensors(config["input_layers"]), tensors(config["output_layers"])
 
 
-class _NotThereYetError(Exception):
+class _NotCalledYetError(Exception):
     """A call refers to the result of a call that has not been made yet."""
 
 
 def _result(layer: Any, number: int, index: int) -> KerasTensor:
     nodes: list[Node] = layer.inbound_nodes
     if not 0 <= number < len(nodes):
-        raise _NotThereYetError
+        raise _NotCalledYetError
     results = nodes[number].output_tensors
     if not 0 <= index < len(results):
         raise ValueError(

@@ -102,9 +102,10 @@ def load_model(
     FileNotFoundError
         If the file does not exist.
     CheckpointError
-        If the file is truncated or damaged, has a name that leads out of the archive, or has weights
-        that do not fit the layers. If its unpacked size exceeds both 64 MiB and 100 times the file's
-        size. On every worker of the current strategy, if the workers do not find the same file.
+        If the file is truncated or damaged, or has weights that do not fit the layers. If the name of
+        a member is an absolute path or contains ``..``. If the unpacked size exceeds both 64 MiB and
+        100 times the file's size. On every worker of the current strategy, if the workers' files
+        differ.
     TypeError
         If the model has a layer, or another class or function, that is unknown.
     ValueError
@@ -203,10 +204,14 @@ def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = F
     FileNotFoundError
         If the file does not exist.
     CheckpointError
-        If the file is damaged or does not fit; the message lists the differences. Every worker of the
-        model's strategy must make this call, and all raise if they do not find the same file.
+        If the file is damaged or does not fit; the message lists the differences. On every worker of
+        the model's strategy, if the workers' files differ.
     ValueError
         For another ending, for None, and if the model is not built.
+
+    Notes
+    -----
+    Every worker of the model's strategy must make this call.
     """
     _require_outside_replicas("Model.load_weights")
     if filepath is None:
@@ -304,12 +309,12 @@ def _check_overwrite(path: str, overwrite: bool) -> None:
 
 
 def _begin_together(model: Learner, call: str, path: str) -> None:
-    """Wait for this call of every worker, because reading aggregated variables needs all workers."""
+    """Wait until every worker makes this call, because reading aggregated variables needs them all."""
     model.distribute_strategy.extended.workers.begin_together(f"Model.{call}({path!r})", call)
 
 
 def _write(model: Learner, path: str, data: bytes) -> None:
-    """Write a file, whose bytes every worker of the model's strategy has, on one of them."""
+    """Write a file on one worker; every worker of the model's strategy calls with the same bytes."""
 
     def write() -> None:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

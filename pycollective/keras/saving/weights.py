@@ -1,8 +1,8 @@
 """Writing and reading of weights in the HDF5 layout of Keras 3.
 
 Each layer, and the optimizer, has a group ``<path>/vars`` with its own variables as ``0``, ``1``, ….
-The path consists of attribute names, and of class names for the items of lists. All values are
-checked before the first assignment, so that a file that does not fit changes nothing.
+The path consists of attribute names, and of class names for the items of lists. `read_weights`
+checks all values before the first assignment, so that a file that does not fit changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pycollective.keras.optimizers import Optimizer
 from pycollective.tensor import Variable
 from pycollective.train.trackable import Trackable, attributes_of
 
-#: Groups of Keras's files, also of older ones, that hold no weights and are ignored.
+#: Groups in files of Keras, some only in older files, that hold no weights of layers; ignored.
 _IGNORED = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
 _MOST_NAMED = 10  # the number of differences that a message lists
 #: The limit of one layer's values is the larger of this number of bytes, ...

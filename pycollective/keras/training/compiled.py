@@ -37,9 +37,9 @@ class LossTracker(Mean):
         super().__init__(name, np.float64)
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Add the result of `Model.compute_loss`: in a step of `fit`, this replica's loss share.
+        """Add the result of `Model.compute_loss`, which is this replica's share of the loss.
 
-        Outside of such a step, and with weights, update like `Mean`.
+        Outside of a model's steps, and with weights, update like `Mean`.
         """
         share = current_share()
         if share is None or sample_weight is not None:
@@ -77,9 +77,9 @@ class _Output:
 class Compiled:
     """The settings of `Model.compile`, with objects in the place of names.
 
-    The first outputs of the model determine the losses and metrics of each output. ``output_names``
-    are the names of the layers that compute the outputs, in the outputs' structure, if known.
-    ``tracker`` is the tracker of the total loss.
+    The losses and metrics are assigned to the outputs in the first step, when the structure of the
+    outputs is known. ``output_names`` are the names of the layers that compute the outputs, in the
+    outputs' structure, or None if unknown. ``tracker`` is the tracker of the total loss.
     """
 
     strategy: Strategy
@@ -130,11 +130,11 @@ class Compiled:
     # Losses ----------------------------------------------------------------------------------
 
     def loss_shares(self, y: Any, y_pred: Any, sample_weight: Any) -> list[Tensor]:
-        """Return a replica's shares of the global batch's losses, times their weights.
+        """Return a replica's shares of the global batch's losses, times their ``loss_weights``.
 
-        Weighted losses are divided by the number of examples, not by the sum of the weights, as in
-        Keras. Raise ``ValueError`` if ``y`` is missing or does not fit the outputs. Also raise it if
-        examples have weights, but the loss returns one number for all of them.
+        As in Keras, a loss with sample weights is divided by the number of examples, not by the sum of
+        the weights. Raise ``ValueError`` if ``y`` is missing or does not fit the outputs. Also raise
+        it if examples have weights, but the loss returns one number for all of them.
         """
         if self.loss is None:
             return []

@@ -11,15 +11,27 @@ from pycollective.distribute.coordinator import ClusterCoordinator, RemoteValue
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
 
-#: The scheduled functions for each worker. More would keep batches in memory without need.
+#: The number of steps scheduled ahead for each worker. More would only keep more batches in memory.
 _AHEAD = 3
 
 
 class Executor:
     """A function that makes a step with each of several elements.
 
-    The workers of a `ParameterServerStrategy` make the steps while the program continues. A call then
-    returns no result; `finish` waits for the results. Other strategies return the results at once.
+    Under a `ParameterServerStrategy`, a call schedules the steps on workers and returns no results;
+    `finish` waits for the workers, and returns the results. Under any other strategy, a call makes
+    the steps and returns their results.
+
+    Parameters
+    ----------
+    strategy
+        The model's strategy.
+    steps : callable
+        ``steps(elements, *settings)``, which makes the steps and returns their results in a list.
+    settings : tuple
+        Further arguments of ``steps``.
+    keep_all : bool
+        True to keep the results of all scheduled calls for `finish`, False to keep the last call's.
     """
 
     def __init__(
@@ -42,7 +54,7 @@ class Executor:
         if self._coordinator is None:
             return self._steps(elements, *self._settings)
         if len(self._under_way) >= self._most:
-            # The next call of schedule() raises the error of a function.
+            # Errors are ignored here, because the next call of schedule() or join() raises them.
             with contextlib.suppress(Exception):
                 self._under_way.popleft().get()
         value = self._coordinator.schedule(self._steps, args=(elements, *self._settings))

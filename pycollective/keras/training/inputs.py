@@ -85,11 +85,11 @@ def batches_of(
 ) -> Any:
     """Return a dataset of global batches, distributed among the replicas of a strategy.
 
-    ``x`` holds arrays, in a nest for several inputs, or is a source of batches with targets and
+    ``x`` is an array, a nest of arrays for several inputs, or a source of batches with targets and
     weights. A source is a `Dataset` of global batches, a distributed dataset, a `PyDataset`, a
     `DatasetCreator`, an iterator, or another iterable such as ``torch.utils.data.DataLoader``. ``y``,
-    ``sample_weight`` and ``batch_size`` are for arrays only. At most ``at_most`` batches are read
-    from an iterator, because batches that are prefetched but not used are lost to its next reader.
+    ``sample_weight`` and ``batch_size`` are for arrays only. ``at_most`` limits the batches that are
+    read from an iterator: its next reader would not get batches that were prefetched but not used.
     Raise ``ValueError`` for inconsistent input.
     """
     if x is None:
@@ -145,9 +145,9 @@ def single_batch(
     sample_weight: Any = None,
     batch_size: int | None = None,
 ) -> Any:
-    """Return the only batch of arrays, or None for other input, several batches, or another strategy.
+    """Return the batch of `batches_of` without making a dataset, or None if that is not possible.
 
-    The batch is that of `batches_of`, without the datasets. The default strategy alone takes it.
+    It is possible under the default strategy, for arrays that make exactly one batch.
     """
     if not strategy.extended.is_default:
         return None
@@ -175,7 +175,8 @@ def _distributed(strategy: Strategy, dataset: Dataset) -> Any:
 class _BatchesOfWorkers:
     """The batches of a `DatasetCreator`, which makes a dataset on each worker.
 
-    Each element is the iterator from which the worker that makes the step takes its batch.
+    Every element is the same `PerWorkerIterator`. A worker that makes a step reads the next batch of
+    its own dataset from it.
     """
 
     cardinality = INFINITE_CARDINALITY
@@ -206,7 +207,11 @@ def training_batches_of(
     shuffle: bool,
     at_most: int | None,
 ) -> Any:
-    """Return `batches_of` for training, in which a `DatasetCreator` makes a dataset on each worker."""
+    """Return the result of `batches_of`, except for a `DatasetCreator` with parameter servers.
+
+    In that case, each worker makes its own dataset. Raise ``ValueError`` if ``at_most`` is None, since
+    these datasets have no common end.
+    """
     if not (isinstance(strategy, ParameterServerStrategy) and isinstance(x, DatasetCreator)):
         return batches_of(strategy, x, y, sample_weight, batch_size, shuffle, at_most)
     if at_most is None:
@@ -234,9 +239,10 @@ def _check_alone(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> 
 
 
 def sharded_by_rows(strategy: Strategy, x: Any) -> Any:
-    """Return input that several workers read completely, each keeping rows in turn.
+    """Return input with the sharding policy DATA, if there are several workers.
 
-    The order of all rows is then known, which `values_of` needs.
+    With this policy, each worker reads all batches and keeps its mini-batches of each batch.
+    `values_of` can then restore the order of all rows.
     """
     if not isinstance(x, Dataset) or strategy.extended.workers.count == 1:
         return x
@@ -328,7 +334,7 @@ def first_of(batches: Any) -> Any:
 
 
 def rows_of_element(strategy: Strategy, element: Any) -> tuple[list[int], int]:
-    """Return the numbers of examples in an element: of each local replica, and of all together."""
+    """Return the number of examples of each local replica, and of all replicas of all workers."""
     x, _, _ = unpack_x_y_sample_weight(element)
     first = x if x.__class__ is Tensor else nest.flatten(x)[0]
     parts = first.values if isinstance(first, DistributedValues) else (first,)
@@ -393,9 +399,11 @@ def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
 
 
 def _of_all_workers(strategy: Strategy, parts: list[Any]) -> list[Any]:
-    """Return all workers' outputs in the rows' order, given this worker's, per step and replica.
+    """Return the outputs of all workers in the order of the rows.
 
-    The mini-batches of a batch go to the workers in turn: first to each worker's first replica.
+    ``parts`` holds this worker's outputs, one array for each step and local replica. The mini-batches
+    of a batch are given to the first replicas of all workers, then to their second replicas, and so
+    on.
     """
     workers = strategy.extended.workers
     if workers.count == 1:

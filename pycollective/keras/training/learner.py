@@ -136,8 +136,8 @@ class Learner(Layer):
         Raises
         ------
         ValueError
-            For unknown names, metrics of the same name, and variables that were made under another
-            strategy than the model's.
+            For an unknown name, for ``steps_per_execution`` or ``accumulate_steps`` below 1, and if
+            a variable was made under another strategy than the model's.
         """
         self._check_scope(optimizer, metrics, weighted_metrics)
         steps_per_execution = _at_least_one("steps_per_execution", steps_per_execution)
@@ -170,8 +170,8 @@ class Learner(Layer):
             "steps_per_execution": steps_per_execution,
             "jit_compile": jit_compile,
         }
-        # Keras does not store auto_scale_loss, and has no accumulate_steps: only other values than
-        # the defaults are stored.
+        # Keras does not store auto_scale_loss, and has no accumulate_steps. Files hold these two only
+        # if they differ from the defaults, so that Keras can load all other models.
         if not auto_scale_loss:
             arguments["auto_scale_loss"] = False
         if accumulate_steps != 1:

@@ -96,7 +96,8 @@ def _number(parts: list[Tensor]) -> Any:
 class LossWatch:
     """A check that warns once, with epoch and step, when the loss is not finite.
 
-    Losses on a device are checked at the end of the epoch, because reading one waits for its step.
+    Losses on a device are checked at the end of the epoch, or when 1000 are pending, because reading
+    a loss waits for its step.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class LossWatch:
         self._pending: list[tuple[int, int, int, list[Tensor]]] = []
 
     def check(self, logs: Mapping[str, Any], epoch: int, first: int, last: int) -> None:
-        """Check the loss of the steps from ``first`` to ``last``, or keep it for later."""
+        """Check the loss of the steps ``first`` to ``last``; a loss on a device becomes pending."""
         if self._warned:
             return
         parts = logs.parts("loss") if isinstance(logs, DeviceLogs) else []
@@ -116,7 +117,7 @@ class LossWatch:
             self.check_pending()
 
     def check_pending(self) -> None:
-        """Check the kept losses, which waits for the device."""
+        """Check the pending losses, which waits for the device."""
         pending, self._pending = self._pending, []
         for epoch, first, last, parts in pending:
             self._warn_unless_finite(_number(parts), epoch, first, last)
@@ -128,8 +129,8 @@ class LossWatch:
         where = f"step {first + 1}" if first == last else f"steps {first + 1} to {last + 1}"
         warnings.warn(
             f"the loss is {loss} since {where} of epoch {epoch + 1}: the learning rate may be too "
-            "high, or the input may contain such numbers; add the callback "
-            "keras.callbacks.TerminateOnNaN() to end training then",
+            "high, or the input may contain NaN or infinite numbers; add the callback "
+            "keras.callbacks.TerminateOnNaN() to end training when the loss is not finite",
             RuntimeWarning,
             stacklevel=5,
         )

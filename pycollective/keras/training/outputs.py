@@ -1,8 +1,8 @@
-"""The outputs of a model: their names, and the assignment of losses, targets and so on to them."""
+"""The names of a model's outputs, and each output's part of losses, targets and other arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pycollective import nest
@@ -11,9 +11,9 @@ from pycollective import nest
 def names_of(outputs: Any, known: Any = None) -> Any:
     """Return a name for each output, in the structure of the outputs.
 
-    A name is the output's key in a dict, the name of its layer in ``known``, which has the same
-    structure, or ``output_1``, …. The name of a nested output begins with its path of keys and
-    indices, joined by ``/``, as in Keras.
+    The name of an output in a dict is its key. The name of any other output is its layer's name in
+    ``known``, a nest of the same structure, or else ``output_1``, ``output_2``, …. As in Keras, the
+    name of a nested output begins with the outer keys and indices, joined by ``/``.
     """
     return _named(outputs, known, ())
 
@@ -37,10 +37,10 @@ def _named(outputs: Any, known: Any, path: tuple[Any, ...]) -> Any:
 
 
 def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any]:
-    """Return a list with each output's part of the nest ``value``, or None for each output.
+    """Return a list with each output's part of the nest ``value``; the parts of None are None.
 
-    ``names`` comes from `names_of`. With ``lists``, one output may have several parts in a list.
-    Raise ``ValueError``, which names ``what``, if the number of parts or their names do not fit.
+    ``names`` is the result of `names_of`. With ``lists``, an output's part may be a list. Raise
+    ``ValueError``, which names the argument ``what``, if the number or names of the parts do not fit.
     """
     leaves = nest.flatten(names)
     if value is None:
@@ -50,19 +50,18 @@ def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any
             return [value]
     elif len(leaves) == 1 and len(value) == 1:
         (only,) = value.values() if isinstance(value, Mapping) else value
-        return _inside(what, only, _items(names)[0] if nest.is_nested(names) else names, lists)
+        own_names = _items(names)[0] if nest.is_nested(names) else names
+        return _parts_of_items(what, [only], [own_names], lists)
     elif nest.is_nested(names):
         if isinstance(value, Mapping):
             keyed = names if isinstance(names, Mapping) else {name: name for name in leaves}
             unknown = [key for key in value if key not in keyed]
             if unknown:
                 raise ValueError(f"{what} names {unknown}; the outputs are {list(keyed)}")
-            pairs = [(value.get(key), inside) for key, inside in keyed.items()]
-            return [part for given, inside in pairs for part in _inside(what, given, inside, lists)]
+            return _parts_of_items(what, map(value.get, keyed), keyed.values(), lists)
         items = _items(names)
         if len(value) == len(items):
-            pairs = list(zip(value, items, strict=True))
-            return [part for given, inside in pairs for part in _inside(what, given, inside, lists)]
+            return _parts_of_items(what, value, items, lists)
         if len(value) == len(leaves) and not any(map(nest.is_nested, value)):
             return list(value)
     got = f"{len(value)} in a {type(value).__name__}" if nest.is_nested(value) else "one"
@@ -75,15 +74,25 @@ def _items(names: Any) -> list[Any]:
     return list(names.values() if isinstance(names, Mapping) else names)
 
 
-def _inside(what: str, value: Any, names: Any, lists: bool) -> list[Any]:
-    if nest.is_nested(names):
-        return parts_of(what, value, names, lists)
-    if nest.is_nested(value) and not lists:
-        raise ValueError(
-            f"output {names!r} is one tensor, but {what} has a {type(value).__name__} of "
-            f"{len(value)} for it"
-        )
-    return [value]
+def _parts_of_items(
+    what: str, values: Iterable[Any], names: Iterable[Any], lists: bool
+) -> list[Any]:
+    """Return the parts of all outputs, given the value and the names for each item of the outputs.
+
+    An item is one output, or a nest of outputs.
+    """
+    parts: list[Any] = []
+    for value, own_names in zip(values, names, strict=True):
+        if nest.is_nested(own_names):
+            parts += parts_of(what, value, own_names, lists)
+        elif nest.is_nested(value) and not lists:
+            raise ValueError(
+                f"output {own_names!r} is one tensor, but {what} has a {type(value).__name__} of "
+                f"{len(value)} for it"
+            )
+        else:
+            parts.append(value)
+    return parts
 
 
 def with_missing_targets(y: Any, wanted: list[bool]) -> Any:

@@ -1,4 +1,4 @@
-"""A replica's share of the global batch, from which all examples get equal weight."""
+"""A replica's share of the global batch, which gives all examples the same weight."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from pycollective.tensor import Tensor, ops
 
 
 class StepShare(NamedTuple):
-    """A replica's number of examples in a step, which may be 0, and the total of all replicas.
+    """The numbers of examples that determine the weight of a replica's loss.
 
-    The total counts all batches of the step.
+    Attributes
+    ----------
+    rows : int
+        The examples of this replica in the current batch; may be 0.
+    total : int
+        The examples of all replicas, in all batches of the current step of the optimizer.
     """
 
     rows: int
@@ -28,7 +33,7 @@ _thread = _Thread()
 
 
 def current_share() -> StepShare | None:
-    """Return this replica's share of the current step of `Model.fit`, or None outside of a step."""
+    """Return this replica's share of the current step of a `Model`, or None outside of a step."""
     return _thread.share
 
 
@@ -56,9 +61,9 @@ class share_scope:
 def share_of(mean: Tensor) -> Tensor:
     """Return a replica's share of the global mean, from the mean over its own examples.
 
-    The sum over the replicas is the mean over all examples, also if the replicas have different
-    numbers of examples; the same holds for gradients. A replica without examples contributes 0.
-    Outside of `Model.fit` the replicas are assumed to have equal numbers of examples.
+    The sum of the shares over the replicas is the mean over all examples, also if the replicas have
+    different numbers of examples. The same holds for gradients. A replica without examples
+    contributes 0. Outside of a model's steps, all replicas count as equal in size.
     """
     share = _thread.share
     if share is None:

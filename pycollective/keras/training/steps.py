@@ -13,9 +13,10 @@ from pycollective.data import INFINITE_CARDINALITY
 class Steps:
     """The steps of each epoch, from a dataset or distributed dataset.
 
-    An epoch has ``limit`` steps (``argument`` in messages), or ends with the batches. With
-    ``resumes``, an epoch that ``limit`` cuts short is followed by one that starts at the next batch.
-    ``total`` is the number of steps of an epoch, if known. Infinite batches need a limit.
+    An epoch has ``limit`` steps; if ``limit`` is None, it ends with the batches. Infinite batches need
+    a limit, which messages call ``argument``. If the limit ends an epoch before the batches end, the
+    next epoch starts at the next batch with ``resumes``, and otherwise at the first. ``total`` is the
+    number of steps of an epoch, or None while it is unknown.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Steps:
         self.total = limit if limit is not None else (size if size >= 0 else None)
 
     def epoch(self, per_execution: int, begin: int = 0) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the number of the next step and its ``per_execution`` batches, for one epoch.
+        """Yield the steps of one epoch, in groups of at most ``per_execution`` steps.
 
-        Skip the first ``begin`` batches. Warn if the batches end before the limit.
+        A group is the number of its first step, from 0, and a batch for each of its steps. Skip the
+        first ``begin`` batches. Warn if the batches end before the limit.
         """
         iterator = iter(self._batches) if self._iterator is None else self._iterator
         self._iterator = None

@@ -14,7 +14,7 @@ from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.errors import NotFoundError
 from pycollective.keras.callbacks import CallbackList, History
-from pycollective.keras.optimizers.gathering import Gathering, gathered
+from pycollective.keras.optimizers.gathering import GradientSums, accumulated
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.executor import Executor
 from pycollective.keras.training.inputs import (
@@ -109,7 +109,7 @@ class Trainer(Learner):
             ``(x, y)`` or ``(x, y, sample_weight)``. A source is a `Dataset`, a distributed dataset,
             a `PyDataset`, a `DatasetCreator`, an iterator, or another iterable such as PyTorch's
             ``DataLoader``. Batches are global: the replicas share each batch. With
-            ``steps_per_epoch``, no more batches are read from an iterator than the epochs need.
+            ``steps_per_epoch``, `fit` reads no more batches from an iterator than the epochs need.
         y, sample_weight
             Targets and a weight for each example; for arrays only.
         batch_size : int, optional
@@ -118,7 +118,7 @@ class Trainer(Learner):
             The epochs are ``range(initial_epoch, epochs)``.
         verbose
             0: silent. 1 or ``"auto"``: a progress line on a terminal, one line for each epoch
-            elsewhere. 2: one line for each epoch.
+            elsewhere. 2: one line for each epoch. With parameter servers, ``"auto"`` means 2.
         callbacks
             A list of `Callback`, or a `CallbackList`.
         validation_split : float
@@ -134,7 +134,7 @@ class Trainer(Learner):
         validation_steps, validation_batch_size : int, optional
             ``steps`` and ``batch_size`` of `evaluate`.
         validation_freq : int or sequence of int
-            A number n, for a validation after every n-th epoch, or a list of epochs, from 1.
+            A number n, for a validation after every n-th epoch, or a list of epochs, counted from 1.
 
         Returns
         -------
@@ -144,7 +144,8 @@ class Trainer(Learner):
         Raises
         ------
         ValueError
-            For input that is inconsistent, or has no batch.
+            For input that is inconsistent, or has no batch. With parameter servers, also for
+            ``verbose=1``, and for a model that was compiled with ``run_eagerly=True``.
 
         Warns
         -----
@@ -288,6 +289,11 @@ class Trainer(Learner):
         -------
         float, list of float, or dict
             The loss and the metrics; without metrics, the loss alone.
+
+        Raises
+        ------
+        ValueError
+            As for `fit`.
         """
         settings = self._settings("evaluate")
         strategy = self.distribute_strategy
@@ -341,6 +347,16 @@ class Trainer(Learner):
             As for `fit`; targets and weights are ignored.
         batch_size, verbose, steps, callbacks
             As for `evaluate`.
+
+        Returns
+        -------
+        ndarray, or a nest of ndarrays
+            The outputs of all examples, along the first axis. Every worker gets all of them.
+
+        Raises
+        ------
+        ValueError
+            As for `fit`.
         """
         strategy = self.distribute_strategy
         per_execution = 1 if self._compiled is None else self._compiled.steps_per_execution
@@ -387,9 +403,24 @@ class Trainer(Learner):
         class_weight: Mapping[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Make one step with arrays, which the replicas share.
+        """Make one training step with one batch of arrays, which the replicas share.
 
-        Return the loss and metrics of this batch alone, in the form of `evaluate`.
+        Parameters
+        ----------
+        x, y, sample_weight, class_weight
+            As for `fit`, but arrays only.
+        return_dict : bool
+            True to return a dict by name.
+
+        Returns
+        -------
+        float, list of float, or dict
+            The loss and the metrics of this batch alone, in the form of `evaluate`.
+
+        Raises
+        ------
+        ValueError
+            If the arrays are inconsistent, or have no examples.
         """
         self._settings("train_on_batch")
         return self._on_batch("train_step", (x, y, sample_weight), return_dict, class_weight)
@@ -397,12 +428,12 @@ class Trainer(Learner):
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """Evaluate one batch of arrays, with the result of `train_on_batch`."""
+        """Evaluate one batch of arrays; parameters, result and errors are as for `train_on_batch`."""
         self._settings("test_on_batch")
         return self._on_batch("test_step", (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """Return the outputs for one batch of arrays."""
+        """Return the outputs for one batch of arrays as NumPy arrays, like `predict`."""
         with self.distribute_strategy.scope():
             self._prepare_workers("predict_step", x)
             outputs = self._at_once("predict_step", self._distributed(x))
@@ -444,16 +475,20 @@ class Trainer(Learner):
         return execute([element]) or execute.finish()
 
     def _logs_of(self, name: str, results: list[Any], later: bool) -> Logs:
-        """Return the last of several results as numbers, or those of the metrics if they are known.
+        """Return the numbers to report after steps, by name.
 
-        While workers make the steps, the numbers are those of the steps that have ended.
+        With ``later``, compute the numbers from the metrics now; while workers make the steps, the
+        metrics include only the steps that have ended. Otherwise return the last of the results.
         """
         if not results and not later:
             return {}
         return numbers_of(name, self._results() if later else results[-1])
 
     def _verbosity(self, verbose: Any) -> Any:
-        """Return the argument ``verbose``; raise ValueError for what parameter servers cannot do."""
+        """Return the level of output; raise ``ValueError`` if parameter servers do not support it.
+
+        ``run_eagerly`` also raises ``ValueError`` with parameter servers.
+        """
         if not isinstance(self.distribute_strategy, ParameterServerStrategy):
             return verbose
         if self.run_eagerly:
@@ -468,9 +503,10 @@ class Trainer(Learner):
         return 2 if verbose == "auto" else verbose
 
     def _reports_later(self, step: str) -> bool:
-        """Return True if a step returns exactly the result of `get_metrics_result`.
+        """Return True if the model does not override the step or the methods that report metrics.
 
-        Such a result can be read after the replicas are done, without a synchronization in the step.
+        The step then returns the result of `get_metrics_result`. This result can be computed after
+        the step, so the replicas need no synchronization in the step.
         """
         own = {
             name: getattr(self, name) for name in (step, "compute_metrics", "get_metrics_result")
@@ -488,11 +524,10 @@ class Trainer(Learner):
         keep_all: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> Executor:
-        """Return a function that makes a step, a method of the model, with each of several elements.
+        """Return an `Executor` that calls the method named ``step`` with each of several elements.
 
-        The function returns the replicas' results. Only the steps themselves synchronize the
-        replicas. Each ``together`` elements make one step of the optimizer, and one batch to the
-        loss. ``reports`` is True if the steps must return the results of the metrics.
+        Each ``together`` elements make one step of the optimizer, and count as one batch in the loss.
+        ``reports`` is True if the steps must return the results of the metrics.
         """
         weights = None if class_weight is None else dict(class_weight)
         settings = step, together, reports, weights
@@ -509,7 +544,7 @@ class Trainer(Learner):
         reports: bool,
         class_weight: Mapping[int, float] | None,
     ) -> list[Any]:
-        """Make a step, a method of the model, with each element; return the results."""
+        """Call the method named ``step`` with each element, in all replicas; return the results."""
         strategy, make = self.distribute_strategy, getattr(self, step)
         if self.run_eagerly:
             make = eagerly(make)
@@ -520,16 +555,16 @@ class Trainer(Learner):
             results = []
             mode = current_mode()
             place = 0 if mode is None else mode.replica or 0
-            gathering = Gathering() if together > 1 else None
+            sums = GradientSums() if together > 1 else None
             for number, data in enumerate(batches):
                 first = number - number % together
                 total = sum([count for _, count in rows[first : first + together]])
-                if gathering is not None:
-                    gathering.last = number + 1 in (first + together, len(batches))
+                if sums is not None:
+                    sums.last = number + 1 in (first + together, len(batches))
                 counts, _ = rows[number]
-                # A worker of parameter servers has one part, whatever its number.
+                # An element that is not a `DistributedValues` has one part, which every replica gets.
                 share = StepShare(counts[place] if len(counts) > 1 else counts[0], total)
-                with share_scope(share, reports), gathered(gathering):
+                with share_scope(share, reports), accumulated(sums):
                     results.append(make(data if prepare is None else prepare(data)))
             return results
 
@@ -545,10 +580,11 @@ class Trainer(Learner):
         batch_size: int | None = None,
         batches_for: Callable[..., Any] = batches_of,
     ) -> Any:
-        """Prepare a cluster for a step, and return the input; do not return in a worker's process.
+        """Create a step's variables in a cluster with parameter servers; return the input.
 
-        The chief and the workers make the step once with the first batch, so that all have the same
-        variables before the chief schedules the step. No variable keeps a change.
+        The chief and the workers make the step once with the first batch, which creates the variables
+        of the step in each process. The variables then get back their earlier values. In a worker's
+        process, this method runs the functions that the chief schedules, and does not return.
         """
         strategy = self.distribute_strategy
         if not isinstance(strategy, ParameterServerStrategy) or strategy.extended.tasks is None:

@@ -49,7 +49,18 @@ Sequence = PyDataset
 
 
 def set_random_seed(seed: int) -> None:
-    """Seed the random numbers of Python, NumPy and this package."""
+    """Seed the random numbers of Python, NumPy and this package.
+
+    Parameters
+    ----------
+    seed : int
+        A number from 0 to 2**32 - 1.
+
+    Raises
+    ------
+    ValueError
+        For any other seed.
+    """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an int from 0 to 2**32 - 1, got {seed!r}")
     python_random.seed(int(seed))
@@ -71,6 +82,11 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     -------
     ndarray
         The shape of ``x`` with ``num_classes`` appended, of dtype ``floatx()``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not an integer from 0 to ``num_classes - 1``.
     """
     numbers = to_numpy(as_tensor(x).array)
     if numbers.ndim > 1 and numbers.shape[-1] == 1:
@@ -89,7 +105,8 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     return rows
 
 
-#: Names of modules that import layers, which import this package: imported at their first use.
+#: Names from modules that import this package, directly or through layers. `__getattr__` imports
+#: these modules at the first use, because an import here would be circular.
 _ELSEWHERE = {
     **dict.fromkeys(("model_to_dot", "plot_model"), "utils.plotting"),
     **dict.fromkeys(

@@ -8,7 +8,13 @@ from pycollective import nest
 
 
 def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
-    """Return the inputs, targets and weights of a batch, with None for missing parts."""
+    """Return the inputs, targets and weights of a batch, with None for missing parts.
+
+    Raises
+    ------
+    ValueError
+        If the batch is a tuple or list that does not have 1, 2 or 3 items.
+    """
     if isinstance(data, list):
         data = tuple(data)
     if not isinstance(data, tuple):

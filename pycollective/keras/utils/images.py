@@ -65,8 +65,8 @@ def image_dataset_from_directory(
     seed : int, optional
         The seed of the random order.
     validation_split, subset
-        The fraction of the files, at their end, that is for validation; and the part to return:
-        ``"training"``, ``"validation"`` or ``"both"``.
+        The fraction of the files, at the end of their order, that is held out for validation; and the
+        part to return: ``"training"``, ``"validation"`` or ``"both"``. Give both or neither.
     interpolation : str
         The method of resizing: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"area"``,
         ``"lanczos3"`` or ``"lanczos5"``, without antialiasing, as in Keras.
@@ -82,8 +82,9 @@ def image_dataset_from_directory(
     Returns
     -------
     Dataset
-        A dataset of ``(images, labels)``, or of images: float32 ``[n, height, width, channels]`` from
-        0 to 255, with attributes ``class_names`` and ``file_paths``. With ``"both"``, two datasets.
+        A dataset of ``(images, labels)``, or without labels of images. Images are float32
+        ``[n, height, width, channels]`` from 0 to 255. The dataset has the attributes ``class_names``
+        and ``file_paths``. With ``"both"``, a list of two datasets.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Layered drawing of a graph: boxes in rows, and lines that cross no box.
 
-Each box is in a row below its inputs. A line that passes rows runs through a lane, a free node, in
-each of them. Lines turn only in the gaps between rows.
+Each box is in a row below its inputs. A line that crosses a row passes between its boxes, through a
+lane: a place of fixed width. Lines turn only in the gaps between rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 _LANE = 12.0  # pixels: the width of a lane
 _SWEEPS = 12
-#: Weights of positions: neighbours of the same type attract strongly, and boxes displace lanes.
+#: Weights in means of positions. Neighbours of the same type (box or lane) have the large weight. In
+#: a row, boxes have the large weight, so that lanes move out of their way.
 _STRONG, _WEAK = 1.0, 0.01
 
 Point = tuple[float, float]

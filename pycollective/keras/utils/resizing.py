@@ -1,7 +1,7 @@
 """Resizing of images without antialiasing, with the results of TensorFlow and Keras.
 
-A new pixel is a weighted mean of a fixed number of old pixels around its center. So shrinking an
-image skips old pixels.
+A new pixel is a weighted mean of a fixed number of old pixels around its center. So a much smaller
+image ignores some old pixels. Only "area" uses all old pixels that the new pixel covers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ INTERPOLATIONS = ("area", *_KERNELS, "nearest")
 
 @lru_cache(maxsize=256)
 def _taps(source: int, target: int, interpolation: str) -> tuple[Array, Array]:
-    """Return the old pixels' indices and weights for each new pixel, each ``[target, taps]``."""
+    """Return the indices and weights of the old pixels for each new pixel, along one axis.
+
+    Both arrays are ``[target, taps]``: ``taps`` old pixels contribute to each new pixel.
+    """
     scale = source / target
     if interpolation == "area":
         # The weight of an old pixel is the length of its overlap with the new pixel.

@@ -125,8 +125,9 @@ def binary(
     """Make an elementwise operation of two operands that broadcast.
 
     The function ``by_x(g, x, y, z)`` gets the gradient ``g`` of the result ``z``. The function returns
-    the gradient of ``x`` before its sum to the shape of ``x``. With ``linear`` all arguments other than
-    ``g`` are None, and the arrays are not kept. With ``kernel`` there is a kernel of this name.
+    the gradient of ``x`` in the shape of ``z``; `sum_to_shape` then sums it to the shape of ``x``.
+    ``by_y`` does the same for ``y``. With ``linear`` all arguments other than ``g`` are None, and the
+    arrays are not kept. With ``kernel`` there is a kernel of this name.
     """
     chosen = name if kernel else ""
 

@@ -69,7 +69,12 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
     shape
         The shape of the result; a value with one element fills it.
     name : str, optional
-        Ignored, for TensorFlow's programs.
+        Has no effect; accepted for compatibility with TensorFlow.
+
+    Raises
+    ------
+    ValueError
+        ``value`` has more than one element, and another number of elements than ``shape``.
     """
     array = as_tensor(value, dtype).array
     if shape is not None:

@@ -175,7 +175,7 @@ mod = binary(
     "Return the remainder of ``x / y`` with the sign of ``y``; the shapes broadcast.",
     kernel=True,
 )
-floordiv = plain("floordiv", _floor_divide, "Return the largest integer below ``x / y``.")
+floordiv = plain("floordiv", _floor_divide, "Return ``x / y`` rounded down; the shapes broadcast.")
 equal = plain("equal", np.equal, "Return ``x == y`` by element.")
 not_equal = plain("not_equal", np.not_equal, "Return ``x != y`` by element.")
 less = plain("less", np.less, "Return ``x < y`` by element.")
@@ -183,7 +183,7 @@ less_equal = plain("less_equal", np.less_equal, "Return ``x <= y`` by element.")
 greater = plain("greater", np.greater, "Return ``x > y`` by element.")
 greater_equal = plain("greater_equal", np.greater_equal, "Return ``x >= y`` by element.")
 logical_and = plain("logical_and", np.logical_and, "Return True if both are true, by element.")
-logical_or = plain("logical_or", np.logical_or, "Return True if one is true, by element.")
+logical_or = plain("logical_or", np.logical_or, "Return True if one or both are true, by element.")
 
 
 def logical_not(x: Any) -> Tensor:

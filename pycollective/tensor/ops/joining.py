@@ -165,12 +165,14 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     Raises
     ------
     IndexError
-        An index is not in 0 to the length of the axis - 1.
+        An index is negative, or not below the length of the axis.
+    TypeError
+        The indices are not integers.
 
     Notes
     -----
-    For floating-point numbers on a device the indices are not checked, because that would wait for the
-    device: an index out of range gives NaN.
+    For floating-point numbers on a device the indices are not checked, because a check would wait for
+    the device. An index out of range gives NaN.
     """
     if getattr(params, "_by_rows", False) and axis == 0:
         return _gathered_rows(params, indices)
@@ -223,7 +225,8 @@ def _gathered_rows(variable: Any, indices: Any) -> Tensor:
     found = variable.rows(flat).reshape(*index.shape, *row)
     if not thread_state.tapes or found.dtype.kind not in "fV":
         return _as_read(variable, Tensor(found))
-    # A tensor that stands for the value. It has no reference to it, so that updates need not copy it.
+    # Tapes track a tensor of zeros in place of the value: without a reference to the value, updates need
+    # not copy it.
     whole = Tensor(np.broadcast_to(np.zeros((), found.dtype), (length, *row)))
     whole._key = new_key()
     for tape in thread_state.tapes:
@@ -236,7 +239,7 @@ def _gathered_rows(variable: Any, indices: Any) -> Tensor:
 
 
 def _as_read(variable: Any, rows: Tensor) -> Tensor:
-    """Convert rows as reads of their variable are converted in this thread."""
+    """Return rows in the dtype to which this thread converts the variables that it reads."""
     dtype = thread_state.reads_as
     if dtype is not None and variable.trainable and rows.array.dtype.kind in "fV":
         return cast(rows, dtype)

@@ -319,6 +319,13 @@ def tensordot(a: Any, b: Any, axes: Any) -> Tensor:
     axes
         A number n, for the last n axes of ``a`` and the first n of ``b``; or two lists of
         corresponding axes.
+
+    Raises
+    ------
+    TypeError
+        The operands have different dtypes.
+    ValueError
+        An axis does not exist, or the lengths of corresponding axes differ.
     """
     x, y = operands(a, b)
     check_dtypes("tensordot", x, y)
