@@ -29,7 +29,8 @@ class IndexedSlices:
     Raises
     ------
     ValueError
-        The numbers of indices and of rows differ, or the indices are not integers in one dimension.
+        The numbers of indices and of rows differ, the indices are not integers in one dimension, or
+        ``dense_shape`` is not that of a tensor with such rows.
 
     Notes
     -----
@@ -52,6 +53,9 @@ class IndexedSlices:
                 f"{self.indices.shape[0]} indices need as many rows, but values have shape "
                 f"{tuple(self.values.shape)}"
             )
+        row = tuple(self.values.shape[1:])
+        if self.dense_shape is not None and self.dense_shape != (*self.dense_shape[:1], *row):
+            raise ValueError(f"dense_shape {self.dense_shape} does not fit rows of shape {row}")
 
     @property
     def dtype(self) -> Any:

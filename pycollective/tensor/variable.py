@@ -413,7 +413,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
-        """Set the rows at some indices, to the last row of equal indices; see `scatter_add`."""
+        """Set the rows at some indices, to one of the rows of equal indices; see `scatter_add`."""
         return self._scatter("scatter_update", sparse_delta)
 
     def _scatter(self, method: str, slices: Any) -> Variable:

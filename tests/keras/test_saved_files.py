@@ -44,6 +44,17 @@ def write(path, members, compression=zipfile.ZIP_STORED):
             archive.writestr(name, data)
 
 
+def test_variable_in_two_lists_is_stored_once():
+    layer = layers.Layer()
+    layer.first = [layer.add_weight("w", (2,))]
+    layer.second = list(layer.first)
+    stored = {}
+    layer.save_own_variables(stored)
+    assert list(stored) == ["0"]
+    layer.load_own_variables({"0": np.ones(2)})
+    assert layer.first[0].numpy().tolist() == [1, 1]
+
+
 # Damage -------------------------------------------------------------------------------------------
 
 

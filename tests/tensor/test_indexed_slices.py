@@ -15,7 +15,7 @@ def test_rows_of_equal_indices_add_up():
     np.testing.assert_array_equal(dense.array, [[10, 20], [0, 0], [4, 6], [0, 0]])
 
 
-def test_what_cannot_be():
+def test_wrong_arguments_raise_value_error():
     with pytest.raises(ValueError, match="2 indices need as many rows"):
         tf.IndexedSlices([[1.0]], [0, 1])
     with pytest.raises(ValueError, match="indices must be integers in one dimension"):
@@ -24,3 +24,6 @@ def test_what_cannot_be():
         tf.as_tensor(tf.IndexedSlices([[1.0]], [0]))
     with pytest.raises(ValueError, match="outside the 2 rows"):
         tf.as_tensor(tf.IndexedSlices([[1.0]], [2], [2, 1]))
+    for wrong in ([], [2], [2, 3], [2, 1, 1]):
+        with pytest.raises(ValueError, match="does not fit rows of shape"):
+            tf.IndexedSlices([[1.0]], [0], wrong)

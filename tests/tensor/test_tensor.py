@@ -327,6 +327,9 @@ def test_reductions_and_logic():
     x = tf.constant([[1, 2], [3, 4]])
     assert tf.reduce_mean(x, axis=0).numpy().tolist() == [2, 3]
     assert tf.reduce_mean(x).dtype == np.int32
+    assert tf.reduce_mean(tf.constant([-1, -2])) == -1  # as in TensorFlow
+    assert tf.reduce_mean(tf.constant([[250], [4]], np.uint8), 0).numpy().tolist() == [127]
+    assert tf.reduce_mean(tf.ones([300], np.int8)) == 0
     assert tf.reduce_prod(x) == 24
     assert tf.reduce_sum(tf.constant([200, 100], np.uint8)).dtype == np.uint8
     assert tf.reduce_any(x > 3)

@@ -16,7 +16,7 @@ from pycollective.estimator.hooks import (
 )
 from pycollective.estimator.variables import this_thread
 from pycollective.keras import optimizers
-from pycollective.keras.optimizers.gathering import this_thread as this_step
+from pycollective.keras.optimizers.accumulation import this_thread as this_step
 from pycollective.tensor import Variable
 
 __all__ = [

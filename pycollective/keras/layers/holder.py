@@ -243,17 +243,12 @@ def variables_in(layer: Holder) -> list[Variable]:
 
 
 class _Inside:
-    """The direct sublayers and variables of a layer, also those in its lists and dicts."""
+    """The direct sublayers and variables of a layer, each once, also those in its lists and dicts."""
 
     def __init__(self, layer: Holder) -> None:
-        found: dict[int, Holder] = {}
-        self.variables: list[Variable] = []
-        for part in parts_of(layer):
-            if isinstance(part, Holder):
-                found.setdefault(id(part), part)
-            elif isinstance(part, Variable):
-                self.variables.append(part)
-        self.layers = list(found.values())
+        found = list({id(part): part for part in parts_of(layer)}.values())
+        self.layers: list[Holder] = [part for part in found if isinstance(part, Holder)]
+        self.variables: list[Variable] = [part for part in found if isinstance(part, Variable)]
 
 
 class _Walk:

@@ -25,7 +25,7 @@ from pycollective.keras.optimizers.copies import (
     require_copies,
     with_arrays,
 )
-from pycollective.keras.optimizers.gathering import this_thread
+from pycollective.keras.optimizers.accumulation import this_thread
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.keras.optimizers.state import OptimizerState

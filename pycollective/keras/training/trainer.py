@@ -14,7 +14,7 @@ from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.errors import NotFoundError
 from pycollective.keras.callbacks import CallbackList, History
-from pycollective.keras.optimizers.gathering import GradientSums, accumulated
+from pycollective.keras.optimizers.accumulation import GradientSums, accumulated
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.executor import Executor
 from pycollective.keras.training.inputs import (

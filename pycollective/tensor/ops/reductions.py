@@ -109,7 +109,7 @@ def sum_over(input_tensor: Any, count: float) -> Tensor:
 def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Return the means over ``axis`` (all axes by default), in the tensor's dtype.
 
-    The mean of no elements is NaN. Means of integers are rounded down, as in TensorFlow.
+    The mean of no elements is NaN. Means of integers are rounded towards 0, as in TensorFlow.
     """
     x = as_tensor(input_tensor)
     a = x.array
@@ -120,7 +120,10 @@ def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
     if a.dtype.kind in "iu":
         if not count:
             raise ZeroDivisionError(f"reduce_mean: integers of shape {shape} have no mean")
-        return Tensor(total // a.dtype.type(count))
+        wide = np.dtype(np.int64 if a.dtype.kind == "i" else np.uint64)  # may not fit a.dtype
+        totals, divisor = asarray(total).astype(wide), wide.type(count)
+        multiples = totals - array_module(totals).fmod(totals, divisor)
+        return Tensor((multiples // divisor).astype(a.dtype))
     if count:
         mean = total / a.dtype.type(count)
     else:
