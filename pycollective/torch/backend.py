@@ -230,9 +230,11 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leave the group; called by ``destroy_process_group``."""
         self._messages.close()
-        with torch_errors():
-            self._comm.close()
-        self._watcher.close()
+        try:
+            with torch_errors():
+                self._comm.close()
+        finally:
+            self._watcher.close()
 
     def abort(self) -> None:
         """Fail all calls of all ranks."""

@@ -137,7 +137,16 @@ class Work(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._work is None or self._work.done()
+        """Return True if the call has ended, and its tensors hold the result."""
+        if self._ended is not None:
+            return self._ended.is_set()
+        if self._work is None:
+            return True
+        if not self._work.done():
+            return False
+        with contextlib.suppress(Exception):  # which `wait` raises
+            self._work.result()  # copies the result to the tensors, if it is elsewhere
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -187,7 +196,8 @@ class Work(dist.Work):  # type: ignore[misc]
             try:
                 work.wait()
             except Exception as error:
-                self._error = torch_error(error) if isinstance(error, CollectiveError) else error
+                ours = isinstance(error, (CollectiveError, TimeoutError))
+                self._error = torch_error(error) if ours else error
             if self._end is not None:
                 self._end()
             ended.set()

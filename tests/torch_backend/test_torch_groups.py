@@ -1,6 +1,7 @@
 """The process groups of `pycollective.torch`, whose ranks are threads here."""
 
 import threading
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -224,6 +225,164 @@ def test_callback_of_a_future_may_wait_for_another_call():
         return group.allreduce([torch.ones(1)]).get_future().then(again).wait().item()
 
     assert checked(work) == [9.0] * SIZE
+
+
+def test_completed_call_has_written_its_tensors():
+    """The results of lists and of tensors that are not contiguous are copied to them at the end."""
+    late = threading.Event()
+
+    def work(group):
+        rank = group.rank()
+        mine = torch.full((2,), rank + 1.0)
+        parts = [torch.zeros(2) for _ in range(SIZE)]
+        whole = torch.zeros((2, SIZE)).t()
+        if rank == 1:
+            assert late.wait(hangs.SECONDS)
+        calls = [group.allgather([parts], [mine]), group.all_gather_single(whole, mine)]
+        if rank == 0:
+            assert not any(call.is_completed() for call in calls)
+            late.set()
+        for call in calls:
+            while not call.is_completed():
+                time.sleep(0.001)
+        assert torch.stack(parts).tolist() == whole.tolist() == [[1, 1], [2, 2], [3, 3]]
+        assert all(call.is_success() and call.wait() for call in calls)
+
+    checked(work)
+
+
+@pytest.mark.parametrize("with_future", [False, True])
+def test_wait_with_a_timeout_raises_and_the_call_goes_on(with_future):
+    late = threading.Event()
+
+    def work(group):
+        if group.rank():
+            assert late.wait(hangs.SECONDS)
+        tensor = torch.ones(2)
+        call = group.allreduce([tensor])
+        if not group.rank():
+            if with_future:
+                call.get_future()
+            with pytest.raises(dist.DistBackendError, match="still runs"):
+                call.wait(timedelta(milliseconds=20))
+            late.set()
+        call.wait()
+        assert tensor.tolist() == [SIZE, SIZE]
+
+    checked(work)
+
+
+@pytest.mark.parametrize("how", ["of the call", "of the group"])
+def test_collective_without_a_rank_raises_after_its_timeout(how):
+    ended = threading.Event()
+
+    def work(group):
+        if group.rank():
+            ended.wait(hangs.SECONDS)
+            return
+        try:
+            about = {} if how == "of the group" else {"timeout": timedelta(seconds=0.2)}
+            if not about:
+                group.set_timeout(timedelta(seconds=0.2))
+            group.allreduce([torch.ones(2)], options("AllreduceOptions", True, **about)).wait()
+        finally:
+            ended.set()
+
+    error = in_ranks(work, 2)[0]
+    assert isinstance(error, dist.DistBackendError) and "rank 1" in str(error)
+
+
+def test_receive_from_any_rank_without_a_message_raises_after_the_timeout():
+    def work(group):
+        if group.rank():
+            return
+        group.set_timeout(timedelta(seconds=0.2))
+        with pytest.raises(dist.DistBackendError, match="no rank has sent a message"):
+            group.recv_anysource([torch.ones(1)], 5).wait()
+        call = group.recv_anysource([torch.ones(1)], 5)
+        with pytest.raises(RuntimeError, match="no rank has sent a message"):
+            call.get_future().wait()
+        assert isinstance(call.exception(), dist.DistBackendError)
+
+    checked(work, 2)
+
+
+def test_aborted_group_fails_on_all_ranks():
+    def work(group):
+        if group.rank():
+            group.abort()
+        group.allreduce([torch.ones(2)]).wait()
+
+    for error in in_ranks(work, 2):
+        assert isinstance(error, dist.DistBackendError) and "rank 1 called abort()" in str(error)
+
+
+def test_every_op_has_the_expected_result():
+    ops = {"SUM": 6, "PRODUCT": 6, "MIN": 1, "MAX": 3, "BAND": 0, "BOR": 3, "BXOR": 0}
+
+    def work(group):
+        for name, expected in ops.items():
+            tensor = torch.full((2,), group.rank() + 1)
+            op = getattr(dist.ReduceOp, name)
+            group.allreduce([tensor], options("AllreduceOptions", True, reduceOp=op)).wait()
+            assert tensor.tolist() == [expected] * 2, name
+        for op, expected in [
+            (dist.ReduceOp.AVG, 2),
+            (dist._make_nccl_premul_sum(2.0), 12),
+            (dist._make_nccl_premul_sum(torch.tensor(2.0)), 12),
+        ]:
+            mine, part = torch.full((SIZE,), group.rank() + 1.0), torch.empty(1)
+            how = options("ReduceScatterOptions", True, reduceOp=op)
+            group.reduce_scatter_single(part, mine, how).wait()
+            assert part.item() == expected
+            group.reduce([mine], options("ReduceOptions", True, reduceOp=op, rootRank=0)).wait()
+            assert group.rank() or mine.tolist() == [expected] * SIZE
+
+    checked(work)
+
+
+def test_coalesced_gathers_and_scatters_have_the_expected_results():
+    def work(group):
+        rank = group.rank()
+        inputs = [torch.full((2,), float(rank)), torch.tensor([rank])]
+        outputs = [torch.empty(2 * SIZE), torch.empty(SIZE, dtype=torch.int64)]
+        group.allgather_into_tensor_coalesced(outputs, inputs).wait()
+        assert [t.tolist() for t in outputs] == [[0, 0, 1, 1, 2, 2], [0, 1, 2]]
+        parts = [torch.empty(2), torch.empty(1, dtype=torch.int64)]
+        group.reduce_scatter_tensor_coalesced(parts, outputs).wait()
+        assert [t.tolist() for t in parts] == [[3 * rank] * 2, [3 * rank]]
+
+    checked(work)
+
+
+def test_tensors_that_are_not_contiguous_can_be_moved_by_every_call():
+    def strided(*values):
+        return torch.tensor([values, values], dtype=torch.float32).t().contiguous()[:, 0]
+
+    def work(group):
+        rank, right, left = group.rank(), (group.rank() + 1) % SIZE, (group.rank() - 1) % SIZE
+        mine = strided(rank, rank + 10)
+        assert not mine.is_contiguous()
+        sent = strided(rank, rank)
+        group.broadcast([sent], options("BroadcastOptions", True, rootRank=1)).wait()
+        assert sent.tolist() == [1, 1]
+        call, got = group.send([mine], right), strided(-1, -1)
+        group.recv([got], left).wait()
+        call.wait()
+        assert got.tolist() == [left, left + 10]
+        parts = [strided(-1, -1) for _ in range(SIZE)]
+        how = options("GatherOptions", True, rootRank=0)
+        group.gather([parts] if rank == 0 else [], [mine], how).wait()
+        assert rank or torch.stack(parts).tolist() == [[0, 10], [1, 11], [2, 12]]
+        how = options("ScatterOptions", True, rootRank=0)
+        group.scatter([got], [parts] if rank == 0 else [], how).wait()
+        assert got.tolist() == [rank, rank + 10]
+        group.reduce_scatter([got], [[mine] * SIZE]).wait()
+        assert got.tolist() == [3, 33]
+        group.alltoall(parts, [mine] * SIZE).wait()
+        assert torch.stack(parts).tolist() == [[0, 10], [1, 11], [2, 12]]
+
+    checked(work)
 
 
 def test_coalesced_calls_end_with_one_work():

@@ -339,6 +339,24 @@ def api():
     dist.all_gather_object(found, {"rank": rank})
     assert found == [{"rank": r} for r in range(size)]
     right, left = (rank + 1) % size, (rank - 1) % size
+    found = [None] * size if rank == 0 else None
+    dist.gather_object((rank, "x"), found)
+    assert rank or found == [(r, "x") for r in range(size)]
+    given, got = [f"to {r}" for r in range(size)], [None]
+    dist.scatter_object_list(got, given if rank == 0 else None, src=0)
+    assert got == [f"to {rank}"]
+    got = given if rank == 0 else [None] * size
+    dist.broadcast_object_list(got, src=0)
+    assert got == given
+    if rank < 2:
+        got = [{"rank": rank}] if rank == 0 else [None]
+        move = dist.recv_object_list if rank else dist.send_object_list
+        move(got, 1 - rank)
+        assert got == [{"rank": 0}]
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,), mesh_dim_names=("ranks",))
+    ones = torch.ones(2)
+    dist.all_reduce(ones, group=mesh.get_group("ranks"))
+    assert ones.tolist() == [size, size]
     sent, got = torch.full((3,), float(rank)), torch.empty(3)
     calls = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, got, left)]
     for work in dist.batch_isend_irecv(calls):
