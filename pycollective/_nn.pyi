@@ -242,34 +242,28 @@ def dense_gradient(
     weight_gradient: NDArray[Any] | None,
     bias_gradient: NDArray[Any] | None,
 ) -> None: ...
-def batch_moments(x: NDArray[Any], mean: NDArray[Any], variance: NDArray[Any]) -> None: ...
-def batch_scale(
+def normalize_batch(
     x: NDArray[Any],
-    mean: NDArray[Any],
-    factor: NDArray[Any],
-    shift: NDArray[Any],
+    factor: NDArray[Any] | None,
+    shift: NDArray[Any] | None,
     y: NDArray[Any],
+    mean: NDArray[Any],
+    variance: NDArray[Any],
+    epsilon: float,
     relu: bool = False,
 ) -> None: ...
-def batch_sums(
+def normalize_batch_gradient(
     g: NDArray[Any],
     x: NDArray[Any],
+    factor: NDArray[Any] | None,
+    shift: NDArray[Any] | None,
     mean: NDArray[Any],
-    sums: NDArray[Any],
-    products: NDArray[Any],
-    factor: NDArray[Any] | None = None,
-    bias: NDArray[Any] | None = None,
-) -> None: ...
-def batch_combine(
-    g: NDArray[Any],
-    x: NDArray[Any],
-    mean: NDArray[Any],
-    by_g: NDArray[Any],
-    by_x: NDArray[Any],
-    shift: NDArray[Any],
-    dx: NDArray[Any],
-    factor: NDArray[Any] | None = None,
-    bias: NDArray[Any] | None = None,
+    variance: NDArray[Any],
+    dx: NDArray[Any] | None,
+    by_factor: NDArray[Any],
+    by_shift: NDArray[Any],
+    epsilon: float,
+    relu: bool = False,
 ) -> None: ...
 def alike(columns: Sequence[Sequence[NDArray[Any]]]) -> bool: ...
 def rule_update(

@@ -302,28 +302,26 @@ struct DenseGradient {
 };
 void dense_gradient(const DenseGradient& a);
 
-// ---- batch normalization (normalize.cc), for arrays [rows, channels] ---------------------------
-// Mean and variance of each channel; 0 without rows.
-void batch_moments(const float* x, float* mean, float* variance, Index rows, Index channels);
-void batch_moments(const double* x, double* mean, double* variance, Index rows, Index channels);
-// y = (x - mean) factor + shift, with relu max(y, 0).
-void batch_scale(const float* x, const float* mean, const float* factor, const float* shift,
-                 float* y, Index rows, Index channels, bool relu);
-void batch_scale(const double* x, const double* mean, const double* factor, const double* shift,
-                 double* y, Index rows, Index channels, bool relu);
-// Sums by channel of g and of g (x - mean). Uses g where (x - mean) factor + bias > 0, or
-// everywhere if bias is null.
-void batch_sums(const float* g, const float* x, const float* mean, const float* factor,
-                const float* bias, float* sums, float* products, Index rows, Index channels);
-void batch_sums(const double* g, const double* x, const double* mean, const double* factor,
-                const double* bias, double* sums, double* products, Index rows, Index channels);
-// dx = g by_g + (x - mean) by_x + shift, with g as in batch_sums.
-void batch_combine(const float* g, const float* x, const float* mean, const float* by_g,
-                   const float* by_x, const float* shift, const float* factor, const float* bias,
-                   float* dx, Index rows, Index channels);
-void batch_combine(const double* g, const double* x, const double* mean, const double* by_g,
-                   const double* by_x, const double* shift, const double* factor,
-                   const double* bias, double* dx, Index rows, Index channels);
+// ---- batch normalization (normalize.cc) --------------------------------------------------------
+// Each channel is normalized: y = (x - mean) factor / sqrt(variance + epsilon) + shift.
+template <typename T>
+struct Batch {
+  const T* x;       // [rows, channels]
+  const T* factor;  // null: ones
+  const T* shift;   // null: zeros
+  Index rows, channels;
+  T epsilon;
+  bool relu;  // y is then max(y, 0)
+};
+// Also writes mean and variance of each channel, which are 0 without rows.
+void normalize_batch(const Batch<float>& batch, float* y, float* mean, float* variance);
+void normalize_batch(const Batch<double>& batch, double* y, double* mean, double* variance);
+// Writes the gradients of x (unless dx is null), factor and shift for the gradient g of y.
+void normalize_batch_gradient(const Batch<float>& batch, const float* g, const float* mean,
+                              const float* variance, float* dx, float* by_factor, float* by_shift);
+void normalize_batch_gradient(const Batch<double>& batch, const double* g, const double* mean,
+                              const double* variance, double* dx, double* by_factor,
+                              double* by_shift);
 
 // ---- optimizers (update.cc) -------------------------------------------------------------------
 // steps: changes the parameters p and their slots m and v by the gradients g; v is null if a rule

@@ -1,5 +1,6 @@
 // Channel statistics and normalization with few passes over memory. Arrays are [rows, channels].
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "nn/kernels.h"
@@ -187,7 +188,7 @@ void part_moments(const T* x, Index rows, Index wide, Moments& total) {
 }
 
 template <typename T>
-void batch_moments_body(const T* x, T* mean, T* variance, Index rows, Index channels) {
+void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {
   const Index fold = fold_of(rows, channels);
   const Index tall = rows / fold, wide = channels * fold;
   const int parts = static_cast<int>(std::clamp<Index>(tall, 1, threads()));
@@ -210,8 +211,8 @@ void batch_moments_body(const T* x, T* mean, T* variance, Index rows, Index chan
 }
 
 template <typename T>
-void batch_sums_body(const T* g, const T* x, const T* mean, const T* factor, const T* bias, T* sums,
-                     T* products, Index rows, Index channels) {
+void batch_sums(const T* g, const T* x, const T* mean, const T* factor, const T* bias, T* sums,
+                T* products, Index rows, Index channels) {
   const Index fold = fold_of(rows, channels);
   const Index tall = rows / fold, wide = channels * fold;
   const auto size = static_cast<std::size_t>(wide);
@@ -259,52 +260,70 @@ void by_rows(Index rows, Index channels, Index fold, const Body& body) {
   });
 }
 
+// For each channel: 1 / sqrt(variance + epsilon), its product with the factor, and the shift.
 template <typename T>
-void batch_scale_body(const T* x, const T* mean, const T* factor, const T* shift, T* y, Index rows,
-                      Index channels, bool relu) {
-  const Index fold = fold_of(rows, channels);
-  const std::vector<T> means = repeated(mean, channels, fold);
-  const std::vector<T> factors = repeated(factor, channels, fold);
-  const std::vector<T> shifts = repeated(shift, channels, fold);
-  by_rows(rows, channels, fold, [&](Index at, Index some, Index wide) {
-    columns::scale(x + at, means.data(), factors.data(), shifts.data(), y + at, some, wide, relu);
+struct Slopes {
+  std::vector<T> inverse, slope, shift;
+
+  Slopes(const Batch<T>& b, const T* variance) {
+    for (Index c = 0; c < b.channels; ++c) {
+      inverse.push_back(T{1} / std::sqrt(variance[c] + b.epsilon));
+      slope.push_back(b.factor ? inverse.back() * b.factor[c] : inverse.back());
+      shift.push_back(b.shift ? b.shift[c] : T{0});
+    }
+  }
+};
+
+template <typename T>
+void normalize_batch_body(const Batch<T>& b, T* y, T* mean, T* variance) {
+  batch_moments(b.x, mean, variance, b.rows, b.channels);
+  const Slopes<T> own(b, variance);
+  const Index fold = fold_of(b.rows, b.channels);
+  const std::vector<T> means = repeated(mean, b.channels, fold);
+  const std::vector<T> slopes = repeated(own.slope.data(), b.channels, fold);
+  const std::vector<T> shifts = repeated(own.shift.data(), b.channels, fold);
+  by_rows(b.rows, b.channels, fold, [&](Index at, Index some, Index wide) {
+    columns::scale(b.x + at, means.data(), slopes.data(), shifts.data(), y + at, some, wide,
+                   b.relu);
   });
 }
 
 template <typename T>
-void batch_combine_body(const T* g, const T* x, const T* mean, const T* by_g, const T* by_x,
-                        const T* shift, const T* factor, const T* bias, T* dx, Index rows,
-                        Index channels) {
-  const Index fold = fold_of(rows, channels);
-  const std::vector<T> means = repeated(mean, channels, fold);
-  const std::vector<T> gs = repeated(by_g, channels, fold), xs = repeated(by_x, channels, fold);
-  const std::vector<T> shifts = repeated(shift, channels, fold);
-  const std::vector<T> factors = repeated(factor, channels, fold);
-  const std::vector<T> biases = repeated(bias, channels, fold);
-  by_rows(rows, channels, fold, [&](Index at, Index some, Index wide) {
-    columns::combine(g + at, x + at, means.data(), gs.data(), xs.data(), shifts.data(),
-                     factors.data(), bias ? biases.data() : nullptr, dx + at, some, wide);
+void normalize_batch_gradient_body(const Batch<T>& b, const T* g, const T* mean, const T* variance,
+                                   T* dx, T* by_factor, T* by_shift) {
+  const Slopes<T> own(b, variance);
+  const auto size = static_cast<std::size_t>(b.channels);
+  std::vector<T> products(size), by_x(size), constant(size);
+  batch_sums(g, b.x, mean, own.slope.data(), b.relu ? own.shift.data() : nullptr, by_shift,
+             products.data(), b.rows, b.channels);
+  const T count = static_cast<T>(std::max<Index>(b.rows, 1));
+  for (std::size_t c = 0; c < size; ++c) {
+    by_factor[c] = products[c] * own.inverse[c];
+    by_x[c] = -own.slope[c] * products[c] * (own.inverse[c] * own.inverse[c] / count);
+    constant[c] = -own.slope[c] * by_shift[c] / count;
+  }
+  if (!dx) return;
+  const Index fold = fold_of(b.rows, b.channels);
+  const std::vector<T> means = repeated(mean, b.channels, fold);
+  const std::vector<T> slopes = repeated(own.slope.data(), b.channels, fold);
+  const std::vector<T> shifts = repeated(own.shift.data(), b.channels, fold);
+  const std::vector<T> by_xs = repeated(by_x.data(), b.channels, fold);
+  const std::vector<T> constants = repeated(constant.data(), b.channels, fold);
+  by_rows(b.rows, b.channels, fold, [&](Index at, Index some, Index wide) {
+    columns::combine(g + at, b.x + at, means.data(), slopes.data(), by_xs.data(), constants.data(),
+                     slopes.data(), b.relu ? shifts.data() : nullptr, dx + at, some, wide);
   });
 }
 
 }  // namespace
 
-#define PYCOLLECTIVE_BATCH(T)                                                                     \
-  void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {              \
-    batch_moments_body(x, mean, variance, rows, channels);                                        \
-  }                                                                                               \
-  void batch_scale(const T* x, const T* mean, const T* factor, const T* shift, T* y, Index rows,  \
-                   Index channels, bool relu) {                                                   \
-    batch_scale_body(x, mean, factor, shift, y, rows, channels, relu);                            \
-  }                                                                                               \
-  void batch_sums(const T* g, const T* x, const T* mean, const T* factor, const T* bias, T* sums, \
-                  T* products, Index rows, Index channels) {                                      \
-    batch_sums_body(g, x, mean, factor, bias, sums, products, rows, channels);                    \
-  }                                                                                               \
-  void batch_combine(const T* g, const T* x, const T* mean, const T* by_g, const T* by_x,         \
-                     const T* shift, const T* factor, const T* bias, T* dx, Index rows,           \
-                     Index channels) {                                                            \
-    batch_combine_body(g, x, mean, by_g, by_x, shift, factor, bias, dx, rows, channels);          \
+#define PYCOLLECTIVE_BATCH(T)                                                          \
+  void normalize_batch(const Batch<T>& batch, T* y, T* mean, T* variance) {            \
+    normalize_batch_body(batch, y, mean, variance);                                    \
+  }                                                                                    \
+  void normalize_batch_gradient(const Batch<T>& batch, const T* g, const T* mean,      \
+                                const T* variance, T* dx, T* by_factor, T* by_shift) { \
+    normalize_batch_gradient_body(batch, g, mean, variance, dx, by_factor, by_shift);  \
   }
 
 PYCOLLECTIVE_BATCH(float)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, in_c_order, native
+from ..array_backend import Array, in_c_order, native, on_host
 from ..tensor import ops
 from ..tensor.ops._define import differentiable
 from ..tensor.ops.reductions import axes_of
@@ -19,11 +19,6 @@ from . import normalization_on_gpu
 from .sums import column_sums
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
-
-# Blocks of rows take about this many bytes, so that they are still in cache at their second use.
-_BLOCK_BYTES = 1 << 18
-# The most rows whose float32 sum is accurate enough.
-_BLOCK_ROWS = 4096
 
 
 @differentiable
@@ -73,115 +68,6 @@ def batch_normalization(
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which the statistics of a dtype are computed."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
-
-
-def _empty(like: Array) -> Array:
-    if like.__class__ is np.ndarray:
-        return workspace.empty(like.shape, like.dtype)
-    return np.empty_like(like)
-
-
-def _blocks(rows: Array) -> Iterator[slice]:
-    """Yield blocks of rows; on a device there is one block of all rows."""
-    count = len(rows)
-    step = max(count, 1)
-    if rows.__class__ is np.ndarray:
-        step = _BLOCK_BYTES // max(rows.itemsize * rows.shape[1], 1)
-        step = min(max(step, 1), _BLOCK_ROWS)
-    for first in range(0, count, step):
-        yield slice(first, min(first + step, count))
-
-
-def _column_sums(blocks: Iterator[Array], like: Array) -> Array:
-    """Return the sums of the columns over blocks of rows; BLAS adds the rows of a block."""
-    xp = array_module(like)
-    sums = (np.matmul(xp.ones(len(block), like.dtype), block) for block in blocks)
-    if xp is not np:
-        only: Array | None = next(sums, None)
-        return xp.zeros(like.shape[1], like.dtype) if only is None else only
-    total = np.zeros(like.shape[1], np.float64)
-    for part in sums:
-        total += part
-    return total.astype(like.dtype, copy=False)
-
-
-def _rows(values: Array, channels: int) -> Array:
-    """Return ``[..., channels]`` as rows, in the layout of the kernels that can handle them."""
-    rows: Array = values.reshape(values.size // max(channels, 1), channels)
-    if rows.__class__ is np.ndarray:
-        found = native(rows)
-        return rows if found is None else found[0]
-    return rows if rows.flags.c_contiguous else array_module(rows).ascontiguousarray(rows)
-
-
-def _statistics(rows: Array) -> tuple[Array, Array]:
-    """Return mean and variance of the columns, 0 if there are no rows."""
-    if rows.shape[1] and native(rows) is not None:
-        mean, variance = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
-        kernels.batch_moments(rows, mean, variance)
-        return mean, variance
-    count = rows.dtype.type(max(len(rows), 1))
-    mean = _column_sums((rows[block] for block in _blocks(rows)), rows) / count
-    squares = (np.square(rows[block] - mean) for block in _blocks(rows))
-    return mean, _column_sums(squares, rows) / count
-
-
-def _gradient_sums(
-    g: Array, rows: Array, mean: Array, cut: Sequence[Array] = ()
-) -> tuple[Array, Array]:
-    """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``.
-
-    ``cut`` is a factor and a shift, or empty. With a factor and a shift, which only kernels support, the
-    sums include ``g`` only where ``(rows - mean) * factor + shift`` is positive.
-    """
-    if rows.shape[1] and native(g, rows, mean) is not None:
-        sums, products = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
-        kernels.batch_sums(g, rows, mean, sums, products, *cut)
-        return sums, products
-    if normalization_on_gpu.fits(g, rows, mean) and rows.shape[1]:
-        return normalization_on_gpu.gradient_sums(g, rows, mean, cut)
-    parts = (g[block] * (rows[block] - mean) for block in _blocks(rows))
-    return _column_sums((g[block] for block in _blocks(rows)), rows), _column_sums(parts, rows)
-
-
-def _scaled(
-    rows: Array,
-    mean: Array,
-    factor: Array,
-    shift: Array | None,
-    more: Array | None = None,
-    by_more: Array | None = None,
-    *,
-    relu: bool = False,
-    cut: Sequence[Array] = (),
-) -> Array:
-    """Return ``(rows - mean) * factor + shift``, plus ``more * by_more``.
-
-    Only kernels support ``relu``, and ``cut``, which masks ``more`` as in `_gradient_sums`.
-    """
-    on_gpu = rows.__class__ is not np.ndarray and rows.shape[1]
-    if on_gpu and normalization_on_gpu.fits(rows, mean, factor, shift, more, by_more):
-        if more is None or by_more is None or shift is None:
-            return normalization_on_gpu.scale(rows, mean, factor, shift, relu)
-        return normalization_on_gpu.combine(more, rows, mean, by_more, factor, shift, cut)
-    y = _empty(rows)
-    if rows.shape[1] and native(rows, factor) is not None:
-        if shift is None:
-            shift = np.zeros_like(factor)
-        if more is None or by_more is None:
-            kernels.batch_scale(rows, mean, factor, shift, y, relu)
-        else:
-            kernels.batch_combine(more, rows, mean, by_more, factor, shift, y, *cut)
-        return y
-    for block in _blocks(rows):
-        part = y[block]
-        np.subtract(rows[block], mean, out=part)
-        part *= factor
-        if more is not None:
-            part += more[block] * by_more
-        if shift is not None:
-            part += shift
-    return y
 
 
 def _optional(value: Any, dtype: np.dtype[Any]) -> tuple[tuple[Tensor, ...], Array | None]:
@@ -259,47 +145,46 @@ def normalize_batch(
     channels = a.shape[-1]
     dtype = _wide(a.dtype)
     parameters, factor, shift = _parameters("normalize_batch", channels, scale, offset, dtype)
-    rows = _rows(a.astype(dtype, copy=False), channels)
-    count = dtype.type(max(len(rows), 1))
-    on_gpu = channels > 0 and normalization_on_gpu.fits(rows, factor, shift)
-    if on_gpu:
-        mean, variance, inverse, slope = normalization_on_gpu.moments(rows, factor, epsilon)
-    else:
-        mean, variance = _statistics(rows)
-        inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
-        slope = inverse if factor is None else inverse * factor
-    relu = activation is not None
-    # The kernels need `cut` to compute the mask of relu again; others use the result `y`.
-    by_kernel = on_gpu or (channels > 0 and native(rows, slope) is not None)
-    cut = (slope, np.zeros_like(slope) if shift is None else shift) if relu and by_kernel else ()
-    y = _scaled(rows, mean, slope, shift, relu=relu)
-    if relu and not by_kernel:
-        y = np.maximum(y, y.dtype.type(0))
+    inputs = (images, *parameters)
+    rows = a.astype(dtype, copy=False).reshape(a.size // max(channels, 1), channels)
+    normalized = _batch_by_kernel if on_host(rows) else normalization_on_gpu.normalized
+    y, mean, variance, gradients = normalized(rows, factor, shift, epsilon, activation is not None)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
-        upstream = _rows(g.astype(dtype, copy=False), channels)
-        if relu and not by_kernel:
-            upstream = upstream * (y > 0)
-        sums, products = _gradient_sums(upstream, rows, mean, cut)
-        along_factor: Array | None
-        if on_gpu:
-            by_rows, constant, along_factor = normalization_on_gpu.gradient_factors(
-                sums, products, inverse, slope, count
-            )
-        else:
-            by_rows = -(slope * products * (inverse * inverse / count))
-            constant = -slope * sums / count
-            along_factor = None if factor is None else products * inverse
-        dx = None
-        if need[0]:
-            dx = _scaled(rows, mean, by_rows, constant, upstream, slope, cut=cut).reshape(a.shape)
-        by_factor = [] if factor is None else [along_factor]
-        by_shift = [] if shift is None else [sums]
-        return _like([dx, *by_factor, *by_shift], inputs)
+        upstream = g.astype(dtype, copy=False).reshape(rows.shape)
+        dx, by_factor, by_shift = gradients(upstream, need[0])
+        present = [
+            found for found, given in ((by_factor, factor), (by_shift, shift)) if given is not None
+        ]
+        return _like([None if dx is None else dx.reshape(a.shape), *present], inputs)
 
-    inputs = (images, *parameters)
     result = record(y.reshape(a.shape).astype(a.dtype, copy=False), inputs, vjp)
     return result, Tensor(mean), Tensor(variance)
+
+
+def _batch_by_kernel(
+    rows: Array, factor: Array | None, shift: Array | None, epsilon: float, relu: bool
+) -> normalization_on_gpu.Normalized:
+    """Normalize the columns; see `normalization_on_gpu.normalized`."""
+    found = native(rows, factor, shift)
+    if found is None:
+        raise TypeError("normalize_batch: x, scale and offset must be on the same device")
+    arrays, channels = found, rows.shape[1]
+    y = workspace.empty(rows.shape, rows.dtype)
+    mean, variance = (np.empty(channels, rows.dtype) for _ in range(2))
+    if channels:
+        kernels.normalize_batch(*arrays, y, mean, variance, epsilon, relu)
+
+    def gradients(g: Array, needs_dx: bool) -> tuple[Array | None, Array, Array]:
+        dx = workspace.empty(rows.shape, rows.dtype) if needs_dx else None
+        by_factor, by_shift = (np.empty(channels, rows.dtype) for _ in range(2))
+        if channels:
+            kernels.normalize_batch_gradient(
+                in_c_order(g), *arrays, mean, variance, dx, by_factor, by_shift, epsilon, relu
+            )
+        return dx, by_factor, by_shift
+
+    return y, mean, variance, gradients
 
 
 @differentiable
@@ -393,7 +278,7 @@ def _normalize_by_kernel(
 ) -> Tensor:
     """Normalize rows that kernels support."""
     a, (count, size) = inputs[0].array, rows.shape
-    y = _empty(rows)
+    y = workspace.empty(rows.shape, rows.dtype)
     means, inverses = (np.empty(count, rows.dtype) for _ in range(2))
     by = np.ones(size, rows.dtype) if factor is None else factor
     plus = np.zeros(size, rows.dtype) if shift is None else shift
@@ -401,7 +286,8 @@ def _normalize_by_kernel(
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> Sequence[Any]:
         upstream = in_c_order(g.astype(rows.dtype, copy=False).reshape(rows.shape))
-        dx, sums = _empty(rows), [np.empty(size, rows.dtype) for _ in range(2)]
+        dx = workspace.empty(rows.shape, rows.dtype)
+        sums = [np.empty(size, rows.dtype) for _ in range(2)]
         kernels.normalize_rows_gradient(upstream, rows, by, means, inverses, dx, *sums)
         present = [s for s, given in zip(sums, (factor, shift), strict=True) if given is not None]
         return _like([dx, *present], inputs)

@@ -6,16 +6,17 @@ Arrays are ``[rows, channels]``, in C order, of float32 or float64. `sums` adds 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, empty, on_host
+from ..array_backend import Array, array_module, empty
 from ..launching import defines, index_type, launch
 from .sums import column_sums
 
-_KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+#: Result, mean, variance, and the function for the gradients; see `normalized`.
+Normalized = tuple[Array, Array, Array, Callable[[Array, bool], tuple[Array | None, Array, Array]]]
 
 _SOURCE = """
 extern "C" __global__ void squares(const REAL* x, const REAL* mean, REAL* y, int channels,
@@ -40,7 +41,7 @@ extern "C" __global__ void scale(const REAL* x, const REAL* mean, const REAL* fa
 
 // True where relu passes the value on; always true without relu.
 __device__ bool passes(const REAL* cut, const REAL* cut_shift, REAL away, INDEX c) {
-  return cut == nullptr || away * cut[c] + cut_shift[c] > 0;
+  return cut == nullptr || away * cut[c] + (cut_shift == nullptr ? 0 : cut_shift[c]) > 0;
 }
 
 extern "C" __global__ void products(const REAL* g, const REAL* x, const REAL* mean, const REAL* cut,
@@ -98,87 +99,55 @@ def source(dtype: np.dtype[Any], index: str) -> str:
     return defines(dtype, index) + _SOURCE
 
 
-def fits(*arrays: Array | None) -> bool:
-    """Return True if the kernels support these arrays."""
-    given = [array for array in arrays if array is not None]
-    return all(
-        not on_host(a) and a.dtype in _KINDS and a.dtype == given[0].dtype and a.flags.c_contiguous
-        for a in given
-    )
-
-
 def _launch(name: str, over: Array, *arguments: Any) -> None:
     arrays = [a for a in arguments if hasattr(a, "flags") and a.ndim]
     text = source(np.dtype(over.dtype), index_type(arrays))
     launch(text, name, over.size, over, (*arguments, np.int64(over.size)))
 
 
-def _channels(rows: Array) -> Any:
-    return np.int32(rows.shape[1])
+def _contiguous(array: Array) -> Array:
+    return array if array.flags.c_contiguous else array_module(array).ascontiguousarray(array)
 
 
 def _like(array: Array) -> Array:
     return empty(array.shape, array.dtype, array)
 
 
-def moments(rows: Array, factor: Array | None, epsilon: float) -> tuple[Array, Array, Array, Array]:
-    """Return mean, variance, ``1 / sqrt(variance + epsilon)``, and the last times ``factor``.
+def normalized(
+    rows: Array, factor: Array | None, shift: Array | None, epsilon: float, relu: bool
+) -> Normalized:
+    """Normalize the columns, and multiply and shift them; with ``relu``, clip the result below at 0.
 
-    All are computed by column. Without rows, mean and variance are 0.
+    Return the result, mean and variance of the columns (0 without rows), and a function. The function
+    takes the gradient of the result. It returns the gradients of ``rows`` (None unless its second
+    argument is True), ``factor`` and ``shift``.
     """
-    real = rows.dtype.type
+    rows = _contiguous(rows)
+    real, channels = rows.dtype.type, np.int32(rows.shape[1])
     count = real(max(len(rows), 1))
     mean = column_sums(rows) / count
     squares = _like(rows)
-    _launch("squares", squares, rows, mean, squares, _channels(rows))
+    _launch("squares", squares, rows, mean, squares, channels)
     sums = column_sums(squares)
     variance, inverse, slope = (_like(mean) for _ in range(3))
     _launch("slopes", mean, sums, factor, count, real(epsilon), variance, inverse, slope)
-    return mean, variance, inverse, slope
-
-
-def scale(rows: Array, mean: Array, factor: Array, shift: Array | None, relu: bool) -> Array:
-    """Return ``(rows - mean) * factor + shift``, with ``relu`` clipped below at 0."""
     y = _like(rows)
-    _launch("scale", y, rows, mean, factor, shift, y, np.int32(relu), _channels(rows))
-    return y
+    _launch("scale", y, rows, mean, slope, shift, y, np.int32(relu), channels)
+    # The kernels compute again where relu passes the result.
+    cut = (slope, shift) if relu else (None, None)
 
+    def gradients(g: Array, needs_dx: bool) -> tuple[Array | None, Array, Array]:
+        g = _contiguous(g)
+        passed = _like(g) if relu else None
+        product = _like(g)
+        _launch("products", g, g, rows, mean, *cut, passed, product, channels)
+        by_shift, products = column_sums(g if passed is None else passed), column_sums(product)
+        by_x, constant, by_factor = (_like(mean) for _ in range(3))
+        arguments = by_shift, products, inverse, slope, count, by_x, constant, by_factor
+        _launch("gradient_factors", mean, *arguments)
+        dx = _like(rows) if needs_dx else None
+        if dx is not None:
+            _launch("combine", dx, g, rows, mean, slope, by_x, constant, *cut, dx, channels)
+        return dx, by_factor, by_shift
 
-def gradient_sums(g: Array, rows: Array, mean: Array, cut: Sequence[Array]) -> tuple[Array, Array]:
-    """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``.
-
-    With ``cut``, a factor and a shift, the sums include ``g`` only where
-    ``(rows - mean) * factor + shift`` is positive.
-    """
-    first, second = cut or (None, None)
-    passed = _like(g) if cut else None
-    product = _like(g)
-    _launch("products", g, g, rows, mean, first, second, passed, product, _channels(rows))
-    return column_sums(g if passed is None else passed), column_sums(product)
-
-
-def gradient_factors(
-    sums: Array, products: Array, inverse: Array, slope: Array, count: Any
-) -> tuple[Array, Array, Array]:
-    """Return the factor of ``rows - mean`` in the gradient, its constant, and ``factor``'s gradient."""
-    by_x, constant, by_factor = (_like(sums) for _ in range(3))
-    arguments = sums, products, inverse, slope, count, by_x, constant, by_factor
-    _launch("gradient_factors", sums, *arguments)
-    return by_x, constant, by_factor
-
-
-def combine(
-    g: Array,
-    rows: Array,
-    mean: Array,
-    by_g: Array,
-    factor: Array,
-    shift: Array,
-    cut: Sequence[Array],
-) -> Array:
-    """Return ``(rows - mean) * factor + shift + g * by_g``, with ``g`` masked by ``cut``."""
-    y = _like(rows)
-    first, second = cut or (None, None)
-    arguments = g, rows, mean, by_g, factor, shift, first, second, y
-    _launch("combine", y, *arguments, _channels(rows))
-    return y
+    return y, mean, variance, gradients

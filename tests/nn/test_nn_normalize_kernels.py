@@ -22,59 +22,65 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     kernels.set_threads(before)
 
 
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("with_factors", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_batch_kernels_equal_the_formulas(shape: Any, dtype: str, threads: int) -> None:
+def test_batch_kernels_equal_the_formulas(
+    shape: Any, dtype: str, with_factors: bool, relu: bool, threads: int
+) -> None:
     rng = np.random.default_rng(5)
     rows, channels = shape
     tolerance = {"float32": 2e-6, "float64": 1e-14}[dtype]
     # Far from 0, a sum of squares would lose the variance by rounding.
     x = (rng.normal(size=shape) + 1000).astype(dtype)
     g = rng.normal(size=shape).astype(dtype)
-    a, b, c = (rng.normal(size=channels).astype(dtype) for _ in range(3))
+    factor, shift = (rng.normal(size=channels).astype(dtype) for _ in range(2))
+    given = (factor, shift) if with_factors else (None, None)
+    y, dx = np.full((2, *shape), np.nan, dtype)
+    mean, variance, by_factor, by_shift = np.full((4, channels), np.nan, dtype)
+    kernels.normalize_batch(x, *given, y, mean, variance, 1e-3, relu)
+    kernels.normalize_batch_gradient(
+        g, x, *given, mean, variance, dx, by_factor, by_shift, 1e-3, relu
+    )
+    if not rows:
+        assert not (mean.any() or variance.any() or by_factor.any() or by_shift.any())
+        return
     wide, up = x.astype(np.float64), g.astype(np.float64)
-    mean, variance, sums, products = (np.empty(channels, dtype) for _ in range(4))
-    kernels.batch_moments(x, mean, variance)
-    if rows:
-        np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=tolerance)
-        np.testing.assert_allclose(variance, wide.var(axis=0), rtol=1e-4, atol=1e-3 * tolerance)
-    else:
-        assert not mean.any() and not variance.any()
-    y, dx = np.empty_like(x), np.empty_like(x)
-    distance = wide - mean
-    kernels.batch_scale(x, mean, a, b, y)
-    np.testing.assert_allclose(y, distance * a + b, atol=10 * tolerance)
-    kernels.batch_sums(g, x, mean, sums, products)
-    scale = 10 * tolerance * (1 + np.sqrt(rows))
-    np.testing.assert_allclose(sums, up.sum(axis=0), atol=scale)
-    np.testing.assert_allclose(products, (up * distance).sum(axis=0), atol=scale)
-    kernels.batch_combine(g, x, mean, a, b, c, dx)
-    np.testing.assert_allclose(dx, up * a + distance * b + c, atol=20 * tolerance)
-    # With relu, elements that the result shows as clipped do not count.
-    kernels.batch_scale(x, mean, a, b, y)
-    cut = up * (y > 0)
-    kernels.batch_scale(x, mean, a, b, y, True)
-    np.testing.assert_allclose(y, np.maximum(distance * a + b, 0), atol=10 * tolerance)
-    kernels.batch_sums(g, x, mean, sums, products, a, b)
-    np.testing.assert_allclose(sums, cut.sum(axis=0), atol=scale)
-    np.testing.assert_allclose(products, (cut * distance).sum(axis=0), atol=scale)
-    kernels.batch_combine(g, x, mean, c, b, a, dx, a, b)
-    np.testing.assert_allclose(dx, cut * c + distance * b + a, atol=20 * tolerance)
+    np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=tolerance)
+    np.testing.assert_allclose(variance, wide.var(axis=0), rtol=1e-4, atol=1e-3 * tolerance)
+    slope = 1 / np.sqrt(variance.astype(np.float64) + 1e-3)
+    normal = (wide - mean) * slope
+    scaled = normal * factor + shift if with_factors else normal
+    np.testing.assert_allclose(y, np.maximum(scaled, 0) if relu else scaled, atol=100 * tolerance)
+    if with_factors:
+        slope = slope * factor
+    if relu:
+        up = up * (y > 0)
+    scale = 100 * tolerance * (1 + np.sqrt(rows))
+    np.testing.assert_allclose(by_shift, up.sum(axis=0), atol=scale)
+    np.testing.assert_allclose(by_factor, (up * normal).sum(axis=0), atol=scale)
+    expected = slope * (up - up.mean(axis=0) - normal * (up * normal).mean(axis=0))
+    np.testing.assert_allclose(dx, expected, atol=100 * scale / np.sqrt(rows))
+    sums = np.full((2, channels), np.nan, dtype)
+    kernels.normalize_batch_gradient(g, x, *given, mean, variance, None, *sums, 1e-3, relu)
+    assert (sums == [by_factor, by_shift]).all()
 
 
 def test_kernels_check_their_arrays() -> None:
     x = np.zeros((4, 3), np.float32)
     three, two = np.zeros(3, np.float32), np.zeros(2, np.float32)
-    with pytest.raises(ValueError, match="variance has shape"):
-        kernels.batch_moments(x, three, two)
-    with pytest.raises(ValueError, match="whole number of blocks"):
-        kernels.batch_moments(np.zeros(5, np.float32), two, two.copy())
-    with pytest.raises(ValueError, match="at least one channel"):
-        kernels.batch_moments(x, two[:0], two[:0])
-    with pytest.raises(ValueError, match="go together"):
-        kernels.batch_sums(x, x, three, three.copy(), three.copy(), three)
-    with pytest.raises(ValueError, match="dtype float64"):
-        kernels.batch_scale(x, three, three.astype(float), three, x.copy())
+    calls: list[tuple[str, list[Any]]] = [
+        ("variance has shape", [x, None, None, x.copy(), three, two]),
+        ("whole number of blocks", [x, None, None, x.copy(), np.zeros(5, np.float32), two]),
+        ("at least one channel", [x, None, None, x.copy(), two[:0], two[:0]]),
+        ("factor has dtype float64", [x, three.astype(float), None, x.copy(), three, three]),
+        ("shift has shape", [x, three, two, x.copy(), three, three]),
+        ("y has shape", [x, None, None, x[:2].copy(), three, three]),
+    ]
+    for text, arrays in calls:
+        with pytest.raises(ValueError, match=text):
+            kernels.normalize_batch(*arrays, 1e-3)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (3, 31), (5, 32), (7, 101), (700, 333)])

@@ -23,77 +23,47 @@ Index rows_of(const Array& a, const char* name, Index channels) {
   return count(a, name, channels);
 }
 
-void batch_moments(const Array& x, Array& mean, Array& variance) {
+void normalize_batch(const Array& x, const MaybeArray& factor, const MaybeArray& shift, Array& y,
+                     Array& mean, Array& variance, double epsilon, bool relu) {
   const Index channels = mean.size(), rows = rows_of(x, "x", channels);
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const T* from = in<T>(x, "x", x.size());
-    T* means = out<T>(mean, "mean", channels);
-    T* variances = out<T>(variance, "variance", channels);
-    InterpreterRelease release;
-    nn::batch_moments(from, means, variances, rows, channels);
+    const auto from = reads<T>(x, "x", x.size());
+    const auto factors = reads<T>(factor, "factor", channels);
+    const auto shifts = reads<T>(shift, "shift", channels);
+    const auto to = writes<T>(y, "y", x.size());
+    const auto means = writes<T>(mean, "mean", channels);
+    const auto variances = writes<T>(variance, "variance", channels);
+    launch(x.size() <= kBrief / 4, [=](const Places& at) {
+      nn::normalize_batch(nn::Batch<T>{at(from), at(factors), at(shifts), rows, channels,
+                                       static_cast<T>(epsilon), relu},
+                          at(to), at(means), at(variances));
+    });
   });
 }
 
-void batch_scale(const Array& x, const Array& mean, const Array& factor, const Array& shift,
-                 Array& y, bool relu) {
-  const Index channels = factor.size(), rows = rows_of(x, "x", channels);
-  with_real(x, "x", [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = in<T>(x, "x", x.size());
-    const T* means = in<T>(mean, "mean", channels);
-    const T* factors = in<T>(factor, "factor", channels);
-    const T* shifts = in<T>(shift, "shift", channels);
-    T* to = out<T>(y, "y", x.size());
-    InterpreterRelease release;
-    nn::batch_scale(from, means, factors, shifts, to, rows, channels, relu);
-  });
-}
-
-// Throws unless both or neither are given. With both, the kernels compute again where relu's input
-// was positive, and mask the gradient.
-void check_cut(const MaybeArray& factor, const MaybeArray& bias) {
-  if (factor.has_value() != bias.has_value()) {
-    throw py::value_error("factor and bias of relu's input go together: give both or none");
-  }
-}
-
-void batch_sums(const Array& g, const Array& x, const Array& mean, Array& sums, Array& products,
-                const MaybeArray& factor, const MaybeArray& bias) {
-  check_cut(factor, bias);
+void normalize_batch_gradient(const Array& g, const Array& x, const MaybeArray& factor,
+                              const MaybeArray& shift, const Array& mean, const Array& variance,
+                              MaybeArray dx, Array& by_factor, Array& by_shift, double epsilon,
+                              bool relu) {
   const Index channels = mean.size(), rows = rows_of(x, "x", channels);
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
-    const T* gradient = in<T>(g, "g", x.size());
-    const T* from = in<T>(x, "x", x.size());
-    const T* means = in<T>(mean, "mean", channels);
-    T* first = out<T>(sums, "sums", channels);
-    T* second = out<T>(products, "products", channels);
-    const T* factors = in<T>(factor, "factor", channels);
-    const T* biases = in<T>(bias, "bias", channels);
-    InterpreterRelease release;
-    nn::batch_sums(gradient, from, means, factors, biases, first, second, rows, channels);
-  });
-}
-
-void batch_combine(const Array& g, const Array& x, const Array& mean, const Array& by_g,
-                   const Array& by_x, const Array& shift, Array& dx, const MaybeArray& factor,
-                   const MaybeArray& bias) {
-  check_cut(factor, bias);
-  const Index channels = by_g.size(), rows = rows_of(x, "x", channels);
-  with_real(x, "x", [&](auto zero) {
-    using T = decltype(zero);
-    const T* gradient = in<T>(g, "g", x.size());
-    const T* from = in<T>(x, "x", x.size());
-    const T* means = in<T>(mean, "mean", channels);
-    const T* gs = in<T>(by_g, "by_g", channels);
-    const T* xs = in<T>(by_x, "by_x", channels);
-    const T* shifts = in<T>(shift, "shift", channels);
-    T* to = out<T>(dx, "dx", x.size());
-    const T* factors = in<T>(factor, "factor", channels);
-    const T* biases = in<T>(bias, "bias", channels);
-    InterpreterRelease release;
-    nn::batch_combine(gradient, from, means, gs, xs, shifts, factors, biases, to, rows, channels);
+    const auto upstream = reads<T>(g, "g", x.size());
+    const auto from = reads<T>(x, "x", x.size());
+    const auto factors = reads<T>(factor, "factor", channels);
+    const auto shifts = reads<T>(shift, "shift", channels);
+    const auto means = reads<T>(mean, "mean", channels);
+    const auto variances = reads<T>(variance, "variance", channels);
+    const auto to = writes<T>(dx, "dx", x.size());
+    const auto first = writes<T>(by_factor, "by_factor", channels);
+    const auto second = writes<T>(by_shift, "by_shift", channels);
+    launch(x.size() <= kBrief / 4, [=](const Places& at) {
+      nn::normalize_batch_gradient(nn::Batch<T>{at(from), at(factors), at(shifts), rows, channels,
+                                                static_cast<T>(epsilon), relu},
+                                   at(upstream), at(means), at(variances), at(to), at(first),
+                                   at(second));
+    });
   });
 }
 
@@ -162,13 +132,10 @@ void normalize_rows_gradient(const Array& g, const Array& x, const Array& factor
 }  // namespace
 
 void bind_normalization(py::module_& m) {
-  m.def("batch_moments", &batch_moments, "x"_a, "mean"_a, "variance"_a);
-  m.def("batch_scale", &batch_scale, "x"_a, "mean"_a, "factor"_a, "shift"_a, "y"_a,
-        "relu"_a = false);
-  m.def("batch_sums", &batch_sums, "g"_a, "x"_a, "mean"_a, "sums"_a, "products"_a,
-        "factor"_a = py::none(), "bias"_a = py::none());
-  m.def("batch_combine", &batch_combine, "g"_a, "x"_a, "mean"_a, "by_g"_a, "by_x"_a, "shift"_a,
-        "dx"_a, "factor"_a = py::none(), "bias"_a = py::none());
+  m.def("normalize_batch", &normalize_batch, "x"_a, "factor"_a, "shift"_a, "y"_a, "mean"_a,
+        "variance"_a, "epsilon"_a, "relu"_a = false);
+  m.def("normalize_batch_gradient", &normalize_batch_gradient, "g"_a, "x"_a, "factor"_a, "shift"_a,
+        "mean"_a, "variance"_a, "dx"_a, "by_factor"_a, "by_shift"_a, "epsilon"_a, "relu"_a = false);
   m.def("normalize_rows", &normalize_rows, "x"_a, "factor"_a, "shift"_a, "y"_a, "means"_a,
         "inverses"_a, "epsilon"_a);
   m.def("normalize_rows_gradient", &normalize_rows_gradient, "g"_a, "x"_a, "factor"_a, "means"_a,
