@@ -130,7 +130,7 @@ def table(arguments):
         "`tests/torch_backend/run_pytorch_tests.py` runs the tests that PyTorch "
         f"{found[0]['torch']} ships in\n`torch/testing/_internal/distributed/distributed_test.py` with "
         f"this backend and with gloo, on the same machine\n({found[0]['date']}). The script also writes "
-        "this page. Tests that gloo skips, such as those for GPUs, are left out.\n"
+        "this page.\n"
     )
     print(
         "The wheels of PyTorch contain no tests of DTensor and FSDP2, only the classes below them. "
@@ -163,6 +163,15 @@ def table(arguments):
     for name in names:
         cells = (outcomes["pycollective", size].get(name, ["–"])[0] for size in sizes)
         print(f"| `{name}` | {' | '.join(cells)} |")
+    skipped: dict[str, set[str]] = {}
+    for (who, _), tests in outcomes.items():
+        for name, (outcome, reason, _) in tests.items() if who == "gloo" else ():
+            if outcome == "skipped" and name not in names:
+                skipped.setdefault(reason.strip() or "no reason given", set()).add(name)
+    print("\nTests that gloo skips, by PyTorch's reason:\n")
+    print("| reason | tests |\n|---|---|")
+    for reason in sorted(skipped):
+        print(f"| {reason} | {', '.join(f'`{name}`' for name in sorted(skipped[reason]))} |")
 
 
 def main():

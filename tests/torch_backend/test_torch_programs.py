@@ -158,15 +158,9 @@ def test_killed_rank_ends_the_others_and_torchrun_starts_all_again(tmp_path):
 def test_pytorchs_own_tests_pass(tmp_path):
     """Some of them; docs/reference/pytorch_tests.md has the results of all."""
     pytest.importorskip("expecttest", reason="PyTorch's tests need expecttest")
-    some = [
-        "all_gather",
-        "all_reduce_sum",
-        "broadcast",
-        "isend",
-        "barrier_group",
-        "ddp_buffer_hook",
-    ]
-    some += ["all_to_all_single", "gather_object", "sparse_all_reduce"]
+    some = ["all_gather", "all_reduce_sum", "broadcast", "isend", "gather_object", "test_barrier"]
+    some += ["DistributedDataParallelCPU", "monitored_barrier", "sparse_all_reduce", "test_gather"]
+    some += ["test_reduce_sum", "test_scatter", "recv_any_source", "accumulate_gradients"]
     chosen = [word for pattern in some for word in ("-k", pattern)]
     runner, file = PROGRAM.with_name("run_pytorch_tests.py"), tmp_path / "results.json"
     python(tmp_path, runner, "run", "pycollective", 3, *chosen, "--json", file)
