@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[Any]
 #: A dtype object, because comparing a dtype with a class takes several times as long.
 FLOAT32 = np.dtype(np.float32)
-_COMPILED = frozenset((FLOAT32, np.dtype(np.float64)))
+#: The dtypes of the compiled kernels, and of most kernels on a GPU.
+REAL_DTYPES = frozenset((FLOAT32, np.dtype(np.float64)))
 _NUMPY = np.ndarray
 
 
@@ -327,7 +328,7 @@ def native(*arrays: Unpack[_Arrays]) -> tuple[Unpack[_Arrays]] | None:
             return None
         kind = array.dtype
         if kind is not dtype:  # a dtype object is nearly always shared
-            if kind not in _COMPILED or (dtype is not None and kind != dtype):
+            if kind not in REAL_DTYPES or (dtype is not None and kind != dtype):
                 return None
             dtype = kind
         flags = array.flags
@@ -340,8 +341,10 @@ def native(*arrays: Unpack[_Arrays]) -> tuple[Unpack[_Arrays]] | None:
 
 
 def in_c_order(array: Array) -> Array:
-    """Return a NumPy array in C order and aligned."""
+    """Return an array in C order, and on the host aligned."""
     flags = array.flags
-    if flags.c_contiguous and flags.aligned:
+    on_gpu = array.__class__ is not np.ndarray and not on_host(array)
+    if flags.c_contiguous and (on_gpu or flags.aligned):
         return array
-    return np.array(array, order="C", copy=True)
+    copy: Array = array_module(array).array(array, order="C", copy=True)
+    return copy

@@ -35,10 +35,9 @@ thread_local Scratch part_scratch, call_scratch;
 }  // namespace
 
 void direct_forward(const ConvolutionForward& a) {
-  constexpr Index kWidest = 16;
   const Window& w = a.w;
   const Window& pool = *a.pool;
-  const Index wide = (a.filters + kWidest - 1) / kWidest * kWidest;
+  const Index wide = round_up(a.filters, kWidest);
   call_scratch.reserve((w.patch() + 1) * wide, 1);
   float* weights = call_scratch.take((w.patch() + 1) * wide);  // and the bias behind them
   std::fill(weights, weights + (w.patch() + 1) * wide, 0.0f);

@@ -24,7 +24,7 @@ struct Products {
   Factor (*pack)(const Factor& b, Index columns, Index depth, float* to);
 };
 
-inline Index packed_size(Index columns, Index depth) { return (columns + 15) / 16 * 16 * depth; }
+inline Index packed_size(Index columns, Index depth) { return round_up(columns, kWidest) * depth; }
 
 Products pick_products();
 

@@ -24,15 +24,12 @@
 namespace pycollective::nn {
 namespace {
 
-constexpr Index kWidest = 16;
 // Filters whose weights are used together. For one vector of channels they stay in the first-level
 // cache.
 constexpr Index kGroup = 32;
 constexpr Index kSlack = 16;
 // Approximate bytes of the images whose hits are listed together.
 constexpr Index kListedBytes = 1 << 15;
-
-Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
 // A remaining gradient, and the offset of its patch.
 struct Hit {

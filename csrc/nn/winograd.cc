@@ -27,9 +27,6 @@ constexpr Index kMostTiles = 64;
 // Rows and columns of a block of a matrix (see winograd.inc). The number of tiles is rounded up to
 // kGroup, those of channels and filters to kWidest.
 constexpr Index kGroup = 8;
-constexpr Index kWidest = 16;
-
-Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
 // Returns the distance between adjacent matrices of a product. It is not a power of two: otherwise
 // the numbers of a tile would compete for the same cache lines.

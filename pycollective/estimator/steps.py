@@ -15,8 +15,8 @@ from pycollective.estimator.variables import ModelVariables
 from pycollective.keras.losses.loss import averages_of_replicas
 from pycollective.keras.metrics import Mean, Metric
 from pycollective.keras.models import Model
-from pycollective.keras.optimizers.copies import count_one, with_arrays
 from pycollective.keras.optimizers.accumulation import Recording, recorded
+from pycollective.keras.optimizers.copies import count_one, with_arrays
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, as_tensor

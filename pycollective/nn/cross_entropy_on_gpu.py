@@ -6,10 +6,9 @@ import functools
 
 import numpy as np
 
-from ..array_backend import Array, empty, on_host
+from ..array_backend import REAL_DTYPES, Array, empty, on_host
 from ..launching import defines, launch
 
-_KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 _LABELS = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
 _MOST_CLASSES = 256
 """A thread reads a whole row; with more classes, the reads of adjacent threads are too far apart."""
@@ -46,7 +45,7 @@ def fits(logits: Array) -> bool:
     """Return True if the kernel supports these logits, ``[rows, classes]``."""
     return (
         not on_host(logits)
-        and logits.dtype in _KINDS
+        and logits.dtype in REAL_DTYPES
         and 0 < logits.shape[1] <= _MOST_CLASSES
         and logits.flags.c_contiguous
     )

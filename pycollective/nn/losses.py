@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, asarray, native, on_host
+from ..array_backend import REAL_DTYPES, Array, array_module, asarray, native, on_host
 from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
 from ..tensor.tape import is_tracked, record, recording, thread_state
@@ -24,7 +24,6 @@ __all__ = [
 ]
 
 
-_KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 """The dtypes of the kernels for GPUs."""
 
 
@@ -224,7 +223,7 @@ def sum_of_squares(t: Any, factor: float) -> Tensor:
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
         if found is not None:
             return (Multiple(a, float(g * number(2 * factor))),)
-        if on_host(a) or a.dtype not in _KINDS or not a.flags.c_contiguous:
+        if on_host(a) or a.dtype not in REAL_DTYPES or not a.flags.c_contiguous:
             return (g * number(2 * factor) * a,)
         return (Multiple(a, g, 2 * factor),)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, array_module, empty
+from ..array_backend import Array, empty, in_c_order
 from ..launching import defines, index_type, launch
 from .sums import column_sums
 
@@ -105,10 +105,6 @@ def _launch(name: str, over: Array, *arguments: Any) -> None:
     launch(text, name, over.size, over, (*arguments, np.int64(over.size)))
 
 
-def _contiguous(array: Array) -> Array:
-    return array if array.flags.c_contiguous else array_module(array).ascontiguousarray(array)
-
-
 def _like(array: Array) -> Array:
     return empty(array.shape, array.dtype, array)
 
@@ -122,7 +118,7 @@ def normalized(
     takes the gradient of the result. It returns the gradients of ``rows`` (None unless its second
     argument is True), ``factor`` and ``shift``.
     """
-    rows = _contiguous(rows)
+    rows = in_c_order(rows)
     real, channels = rows.dtype.type, np.int32(rows.shape[1])
     count = real(max(len(rows), 1))
     mean = column_sums(rows) / count
@@ -137,7 +133,7 @@ def normalized(
     cut = (slope, shift) if relu else (None, None)
 
     def gradients(g: Array, needs_dx: bool) -> tuple[Array | None, Array, Array]:
-        g = _contiguous(g)
+        g = in_c_order(g)
         passed = _like(g) if relu else None
         product = _like(g)
         _launch("products", g, g, rows, mean, *cut, passed, product, channels)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, array_module, empty, on_host
+from ..array_backend import REAL_DTYPES, Array, empty, in_c_order, on_host
 from ..launching import defines, index_type, launch
 from .window import Window
 
@@ -96,7 +96,7 @@ extern "C" __global__ void max_pool_gradient(const Number* g, const unsigned cha
 }
 """
 
-_KINDS = frozenset((np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)))
+_KINDS = REAL_DTYPES | {np.dtype(np.float16)}
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def fits(x: Array, window: Window) -> bool:
 
 def forward(x: Array, window: Window) -> tuple[Array, Array]:
     """Return the maxima, and the tap of each window that held its maximum; `fits` must hold."""
-    images = x if x.flags.c_contiguous else array_module(x).ascontiguousarray(x)
+    images = in_c_order(x)
     shape = (x.shape[0], window.out_h, window.out_w, x.shape[3])
     y, codes = empty(shape, x.dtype, x), empty(shape, np.uint8, x)
     _launch("max_pool", y, images, y, codes, window=window, image=x.shape)
@@ -138,7 +138,7 @@ def forward(x: Array, window: Window) -> tuple[Array, Array]:
 
 def backward(g: Array, codes: Array, shape: tuple[int, ...], window: Window) -> Array:
     """Return the gradient of images of the given shape, from the codes that `forward` returned."""
-    upstream = g if g.flags.c_contiguous else array_module(g).ascontiguousarray(g)
+    upstream = in_c_order(g)
     dx = empty(shape, g.dtype, g)
     _launch("max_pool_gradient", dx, upstream, codes, dx, window=window, image=shape)
     return dx

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, empty, on_host
+from ..array_backend import REAL_DTYPES, Array, empty, on_host
 from ..launching import defines, launch
 from ..tensor.compiled import reduced
 
@@ -17,7 +17,6 @@ _LANES = 1 << 17
 _LEAST_ROWS = 8
 #: The most rows that one thread adds at the end.
 _LAST_ROWS = 64
-_KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 
 # The number of threads (lanes) is a multiple of the columns, so that each thread stays in its column.
 _SOURCE = """
@@ -55,7 +54,7 @@ def column_sums(rows: Array) -> Array:
         floats = rows.dtype.kind == "f"
         total: Array = reduced("sum", rows, (0,)) if floats else rows.sum(axis=0)
         return total
-    if rows.dtype not in _KINDS:
+    if rows.dtype not in REAL_DTYPES:
         halves: Array = column_sums(rows.astype(np.float32)).astype(rows.dtype)
         return halves
     count, columns = rows.shape

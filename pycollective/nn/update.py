@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, native, on_host
+from ..array_backend import Array, in_c_order, native, on_host
 from . import together
 
 
@@ -47,7 +47,7 @@ def _in_order(grads: Sequence[Array]) -> Sequence[Array]:
     """Return the gradients; those on a GPU in C order, which its kernels need."""
     if not grads or on_host(grads[0]):
         return grads
-    return [g if g.flags.c_contiguous else array_module(g).ascontiguousarray(g) for g in grads]
+    return list(map(in_c_order, grads))
 
 
 def adam_update(

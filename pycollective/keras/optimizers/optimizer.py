@@ -16,6 +16,7 @@ from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.server_store import OPTIMIZERS
 from pycollective.dtypes import is_differentiable
+from pycollective.keras.optimizers.accumulation import this_thread
 from pycollective.keras.optimizers.clipping import clipped
 from pycollective.keras.optimizers.copies import (
     adder,
@@ -25,7 +26,6 @@ from pycollective.keras.optimizers.copies import (
     require_copies,
     with_arrays,
 )
-from pycollective.keras.optimizers.accumulation import this_thread
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.keras.optimizers.state import OptimizerState
