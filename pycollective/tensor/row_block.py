@@ -26,7 +26,7 @@ _EXACT = frozenset(
         "logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor invert"
     ).split()
 )
-#: Which of 0.0 and -0.0 these functions return depends on the number of elements.
+#: The sign of a zero that these functions return depends on the number of elements.
 _SIGN_OF_ZERO = (np.maximum, np.minimum)
 #: NumPy 1 gives an operation of a scalar and an array without axes another dtype.
 _SCALARS_CHANGE_DTYPES = np.__version__.startswith("1.")

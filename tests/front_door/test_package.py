@@ -1,5 +1,6 @@
 """The package as it is built: its version, and builds without a compiler or Python's headers."""
 
+import json
 import os
 import re
 import shutil
@@ -106,7 +107,9 @@ def test_build_without_compiler_or_headers_names_the_packages_in_one_line(tmp_pa
         assert command in line
 
 
-def test_dockerfile_runs_both_commands_of_the_readme():
+def test_dockerfile_and_devcontainer_run_both_commands_of_the_readme():
     commands = re.findall(r"^python3 -m venv .*$", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 2
     assert re.findall(r"^RUN (python3 .*)$", (ROOT / "Dockerfile").read_text(), re.M) == commands
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert [container["onCreateCommand"], container["updateContentCommand"]] == commands

@@ -147,7 +147,7 @@ def single_batch(
 ) -> Any:
     """Return the batch of `batches_of` without making a dataset, or None if that is not possible.
 
-    It is possible under the default strategy, for arrays that make exactly one batch.
+    The default strategy allows this for arrays that make exactly one batch.
     """
     if not strategy.extended.is_default:
         return None
