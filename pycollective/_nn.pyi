@@ -242,13 +242,14 @@ def dense_gradient(
     weight_gradient: NDArray[Any] | None,
     bias_gradient: NDArray[Any] | None,
 ) -> None: ...
+def batch_moments(x: NDArray[Any], mean: NDArray[Any], variance: NDArray[Any]) -> None: ...
 def normalize_batch(
     x: NDArray[Any],
     factor: NDArray[Any] | None,
     shift: NDArray[Any] | None,
-    y: NDArray[Any],
     mean: NDArray[Any],
     variance: NDArray[Any],
+    y: NDArray[Any],
     epsilon: float,
     relu: bool = False,
 ) -> None: ...
@@ -264,6 +265,7 @@ def normalize_batch_gradient(
     by_shift: NDArray[Any],
     epsilon: float,
     relu: bool = False,
+    constant: bool = False,
 ) -> None: ...
 def alike(columns: Sequence[Sequence[NDArray[Any]]]) -> bool: ...
 def rule_update(

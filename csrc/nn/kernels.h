@@ -303,25 +303,29 @@ struct DenseGradient {
 void dense_gradient(const DenseGradient& a);
 
 // ---- batch normalization (normalize.cc) --------------------------------------------------------
+// Mean and variance of each channel of x [rows, channels]; 0 without rows.
+void batch_moments(const float* x, float* mean, float* variance, Index rows, Index channels);
+void batch_moments(const double* x, double* mean, double* variance, Index rows, Index channels);
 // Each channel is normalized: y = (x - mean) factor / sqrt(variance + epsilon) + shift.
 template <typename T>
 struct Batch {
   const T* x;       // [rows, channels]
   const T* factor;  // null: ones
   const T* shift;   // null: zeros
+  const T* mean;
+  const T* variance;
   Index rows, channels;
   T epsilon;
   bool relu;  // y is then max(y, 0)
 };
-// Also writes mean and variance of each channel, which are 0 without rows.
-void normalize_batch(const Batch<float>& batch, float* y, float* mean, float* variance);
-void normalize_batch(const Batch<double>& batch, double* y, double* mean, double* variance);
-// Writes the gradients of x (unless dx is null), factor and shift for the gradient g of y.
-void normalize_batch_gradient(const Batch<float>& batch, const float* g, const float* mean,
-                              const float* variance, float* dx, float* by_factor, float* by_shift);
-void normalize_batch_gradient(const Batch<double>& batch, const double* g, const double* mean,
-                              const double* variance, double* dx, double* by_factor,
-                              double* by_shift);
+void normalize_batch(const Batch<float>& batch, float* y);
+void normalize_batch(const Batch<double>& batch, double* y);
+// Writes the gradients of x (unless dx is null), factor and shift for the gradient g of y. Unless
+// mean and variance are constant, they are those of x.
+void normalize_batch_gradient(const Batch<float>& batch, bool constant, const float* g, float* dx,
+                              float* by_factor, float* by_shift);
+void normalize_batch_gradient(const Batch<double>& batch, bool constant, const double* g,
+                              double* dx, double* by_factor, double* by_shift);
 
 // ---- optimizers (update.cc) -------------------------------------------------------------------
 // steps: changes the parameters p and their slots m and v by the gradients g; v is null if a rule

@@ -188,7 +188,7 @@ void part_moments(const T* x, Index rows, Index wide, Moments& total) {
 }
 
 template <typename T>
-void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {
+void batch_moments_body(const T* x, T* mean, T* variance, Index rows, Index channels) {
   const Index fold = fold_of(rows, channels);
   const Index tall = rows / fold, wide = channels * fold;
   const int parts = static_cast<int>(std::clamp<Index>(tall, 1, threads()));
@@ -265,9 +265,9 @@ template <typename T>
 struct Slopes {
   std::vector<T> inverse, slope, shift;
 
-  Slopes(const Batch<T>& b, const T* variance) {
+  explicit Slopes(const Batch<T>& b) {
     for (Index c = 0; c < b.channels; ++c) {
-      inverse.push_back(T{1} / std::sqrt(variance[c] + b.epsilon));
+      inverse.push_back(T{1} / std::sqrt(b.variance[c] + b.epsilon));
       slope.push_back(b.factor ? inverse.back() * b.factor[c] : inverse.back());
       shift.push_back(b.shift ? b.shift[c] : T{0});
     }
@@ -275,11 +275,10 @@ struct Slopes {
 };
 
 template <typename T>
-void normalize_batch_body(const Batch<T>& b, T* y, T* mean, T* variance) {
-  batch_moments(b.x, mean, variance, b.rows, b.channels);
-  const Slopes<T> own(b, variance);
+void normalize_batch_body(const Batch<T>& b, T* y) {
+  const Slopes<T> own(b);
   const Index fold = fold_of(b.rows, b.channels);
-  const std::vector<T> means = repeated(mean, b.channels, fold);
+  const std::vector<T> means = repeated(b.mean, b.channels, fold);
   const std::vector<T> slopes = repeated(own.slope.data(), b.channels, fold);
   const std::vector<T> shifts = repeated(own.shift.data(), b.channels, fold);
   by_rows(b.rows, b.channels, fold, [&](Index at, Index some, Index wide) {
@@ -289,41 +288,43 @@ void normalize_batch_body(const Batch<T>& b, T* y, T* mean, T* variance) {
 }
 
 template <typename T>
-void normalize_batch_gradient_body(const Batch<T>& b, const T* g, const T* mean, const T* variance,
-                                   T* dx, T* by_factor, T* by_shift) {
-  const Slopes<T> own(b, variance);
+void normalize_batch_gradient_body(const Batch<T>& b, bool constant, const T* g, T* dx,
+                                   T* by_factor, T* by_shift) {
+  const Slopes<T> own(b);
   const auto size = static_cast<std::size_t>(b.channels);
-  std::vector<T> products(size), by_x(size), constant(size);
-  batch_sums(g, b.x, mean, own.slope.data(), b.relu ? own.shift.data() : nullptr, by_shift,
+  std::vector<T> products(size), by_x(size), offset(size);
+  batch_sums(g, b.x, b.mean, own.slope.data(), b.relu ? own.shift.data() : nullptr, by_shift,
              products.data(), b.rows, b.channels);
   const T count = static_cast<T>(std::max<Index>(b.rows, 1));
   for (std::size_t c = 0; c < size; ++c) {
     by_factor[c] = products[c] * own.inverse[c];
+    if (constant) continue;
     by_x[c] = -own.slope[c] * products[c] * (own.inverse[c] * own.inverse[c] / count);
-    constant[c] = -own.slope[c] * by_shift[c] / count;
+    offset[c] = -own.slope[c] * by_shift[c] / count;
   }
   if (!dx) return;
   const Index fold = fold_of(b.rows, b.channels);
-  const std::vector<T> means = repeated(mean, b.channels, fold);
+  const std::vector<T> means = repeated(b.mean, b.channels, fold);
   const std::vector<T> slopes = repeated(own.slope.data(), b.channels, fold);
   const std::vector<T> shifts = repeated(own.shift.data(), b.channels, fold);
   const std::vector<T> by_xs = repeated(by_x.data(), b.channels, fold);
-  const std::vector<T> constants = repeated(constant.data(), b.channels, fold);
+  const std::vector<T> offsets = repeated(offset.data(), b.channels, fold);
   by_rows(b.rows, b.channels, fold, [&](Index at, Index some, Index wide) {
-    columns::combine(g + at, b.x + at, means.data(), slopes.data(), by_xs.data(), constants.data(),
+    columns::combine(g + at, b.x + at, means.data(), slopes.data(), by_xs.data(), offsets.data(),
                      slopes.data(), b.relu ? shifts.data() : nullptr, dx + at, some, wide);
   });
 }
 
 }  // namespace
 
-#define PYCOLLECTIVE_BATCH(T)                                                          \
-  void normalize_batch(const Batch<T>& batch, T* y, T* mean, T* variance) {            \
-    normalize_batch_body(batch, y, mean, variance);                                    \
-  }                                                                                    \
-  void normalize_batch_gradient(const Batch<T>& batch, const T* g, const T* mean,      \
-                                const T* variance, T* dx, T* by_factor, T* by_shift) { \
-    normalize_batch_gradient_body(batch, g, mean, variance, dx, by_factor, by_shift);  \
+#define PYCOLLECTIVE_BATCH(T)                                                            \
+  void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {     \
+    batch_moments_body(x, mean, variance, rows, channels);                               \
+  }                                                                                      \
+  void normalize_batch(const Batch<T>& batch, T* y) { normalize_batch_body(batch, y); }  \
+  void normalize_batch_gradient(const Batch<T>& batch, bool constant, const T* g, T* dx, \
+                                T* by_factor, T* by_shift) {                             \
+    normalize_batch_gradient_body(batch, constant, g, dx, by_factor, by_shift);          \
   }
 
 PYCOLLECTIVE_BATCH(float)

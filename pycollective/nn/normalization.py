@@ -104,6 +104,7 @@ def normalize_batch(
     offset: Any = None,
     epsilon: float = 1e-3,
     activation: str | None = None,
+    moments: tuple[Any, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize each channel (index of the last axis) by its mean and variance over all other axes.
 
@@ -120,6 +121,8 @@ def normalize_batch(
         Added to the variance.
     activation : str, optional
         ``"relu"`` replaces negative results by 0 in the same passes.
+    moments : tuple of tensor, optional
+        Mean and variance, ``[channels]``, instead of those of ``x``. No gradient flows to them.
 
     Returns
     -------
@@ -147,8 +150,14 @@ def normalize_batch(
     parameters, factor, shift = _parameters("normalize_batch", channels, scale, offset, dtype)
     inputs = (images, *parameters)
     rows = a.astype(dtype, copy=False).reshape(a.size // max(channels, 1), channels)
+    known = None
+    if moments is not None:
+        mean, variance = (_optional(value, dtype)[1] for value in moments)
+        assert mean is not None and variance is not None
+        known = mean, variance
     normalized = _batch_by_kernel if on_host(rows) else normalization_on_gpu.normalized
-    y, mean, variance, gradients = normalized(rows, factor, shift, epsilon, activation is not None)
+    relu = activation is not None
+    y, mean, variance, gradients = normalized(rows, factor, shift, known, epsilon, relu)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
         upstream = g.astype(dtype, copy=False).reshape(rows.shape)
@@ -163,28 +172,37 @@ def normalize_batch(
 
 
 def _batch_by_kernel(
-    rows: Array, factor: Array | None, shift: Array | None, epsilon: float, relu: bool
+    rows: Array,
+    factor: Array | None,
+    shift: Array | None,
+    known: tuple[Array, Array] | None,
+    epsilon: float,
+    relu: bool,
 ) -> normalization_on_gpu.Normalized:
     """Normalize the columns; see `normalization_on_gpu.normalized`."""
-    found = native(rows, factor, shift)
+    channels = rows.shape[1]
+    moments = known or (np.empty(channels, rows.dtype), np.empty(channels, rows.dtype))
+    found = native(rows, factor, shift, *moments)
     if found is None:
-        raise TypeError("normalize_batch: x, scale and offset must be on the same device")
-    arrays, channels = found, rows.shape[1]
+        raise TypeError("normalize_batch: x and its factors must be on the same device")
+    arrays = found
     y = workspace.empty(rows.shape, rows.dtype)
-    mean, variance = (np.empty(channels, rows.dtype) for _ in range(2))
     if channels:
-        kernels.normalize_batch(*arrays, y, mean, variance, epsilon, relu)
+        if known is None:
+            kernels.batch_moments(arrays[0], *moments)
+        kernels.normalize_batch(*arrays, y, epsilon, relu)
 
     def gradients(g: Array, needs_dx: bool) -> tuple[Array | None, Array, Array]:
         dx = workspace.empty(rows.shape, rows.dtype) if needs_dx else None
         by_factor, by_shift = (np.empty(channels, rows.dtype) for _ in range(2))
         if channels:
+            about = epsilon, relu, known is not None
             kernels.normalize_batch_gradient(
-                in_c_order(g), *arrays, mean, variance, dx, by_factor, by_shift, epsilon, relu
+                in_c_order(g), *arrays, dx, by_factor, by_shift, *about
             )
         return dx, by_factor, by_shift
 
-    return y, mean, variance, gradients
+    return y, *moments, gradients
 
 
 @differentiable

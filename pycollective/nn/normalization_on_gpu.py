@@ -110,23 +110,32 @@ def _like(array: Array) -> Array:
 
 
 def normalized(
-    rows: Array, factor: Array | None, shift: Array | None, epsilon: float, relu: bool
+    rows: Array,
+    factor: Array | None,
+    shift: Array | None,
+    known: tuple[Array, Array] | None,
+    epsilon: float,
+    relu: bool,
 ) -> Normalized:
     """Normalize the columns, and multiply and shift them; with ``relu``, clip the result below at 0.
 
-    Return the result, mean and variance of the columns (0 without rows), and a function. The function
+    ``known`` is mean and variance, which are then constant; by default they are those of the columns, 0
+    without rows. Return the result, mean and variance, and a function. The function
     takes the gradient of the result. It returns the gradients of ``rows`` (None unless its second
     argument is True), ``factor`` and ``shift``.
     """
     rows = in_c_order(rows)
     real, channels = rows.dtype.type, np.int32(rows.shape[1])
     count = real(max(len(rows), 1))
-    mean = column_sums(rows) / count
-    squares = _like(rows)
-    _launch("squares", squares, rows, mean, squares, channels)
-    sums = column_sums(squares)
+    if known is None:
+        mean = column_sums(rows) / count
+        squares = _like(rows)
+        _launch("squares", squares, rows, mean, squares, channels)
+        sums, divisor = column_sums(squares), count
+    else:
+        (mean, sums), divisor = known, real(1)
     variance, inverse, slope = (_like(mean) for _ in range(3))
-    _launch("slopes", mean, sums, factor, count, real(epsilon), variance, inverse, slope)
+    _launch("slopes", mean, sums, factor, divisor, real(epsilon), variance, inverse, slope)
     y = _like(rows)
     _launch("scale", y, rows, mean, slope, shift, y, np.int32(relu), channels)
     # The kernels compute again where relu passes the result.
@@ -141,6 +150,8 @@ def normalized(
         by_x, constant, by_factor = (_like(mean) for _ in range(3))
         arguments = by_shift, products, inverse, slope, count, by_x, constant, by_factor
         _launch("gradient_factors", mean, *arguments)
+        if known is not None:
+            by_x[...], constant[...] = 0, 0
         dx = _like(rows) if needs_dx else None
         if dx is not None:
             _launch("combine", dx, g, rows, mean, slope, by_x, constant, *cut, dx, channels)

@@ -217,7 +217,7 @@ def test_activation_layers_equal_the_functions():
     prelu = layers.PReLU("ones", shared_axes=1, dtype="float64")
     np.testing.assert_allclose(apply(prelu), x)
     assert prelu.alpha.shape == (1, 4)
-    with pytest.raises(ValueError, match=r"alpha of \(1, 4\).*\(2, 3, 5\)"):
+    with pytest.raises(ValueError, match=r"alpha of shape \(1, 4\).*\(2, 3, 5\)"):
         prelu(np.zeros((2, 3, 5)))
 
 

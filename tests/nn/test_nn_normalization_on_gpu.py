@@ -15,13 +15,13 @@ RNG = np.random.default_rng(7)
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-3}
 
 
-def results(values, upstream, activation):
+def results(values, upstream, activation, moments=None):
     values = [None if v is None else Tensor(v) for v in values]
     there = [v for v in values if v is not None]
     with GradientTape() as tape:
         for value in there:
             tape.watch(value)
-        y, mean, variance = normalize_batch(*values, epsilon=1e-3, activation=activation)
+        y, mean, variance = normalize_batch(*values, 1e-3, activation, moments)
     return [y, mean, variance, *tape.gradient(y, there, Tensor(upstream))]
 
 
@@ -29,7 +29,8 @@ def results(values, upstream, activation):
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("parameters", ["both", "scale", "offset", "none"])
 @pytest.mark.parametrize("shape", [(4, 3, 5, 6), (7, 3), (1, 2), (0, 3)], ids=str)
-def test_as_on_the_host(cupy, dtype, activation, parameters, shape):
+@pytest.mark.parametrize("constant", [False, True])
+def test_as_on_the_host(cupy, dtype, activation, parameters, shape, constant):
     wide = "float32" if dtype == "float16" else dtype
     x = (3 + 2 * RNG.standard_normal(shape)).astype(dtype)
     scale = RNG.standard_normal(shape[-1]).astype(wide) if parameters in ("both", "scale") else None
@@ -38,10 +39,12 @@ def test_as_on_the_host(cupy, dtype, activation, parameters, shape):
     )
     upstream = RNG.standard_normal(shape).astype(dtype)
     values = [x, scale, offset]
-    expected = results(values, upstream, activation)
+    moments = RNG.uniform(1, 2, (2, shape[-1])).astype(wide) if constant else None
+    expected = results(values, upstream, activation, moments)
     before = cupy.calls, cupy.fetched
     moved = [None if v is None else cupy.asarray(v) for v in values]
-    found = results(moved, cupy.asarray(upstream), activation)
+    there = None if moments is None else [cupy.asarray(v) for v in moments]
+    found = results(moved, cupy.asarray(upstream), activation, there)
     assert cupy.fetched == before[1]
     if dtype != "float16" and x.size:
         assert cupy.calls - before[0] <= 17

@@ -39,10 +39,10 @@ def test_batch_kernels_equal_the_formulas(
     given = (factor, shift) if with_factors else (None, None)
     y, dx = np.full((2, *shape), np.nan, dtype)
     mean, variance, by_factor, by_shift = np.full((4, channels), np.nan, dtype)
-    kernels.normalize_batch(x, *given, y, mean, variance, 1e-3, relu)
-    kernels.normalize_batch_gradient(
-        g, x, *given, mean, variance, dx, by_factor, by_shift, 1e-3, relu
-    )
+    kernels.batch_moments(x, mean, variance)
+    kernels.normalize_batch(x, *given, mean, variance, y, 1e-3, relu)
+    about = x, *given, mean, variance
+    kernels.normalize_batch_gradient(g, *about, dx, by_factor, by_shift, 1e-3, relu)
     if not rows:
         assert not (mean.any() or variance.any() or by_factor.any() or by_shift.any())
         return
@@ -63,20 +63,28 @@ def test_batch_kernels_equal_the_formulas(
     expected = slope * (up - up.mean(axis=0) - normal * (up * normal).mean(axis=0))
     np.testing.assert_allclose(dx, expected, atol=100 * scale / np.sqrt(rows))
     sums = np.full((2, channels), np.nan, dtype)
-    kernels.normalize_batch_gradient(g, x, *given, mean, variance, None, *sums, 1e-3, relu)
+    kernels.normalize_batch_gradient(g, *about, None, *sums, 1e-3, relu)
     assert (sums == [by_factor, by_shift]).all()
+    kernels.normalize_batch_gradient(g, *about, dx, *sums, 1e-3, relu, True)  # constant moments
+    assert (sums == [by_factor, by_shift]).all()
+    np.testing.assert_allclose(dx, slope * up, atol=scale)
 
 
 def test_kernels_check_their_arrays() -> None:
     x = np.zeros((4, 3), np.float32)
     three, two = np.zeros(3, np.float32), np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match="variance has shape"):
+        kernels.batch_moments(x, three, two)
+    with pytest.raises(ValueError, match="whole number of blocks"):
+        kernels.batch_moments(np.zeros(5, np.float32), two, two.copy())
+    with pytest.raises(ValueError, match="at least one channel"):
+        kernels.batch_moments(x, two[:0], two[:0])
+    y = x.copy()
     calls: list[tuple[str, list[Any]]] = [
-        ("variance has shape", [x, None, None, x.copy(), three, two]),
-        ("whole number of blocks", [x, None, None, x.copy(), np.zeros(5, np.float32), two]),
-        ("at least one channel", [x, None, None, x.copy(), two[:0], two[:0]]),
-        ("factor has dtype float64", [x, three.astype(float), None, x.copy(), three, three]),
-        ("shift has shape", [x, three, two, x.copy(), three, three]),
-        ("y has shape", [x, None, None, x[:2].copy(), three, three]),
+        ("variance has shape", [x, None, None, three, two, y]),
+        ("factor has dtype float64", [x, three.astype(float), None, three, three, y]),
+        ("shift has shape", [x, three, two, three, three, y]),
+        ("y has shape", [x, None, None, three, three, y[:2].copy()]),
     ]
     for text, arrays in calls:
         with pytest.raises(ValueError, match=text):

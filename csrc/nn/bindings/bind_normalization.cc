@@ -23,45 +23,69 @@ Index rows_of(const Array& a, const char* name, Index channels) {
   return count(a, name, channels);
 }
 
-void normalize_batch(const Array& x, const MaybeArray& factor, const MaybeArray& shift, Array& y,
-                     Array& mean, Array& variance, double epsilon, bool relu) {
+void batch_moments(const Array& x, Array& mean, Array& variance) {
   const Index channels = mean.size(), rows = rows_of(x, "x", channels);
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const auto from = reads<T>(x, "x", x.size());
-    const auto factors = reads<T>(factor, "factor", channels);
-    const auto shifts = reads<T>(shift, "shift", channels);
-    const auto to = writes<T>(y, "y", x.size());
     const auto means = writes<T>(mean, "mean", channels);
     const auto variances = writes<T>(variance, "variance", channels);
     launch(x.size() <= kBrief / 4, [=](const Places& at) {
-      nn::normalize_batch(nn::Batch<T>{at(from), at(factors), at(shifts), rows, channels,
-                                       static_cast<T>(epsilon), relu},
-                          at(to), at(means), at(variances));
+      nn::batch_moments(at(from), at(means), at(variances), rows, channels);
     });
+  });
+}
+
+// The arguments of both kernels that normalize a batch.
+template <typename T>
+struct BatchOperands {
+  Operand<const T> x, factor, shift, mean, variance;
+  Index rows, channels;
+  T epsilon;
+  bool relu;
+
+  BatchOperands(const Array& images, const MaybeArray& factors, const MaybeArray& shifts,
+                const Array& means, const Array& variances, double added, bool with_relu)
+      : x(reads<T>(images, "x", images.size())),
+        factor(reads<T>(factors, "factor", means.size())),
+        shift(reads<T>(shifts, "shift", means.size())),
+        mean(reads<T>(means, "mean", means.size())),
+        variance(reads<T>(variances, "variance", means.size())),
+        rows(rows_of(images, "x", means.size())),
+        channels(means.size()),
+        epsilon(static_cast<T>(added)),
+        relu(with_relu) {}
+
+  nn::Batch<T> at(const Places& at) const {
+    return {at(x), at(factor), at(shift), at(mean), at(variance), rows, channels, epsilon, relu};
+  }
+};
+
+void normalize_batch(const Array& x, const MaybeArray& factor, const MaybeArray& shift,
+                     const Array& mean, const Array& variance, Array& y, double epsilon,
+                     bool relu) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const BatchOperands<T> batch(x, factor, shift, mean, variance, epsilon, relu);
+    const auto to = writes<T>(y, "y", x.size());
+    launch(x.size() <= kBrief / 4,
+           [=](const Places& at) { nn::normalize_batch(batch.at(at), at(to)); });
   });
 }
 
 void normalize_batch_gradient(const Array& g, const Array& x, const MaybeArray& factor,
                               const MaybeArray& shift, const Array& mean, const Array& variance,
                               MaybeArray dx, Array& by_factor, Array& by_shift, double epsilon,
-                              bool relu) {
-  const Index channels = mean.size(), rows = rows_of(x, "x", channels);
+                              bool relu, bool constant) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
+    const BatchOperands<T> batch(x, factor, shift, mean, variance, epsilon, relu);
     const auto upstream = reads<T>(g, "g", x.size());
-    const auto from = reads<T>(x, "x", x.size());
-    const auto factors = reads<T>(factor, "factor", channels);
-    const auto shifts = reads<T>(shift, "shift", channels);
-    const auto means = reads<T>(mean, "mean", channels);
-    const auto variances = reads<T>(variance, "variance", channels);
     const auto to = writes<T>(dx, "dx", x.size());
-    const auto first = writes<T>(by_factor, "by_factor", channels);
-    const auto second = writes<T>(by_shift, "by_shift", channels);
+    const auto first = writes<T>(by_factor, "by_factor", batch.channels);
+    const auto second = writes<T>(by_shift, "by_shift", batch.channels);
     launch(x.size() <= kBrief / 4, [=](const Places& at) {
-      nn::normalize_batch_gradient(nn::Batch<T>{at(from), at(factors), at(shifts), rows, channels,
-                                                static_cast<T>(epsilon), relu},
-                                   at(upstream), at(means), at(variances), at(to), at(first),
+      nn::normalize_batch_gradient(batch.at(at), constant, at(upstream), at(to), at(first),
                                    at(second));
     });
   });
@@ -132,10 +156,12 @@ void normalize_rows_gradient(const Array& g, const Array& x, const Array& factor
 }  // namespace
 
 void bind_normalization(py::module_& m) {
-  m.def("normalize_batch", &normalize_batch, "x"_a, "factor"_a, "shift"_a, "y"_a, "mean"_a,
-        "variance"_a, "epsilon"_a, "relu"_a = false);
+  m.def("batch_moments", &batch_moments, "x"_a, "mean"_a, "variance"_a);
+  m.def("normalize_batch", &normalize_batch, "x"_a, "factor"_a, "shift"_a, "mean"_a, "variance"_a,
+        "y"_a, "epsilon"_a, "relu"_a = false);
   m.def("normalize_batch_gradient", &normalize_batch_gradient, "g"_a, "x"_a, "factor"_a, "shift"_a,
-        "mean"_a, "variance"_a, "dx"_a, "by_factor"_a, "by_shift"_a, "epsilon"_a, "relu"_a = false);
+        "mean"_a, "variance"_a, "dx"_a, "by_factor"_a, "by_shift"_a, "epsilon"_a, "relu"_a = false,
+        "constant"_a = false);
   m.def("normalize_rows", &normalize_rows, "x"_a, "factor"_a, "shift"_a, "y"_a, "means"_a,
         "inverses"_a, "epsilon"_a);
   m.def("normalize_rows_gradient", &normalize_rows_gradient, "g"_a, "x"_a, "factor"_a, "means"_a,

@@ -163,20 +163,13 @@ class BatchNormalization(_Normalization):
         if training and self._trainable:
             outputs = self._by_batch(inputs, activation)
         else:
-            outputs = self._by_moving_averages(inputs)
-            if activation is not None:
-                outputs = nn.relu(outputs)
+            moving = self.moving_mean, self.moving_variance
+            outputs, _, _ = nn.normalize_batch(
+                inputs, self.gamma, self.beta, self.epsilon, activation, moving
+            )
         if swapped:
             outputs = ops.transpose(outputs, order)
         return outputs if outputs.dtype == dtype else ops.cast(outputs, dtype)
-
-    def _by_moving_averages(self, inputs: Tensor) -> Tensor:
-        """Return the inputs, normalized by the moving mean and variance."""
-        mean, variance, beta, gamma = (
-            None if value is None else ops.cast(value, inputs.dtype)
-            for value in (self.moving_mean, self.moving_variance, self.beta, self.gamma)
-        )
-        return nn.batch_normalization(inputs, mean, variance, beta, gamma, self.epsilon)
 
     def _by_batch(self, inputs: Tensor, activation: str | None) -> Tensor:
         """Return the inputs, normalized by the batch; update the moving mean and variance."""
