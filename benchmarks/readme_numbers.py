@@ -47,8 +47,8 @@ def collectives() -> list[str]:
     rows.append(["best of Open MPI, MPICH, Intel MPI", *(compare.time_text(p or 0) for p in peers)])
     cores = contents["machine"]["cores"]
     text = (
-        f"`all_reduce` of float32 in place, 2 processes on {cores} cores, {date}: µs, and the share of "
-        "the best MPI's time."
+        f"`all_reduce` of float32 in place, 2 processes on {cores} cores, {date}: µs, and in brackets "
+        "the time divided by that of the best MPI."
     )
     return [text, "", *compare.table(["", *map(compare.size_text, SIZES)], rows)]
 
@@ -56,22 +56,22 @@ def collectives() -> list[str]:
 def training() -> list[str]:
     """Return the table of training the tutorial's CNN."""
     date, threads = newest("compare_training")
-    _, workers = newest("compare_workers")
+    worker_date, workers = newest("compare_workers")
     speeds = {name: value["median"] for name, value in threads["samples_per_s"].items()}
     processes = workers["samples_per_s"]
     rows = [
         ["1 replica", speeds["pycollective x1"], speeds["TensorFlow Mirrored x1"],
          speeds["PyTorch x1"]],
         ["2 replicas in one process", speeds["pycollective x2"], speeds["TensorFlow Mirrored x2"], None],
-        ["2 worker processes", processes["pycollective x2"], processes["TensorFlow x2"],
-         processes["PyTorch DDP x2"]],
+        ["2 worker processes" if worker_date == date else f"2 worker processes ({worker_date})",
+         processes["pycollective x2"], processes["TensorFlow x2"], processes["PyTorch DDP x2"]],
     ]  # fmt: skip
     cells = [[row[0], *("–" if x is None else f"{x:,.0f}" for x in row[1:])] for row in rows]
     peak = threads["peak_mib"]
     text = (
-        f"Training the tutorial's CNN (64 examples a replica), {threads['cores']} cores, {date}: "
-        f"samples per second. Two replicas need {peak['pycollective x2']} MiB "
-        f"(TensorFlow: {peak['TensorFlow Mirrored x2']:,})."
+        f"Training the CNN of TensorFlow's tutorial (64 examples a replica), {threads['cores']} cores, "
+        f"{date}: samples per second. Two replicas use at most "
+        f"{peak['pycollective x2']} MiB of memory (TensorFlow: {peak['TensorFlow Mirrored x2']:,})."
     )
     return [text, "", *compare.table(["", "pycollective", "TensorFlow", "PyTorch"], cells)]
 

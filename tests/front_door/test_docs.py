@@ -171,6 +171,12 @@ def test_pages_have_at_most_1200_words():
     assert not long
 
 
+def test_explanations_have_a_diagram():
+    pages = (TOP / "docs" / "explanation").glob("*.md")
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages}
+    assert not [name for name, text in texts.items() if not re.search(r"```mermaid|/images/", text)]
+
+
 def test_readme_has_at_most_120_lines_and_the_numbers_of_the_newest_results():
     text = (TOP / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
