@@ -90,7 +90,7 @@ def test_each_contestant_trains_on_the_host(tmp_path, module, name):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     ready, *answers = (json.loads(line) for line in done.stdout.splitlines())
@@ -106,7 +106,7 @@ def test_main_writes_one_report(tmp_path):
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--models", "tutorial"]
     command += ["--batches", "2", "--window", "0.01", "--only", "pycollective", "--out", str(out)]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
@@ -118,7 +118,7 @@ def test_main_writes_one_report(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode and "no time for" in done.stderr
