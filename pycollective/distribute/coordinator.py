@@ -89,9 +89,6 @@ _POLL_SECONDS, _POLL_INTERVAL = 0.05, 0.001
 #: Seconds between two samples of the servers' load for timelines.
 _SAMPLES = 0.1
 
-#: The iterators of a per-worker dataset that a worker keeps.
-_ITERATORS = 8
-
 _log = logging.getLogger("pycollective")
 
 
@@ -110,7 +107,7 @@ def call_of(function: Any, arguments: Any) -> tuple[dict[str, Any], list[Any]]:
 
     def named(value: Any) -> list[Any] | None:
         if isinstance(value, PerWorkerIterator):
-            return ["iterator", *value.name]
+            return ["iterator", *value.name, value.oldest]
         return None
 
     args, kwargs = arguments
@@ -290,6 +287,8 @@ class _Queue:
         self._closed = False
         self._divided: shared_among | None = None
         self._fatal: BaseException | None = None
+        #: The last error that there was no worker.
+        self._no_worker: BaseException | None = None
         #: The last time at which the program's own thread has begun to run a function.
         self._own_thread_ran_at = -math.inf
         #: The worker whose thread polls for functions.
@@ -375,15 +374,12 @@ class _Queue:
 
     def _raise_error(self) -> None:
         """Raise the first error of a function, if any, when no other function runs any more."""
-        if self._chief is not None and self._fatal is None:
+        if self._chief is not None and self._fatal is None and not self._chief.recover:
             try:
-                if self._chief.recover and self._chief.servers.lost():
-                    self._find_servers()
                 self._chief.servers.check()
             except UnavailableError as lost:
-                self._fatal = self._error = lost
+                self._fail(UnavailableError(str(lost)))
         if self._fatal is not None:
-            self._cancel()
             raise self._fatal
         if self._error is None:
             return
@@ -394,14 +390,26 @@ class _Queue:
         if error is not None:  # else another thread has raised it
             raise error
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Cancel the functions that wait, wait for those that run, and drop their errors."""
+        with self._changed:
+            self._cancel()
+            self._changed.wait_for(lambda: not self._in_flight)
+            self._cancel()  # the function of a worker that was lost meanwhile
+            self._error = self._fatal
+
+    def _cancel(self, error: BaseException | None = None) -> None:
+        """Let the functions that wait end with an error, by default `CancelledError`."""
+        text = "The corresponding function is cancelled. Please reschedule the function."
         while self._closures:
-            self._closures.popleft().value.complete(
-                None,
-                CancelledError(
-                    "The corresponding function is cancelled. Please reschedule the function."
-                ),
-            )
+            self._closures.popleft().value.complete(None, error or CancelledError(text))
+
+    def _fail(self, error: UnavailableError) -> None:
+        """End the functions that wait; every later call raises the error."""
+        with self._changed:
+            self._fatal = self._error = error
+            self._cancel(error)
+            self._changed.notify_all()
 
     # The workers -----------------------------------------------------------------------------
 
@@ -492,7 +500,8 @@ class _Queue:
                     self._ended()
                     self._work.notify_all()
                 return
-            error = self._fatal = lost.args[0]
+            error = lost.args[0]
+            self._fail(lost.args[0])
         except StopIteration as end:
             text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
             error = end if isinstance(end, OutOfRangeError) else OutOfRangeError(text)
@@ -518,7 +527,7 @@ class _Queue:
         try:
             self._chief.find_servers_again(_RECOVERY)
         except UnavailableError as error:
-            self._fatal = self._error = error
+            self._fail(error)
             raise
 
     def _return(self, worker: Worker, closure: _Closure, lost: LinkLostError) -> None:
@@ -534,7 +543,8 @@ class _Queue:
     def _find_again(self, worker: Worker) -> None:
         """Wait for a lost worker in another process.
 
-        Without any worker for some seconds, the next call of the coordinator raises UnavailableError.
+        As long as there is no worker, after some seconds, functions that wait end with
+        UnavailableError, and the next call of the coordinator raises it.
         """
         assert self._chief is not None
         begun = time.monotonic()
@@ -546,9 +556,11 @@ class _Queue:
                     time.sleep(0.2)
                     with self._changed:
                         if not self._connected and time.monotonic() - begun > _NO_WORKER:
-                            self._fatal = self._error = UnavailableError(
+                            self._no_worker = UnavailableError(
                                 f"no worker has been connected for {_NO_WORKER:g} seconds: {error}"
                             )
+                            self._error = self._error or self._no_worker
+                            self._cancel(self._no_worker)
                             self._changed.notify_all()
                     continue
                 worker.retired = True
@@ -557,6 +569,8 @@ class _Queue:
             with self._changed:
                 self._connected += 1
                 worker.disconnected = False
+                if self._error is self._no_worker:
+                    self._error = None
             _log.warning("/job:worker/task:%d is back", worker.number)
             return
 
@@ -734,15 +748,15 @@ class ClusterCoordinator:
         iterators: dict[tuple[int, int], PerWorkerIterator] = {}
 
         def named(token: list[Any]) -> Any:
-            kind, dataset, number = token
+            kind, dataset, number, oldest = token
             if kind != "iterator" or not isinstance(number, int):
                 raise ValueError(f"a value of kind {kind!r}")
+            for key in [key for key in iterators if key[0] == dataset and key[1] < oldest]:
+                del iterators[key]  # the program has it no more
             if not 0 <= dataset < len(self._datasets):
                 assert server.chief is not None
                 return _ElementsOfChief(server.chief, (dataset, number))
             if (dataset, number) not in iterators:
-                for old in [key for key in iterators if key[0] == dataset][:-_ITERATORS]:
-                    del iterators[old]
                 iterators[dataset, number] = self._datasets[dataset].iterator(number)
             return iterators[dataset, number].on(worker)
 
@@ -791,6 +805,12 @@ class ClusterCoordinator:
         if self._queue is not None:  # a worker has no queue; its chief has scheduled nothing yet
             self._queue.join(timeout)
             self._sample()
+
+    def cancel(self) -> None:
+        """Cancel the functions that wait, wait for those that run, and drop their errors."""
+        refuse_in_worker("cancel()")
+        if self._queue is not None:
+            self._queue.cancel()
 
     def done(self) -> bool:
         """Return True if all scheduled functions have ended; errors as `join`."""

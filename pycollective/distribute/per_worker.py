@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pycollective import nest
+from pycollective.array_backend import beside, copy
 from pycollective.data import Dataset
+from pycollective.distribute.default import get_strategy
 from pycollective.distribute.input import DistributedDataset
 from pycollective.distribute.task_links import Link
 from pycollective.distribute.worker_threads import this_thread
@@ -134,9 +136,22 @@ class PerWorkerIterator(PerWorkerValues):
     the dataset, and of this iterator among those of the dataset, which are equal in all processes.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Any]], name: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Iterator[Any]],
+        name: tuple[int, int],
+        alive: weakref.WeakSet[PerWorkerIterator],
+    ) -> None:
         self._make = make
         self.name = name
+        #: The iterators of the dataset that the program still has.
+        self._alive = alive
+        alive.add(self)
+
+    @property
+    def oldest(self) -> int:
+        """The first number of the dataset's iterators that the program still has."""
+        return min(iterator.name[1] for iterator in self._alive)
 
     def on(self, worker: Worker) -> Any:
         """Return the worker's iterator; raise ClosureInputError if it cannot be made."""
@@ -174,6 +189,7 @@ class PerWorkerDataset:
         self._source = source
         self.number = number
         self._iterators = 0
+        self._alive: weakref.WeakSet[PerWorkerIterator] = weakref.WeakSet()
 
     def _dataset(self) -> Any:
         if isinstance(self._source, (Dataset, DistributedDataset)):
@@ -192,7 +208,7 @@ class PerWorkerDataset:
 
     def iterator(self, number: int) -> PerWorkerIterator:
         """Return a new iterator with a number."""
-        return PerWorkerIterator(lambda: iter(self._dataset()), (self.number, number))
+        return PerWorkerIterator(lambda: iter(self._dataset()), (self.number, number), self._alive)
 
     @property
     def element_spec(self) -> Any:
@@ -229,19 +245,40 @@ def refuse_in_worker(call: str) -> None:
         )
 
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.ndarray, np.generic)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
 
 
 def as_result(value: Any) -> Any:
-    """Return a leaf of a function's result; a variable becomes its present value."""
+    """Return a leaf of a function's result, which the program and later updates do not change.
+
+    A variable becomes its present value, and arrays are copied.
+    """
+    if isinstance(value, Tensor):
+        return _own_tensor(value)
     if isinstance(value, Variable):
-        return Tensor(value.current().array.copy())
-    if isinstance(value, (Tensor, IndexedSlices, *_PLAIN)):
+        return _copied(value.current())
+    if isinstance(value, IndexedSlices):
+        values, indices = _own_tensor(value.values), _own_tensor(value.indices)
+        return IndexedSlices(values, indices, value.dense_shape)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, _PLAIN):
         return value
     raise TypeError(
         f"a scheduled function returned a {type(value).__name__}, which cannot be sent from a worker: "
         "return a nest of tensors, arrays, numbers, texts and None"
     )
+
+
+def _own_tensor(tensor: Tensor) -> Tensor:
+    # In a cluster the result is sent before the next function runs.
+    is_sent = getattr(get_strategy().extended, "tasks", None) is not None
+    return tensor if is_sent else _copied(tensor)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    with beside(tensor.array):
+        return Tensor(copy(tensor.array))
 
 
 def _as_numpy(value: Any) -> Any:

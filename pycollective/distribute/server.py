@@ -24,12 +24,12 @@ from pycollective.distribute.task_links import (
     PURPOSE,
     Link,
     LinkLostError,
+    ServerLostError,
     error_message,
     error_of,
     link_to,
     listen,
 )
-from pycollective.errors import UnavailableError
 from pycollective.launch.handshake import Channel, HandshakeError
 
 _log = logging.getLogger("pycollective")
@@ -235,8 +235,8 @@ def _answer(link: Link, answer: Answer, message: dict[str, Any], arrays: list[An
         return True
     except LinkLostError:
         raise
-    except UnavailableError as error:
-        link.send({**error_message(error), "server": True})
+    except ServerLostError as error:
+        link.send({"error": "UnavailableError", "text": str(error), "server": True})
     except (KeyError, IndexError) as error:
         link.send({"error": "RuntimeError", "text": f"malformed request: {error!r}"})
     except Exception as error:

@@ -9,13 +9,12 @@ import logging
 import threading
 from typing import Any
 
-import numpy as np
-
-from pycollective.distribute.shared_values import Block, SharedFile
+from pycollective.distribute.shared_values import Block, SharedFile, apply_change, ascends
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import JOIN_SECONDS, shape_and_dtype
 from pycollective.errors import FailedPreconditionError, UnavailableError
 from pycollective.launch.handshake import HandshakeError
+from pycollective.tensor.scattering import SCATTER
 
 _log = logging.getLogger("pycollective")
 
@@ -145,28 +144,21 @@ class Store:
         return {"found": found}, values
 
     def _push(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-        """Set values, or add to them; return the versions before each change."""
+        """Apply changes in their order; return the version before each of them.
+
+        The message has the number of the variable and the name of each change, as for `apply_change`.
+        """
         rest, versions = iter(arrays), []
-        for number, how in message["items"]:
-            block = self._blocks[number]
-            rows = None
-            if how == "rows":
-                rows = _ascending(_checked_rows(next(rest), block))
-            change = next(rest)
-            shape = block.value.shape
-            if change.shape != (shape if rows is None else (len(rows), *shape[1:])):
-                raise HandshakeError("the update has another shape than the variable")
-            if change.dtype != block.value.dtype:
-                raise HandshakeError("the update has another dtype than the variable")
+        for number, name in message["items"]:
+            block, name = self._blocks[number], str(name)
+            operands = [next(rest, None) for _ in range(2 if name in SCATTER else 1)]
+            if any(operand is None for operand in operands):
+                raise HandshakeError(f"the change {name[:40]!r} lacks an array")
+            _check_change(name, operands, block)
             with block.locked(True) as value:
                 versions.append(block.version)
-                block.changed(rows)
-                if how == "set":
-                    value[...] = change
-                elif rows is None:
-                    np.add(value, change, out=value)
-                else:
-                    value[rows] += change
+                block.changed(operands[0] if name in SCATTER else None)
+                apply_change(value, name, operands)
         return {"versions": versions}, []
 
     def _update(
@@ -252,8 +244,24 @@ class Store:
         return {"load": [len(blocks), size, updates, self._sent, self._received]}, []
 
 
+def _check_change(name: str, operands: list[Any], block: Block) -> None:
+    """Raise an error for a change that is unknown, or that does not fit the variable."""
+    shape, dtype, new = block.value.shape, block.value.dtype, operands[-1]
+    if name in SCATTER:
+        shape = (len(_checked_rows(operands[0], block)), *shape[1:])
+    elif name not in ("set", "add"):
+        raise HandshakeError(f"no change {name[:40]!r}; the tasks have different versions")
+    if new.shape != shape or new.dtype != dtype:
+        raise HandshakeError(
+            f"{name}: the operand has shape {new.shape} and dtype {new.dtype}, another shape or dtype "
+            f"than {shape} and {dtype}, which fit the variable"
+        )
+    if name == "scatter_div" and dtype.kind in "iu" and not new.all():
+        raise HandshakeError("scatter_div: a row of integers has a zero, by which it cannot divide")
+
+
 def _ascending(index: Any) -> Any:
-    if np.any(np.diff(index) <= 0):
+    if not ascends(index):
         raise HandshakeError("the indices do not ascend")
     return index
 

@@ -2,13 +2,19 @@
 
 A task of the server's host maps a variable, and reads and updates it in place. Another task has a copy
 of the value, with the version that the server gave to it. `Servers.pull` asks for the changes since
-then. `Servers.push` sends the difference between a copy and the value that was pulled. Lookups in a
-large variable pull single rows, and updates send single rows.
+then. `Servers.push` sends the task's changes, which are methods with their operands. The server applies
+them to its own value, so that no change of another task is lost. Lookups in a large variable pull single
+rows.
+
+`Variable.update_inplace` and `Variable.update_rows` call any function on a copy. The task then sends the
+difference between the copies before and after.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import select
 import weakref
 import zlib
@@ -17,41 +23,66 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array
-from pycollective.distribute.shared_values import ROWS_FROM, Block, SharedFile
-from pycollective.distribute.task_links import Link, LinkLostError, error_of, spec_of
+from pycollective.array_backend import Array, scatter_add
+from pycollective.distribute.shared_values import (
+    ROWS_FROM,
+    Block,
+    SharedFile,
+    apply_change,
+    ascends,
+)
+from pycollective.distribute.task_links import (
+    Link,
+    LinkLostError,
+    ServerLostError,
+    error_of,
+    spec_of,
+)
 from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import UnavailableError
 from pycollective.tensor import Tensor, Variable
+from pycollective.tensor.compiled import add_to
 from pycollective.tensor.scattering import SCATTER
 from pycollective.tensor.tape import new_key
 from pycollective.tensor.variable import _value, may_write
 
 _ADDS = "iufcV"
-"""The kinds of dtypes whose differences are sent; other values are sent whole."""
+"""The kinds of dtypes whose sums and differences are sent."""
+_EXACT = "biu"
+"""The kinds of dtypes whose sums can be joined, because they are not rounded."""
+_MOST_CHANGES = 100
+_MOST_BYTES = 64 << 20
+"""The most changes of a variable, and bytes in addition to its own, that wait for the function's end."""
+
+_Change = tuple[str, list[Any]]
+"""The name of a change and its operands, as for `apply_change`."""
 
 
 class _Part:
-    """Some rows of a variable, as they were pulled, and as they are now."""
+    """Some rows of a variable at ascending indices, with this task's changes."""
 
     def __init__(self, index: Array, rows: Array, period: int) -> None:
         self.index = index
+        self.rows = rows
         self.period = period
-        self.old = rows
-        self.new = rows.copy()
 
-    def add(self, index: Array, rows: Array) -> None:
-        """Add rows that are not there yet."""
-        joined = np.concatenate([self.index, index])
-        order = np.argsort(joined, kind="stable")
-        self.index = joined[order]
-        self.old = np.concatenate([self.old, rows])[order]
-        self.new = np.concatenate([self.new, rows])[order]
+    def add(self, other: _Part) -> None:
+        """Add the rows of another part, none of which are there yet."""
+        index = np.concatenate([self.index, other.index])
+        order = np.argsort(index, kind="stable")
+        self.index = index[order]
+        self.rows = np.concatenate([self.rows, other.rows])[order]
 
-    def change(self) -> tuple[Array, Array]:
-        """Return the indices of the rows that have changed, and the differences."""
-        changed = (self.old != self.new).reshape(len(self.index), -1).any(axis=1)
-        return self.index[changed], self.new[changed] - self.old[changed]
+    def apply(self, name: str, operands: Sequence[Any]) -> None:
+        """Apply a change of the variable to those rows that are there."""
+        if name == "add":
+            self.rows += operands[0][self.index]
+            return
+        changed, rows = operands
+        place = np.searchsorted(self.index, changed)
+        here = place < len(self.index)
+        here[here] = self.index[place[here]] == changed[here]
+        apply_change(self.rows, name, [place[here], rows[here]])
 
 
 class ServerVariable(Variable):
@@ -68,8 +99,13 @@ class ServerVariable(Variable):
     _pulled: Any = None
     #: The period of `Servers` in which the value was pulled.
     _period = -1
-    #: True after `assign`: the value is sent, and not a difference.
+    #: True after `assign`: the whole value is sent, and `_changes` is empty.
     _assigned = False
+    #: The changes that the server does not have yet, in their order.
+    _changes: tuple[_Change, ...] = ()
+    #: The value before `update_inplace` calls, whose difference is not in `_changes` yet. This reference
+    #: makes the first of them copy the value.
+    _before: Any = None
     _part: _Part | None = None
 
     # Mapped variables ------------------------------------------------------------------------
@@ -156,14 +192,20 @@ class ServerVariable(Variable):
         servers = self._servers
         if servers is not None and self._block is not None and not servers.private:
             if value is not None and value is not self._own:
-                with self.in_place() as own:
-                    own[...] = value.array
+                with self.in_place() as memory:
+                    memory[...] = value.array
             return
-        self._own = value
-        if servers is not None and value is not None:
-            servers.touched[id(self)] = self
-            if servers.uncached and not servers.private:
-                servers.push_all()
+        own, self._own = self._own, value
+        if servers is None:
+            return
+        if value is None:  # an update begins, and writes to the value or to a copy of it
+            if self._before is None and not self._assigned and own is not None:
+                self._before = own.array
+            return
+        if own is not None or self._pulled is None:  # no update ends: the value is another one
+            self._changes, self._part, self._before = (), None, None
+            self._assigned, self._period = True, servers.period
+        servers.touch(self)
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
         """Set the value; see `Variable.assign`. The present value is not read."""
@@ -172,34 +214,44 @@ class ServerVariable(Variable):
             return super().assign(value)
         array = self.checked(value, "assign")
         with self._lock:
-            self._part, self._assigned, self._period = None, True, servers.period
             self._tensor = _value(array.copy())
         return self
 
+    def assign_add(self, value: Any, read_value: bool = True) -> Variable:
+        """Add ``value`` on the server; see `Variable.assign_add`."""
+        if self._servers is None or self._in_place:
+            return super().assign_add(value)
+        self._record("add", [self.checked(value, "assign_add").copy()])
+        return self
+
+    def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
+        """Subtract ``value`` on the server; see `Variable.assign_sub`."""
+        if self._servers is None or self._in_place:
+            return super().assign_sub(value)
+        self._record("add", [np.asarray(np.negative(self.checked(value, "assign_sub")))])
+        return self
+
     def take(self, array: Any, version: int) -> None:
-        """Keep a value of the server, with this task's changes of rows."""
-        self._pulled, self._version, self._assigned = array, version, False
-        self._own = _value(array)
+        """Keep a value of the server, with this task's changes."""
         assert self._servers is not None
-        self._period = self._servers.period
-        part, self._part = self._part, None
-        if part is not None and part.period == self._period:
-            index, change = part.change()
-            if len(index):
-                own = array.copy()
-                own[index] += change
-                self._own = _value(own)
+        self._pulled, self._version, self._period = array, version, self._servers.period
+        self._assigned, self._part, self._before = False, None, None
+        if self._changes:
+            array = array.copy()
+            for change in self._changes:
+                apply_change(array, *change)
+        self._own = _value(array)
 
     def forget(self) -> None:
         """Return to the value that was pulled."""
-        self._part, self._assigned = None, False
+        self._part, self._before, self._assigned, self._changes = None, None, False, ()
         if self._pulled is not None and self._version:
             self._own = _value(self._pulled)
 
     def lose(self) -> None:
-        """Drop the value, because the server has lost its own."""
-        self._part, self._own, self._pulled = None, None, None
-        self._assigned, self._version, self._period = False, 0, -1
+        """Drop the value and its changes, such as after the loss of the server."""
+        self._own, self._pulled, self._version, self._period = None, None, 0, -1
+        self.forget()
 
     # Rows ------------------------------------------------------------------------------------
 
@@ -219,20 +271,25 @@ class ServerVariable(Variable):
         if self._period == servers.period:
             return super().rows(index)
         part = self._with_rows(np.unique(index))
-        found = part.new[np.searchsorted(part.index, index)]
+        found = part.rows[np.searchsorted(part.index, index)]
         return found
 
     def _with_rows(self, index: Array) -> _Part:
         """Return the pulled rows, with those at some ascending indices."""
-        servers = self._servers
+        servers, part = self._servers, self._part
         assert servers is not None
-        if self._part is None or self._part.period != servers.period:
-            self._part = _Part(index, servers.rows([(self, index)])[0], servers.period)
-            return self._part
-        missing = np.setdiff1d(index, self._part.index, assume_unique=True)
-        if len(missing):
-            self._part.add(missing, servers.rows([(self, missing)])[0])
-        return self._part
+        if part is not None and part.period == servers.period:
+            index = np.setdiff1d(index, part.index, assume_unique=True)
+            if not len(index):
+                return part
+        new = _Part(index, servers.rows([(self, index)])[0], servers.period)
+        for change in self._changes:
+            new.apply(*change)
+        if part is not None and part.period == servers.period:
+            part.add(new)
+            return part
+        self._part = new
+        return new
 
     def update_rows(
         self, others: Sequence[Variable], index: Array, update: Callable[[list[Array]], Any]
@@ -254,25 +311,19 @@ class ServerVariable(Variable):
                     block.changed(index)
                     block.value[index] = changed
                     variable._uncache()
-        elif any(not v._by_rows or v._period == servers.period for v in own):
+        elif any(v._in_place for v in own):
             super().update_rows(others, index, update)
         else:
-            uncached = servers.uncached and not servers.private
-            if uncached:
-                for variable in own:
-                    variable._part = None
-            parts = [v._with_rows(index) for v in own]
-            places = [np.searchsorted(part.index, index) for part in parts]
-            rows = [part.new[place] for part, place in zip(parts, places, strict=True)]
+            before = [v.rows(index) for v in own]
+            rows = [old.copy() for old in before]
             update(rows)
-            for variable, part, place, changed in zip(own, parts, places, rows, strict=True):
-                part.new[place] = changed
-                servers.touched[id(variable)] = variable
-            if uncached:
-                servers.push_all()
+            for variable, old, new in zip(own, before, rows, strict=True):
+                for change in _differences_of_rows(index, old, new):
+                    variable._record(*change)
 
     def _scatter(self, method: str, slices: Any) -> Variable:
-        if self._servers is None or not self._by_rows:
+        servers = self._servers
+        if servers is None or (self._in_place and not self._by_rows):
             return super()._scatter(method, slices)
         index, rows = self.checked_rows(slices, method)
         if self._in_place:
@@ -282,31 +333,145 @@ class ServerVariable(Variable):
                 self._block.changed(index)
                 SCATTER[method](value, index, rows)
             return self
-        unique, place = np.unique(index, return_inverse=True)
-        self.update_rows([], unique, lambda own: SCATTER[method](own[0], place.reshape(-1), rows))
+        self._record(method, [index.copy(), rows.copy()])
         return self
 
     # Changes ---------------------------------------------------------------------------------
 
-    def difference(self) -> tuple[str, list[Any]] | None:
-        """Return the change since the last pull in the form of a push, or None without a change."""
-        if self._part is not None:
-            index, change = self._part.change()
-            return ("rows", [index, change]) if len(index) else None
-        if self._own is None:
-            return None
-        own, old = self._own.array, self._pulled
-        if self._assigned or old is None:
-            return "set", [own]
-        if own is old:
-            return None
-        if own.dtype.kind not in _ADDS:
-            return "set", [own]
-        if own.ndim > 1 and own.nbytes >= ROWS_FROM:
-            changed = np.flatnonzero((own != old).reshape(len(own), -1).any(axis=1))
-            if 2 * len(changed) <= len(own):
-                return "rows", [changed, own[changed] - old[changed]]
-        return "add", [own - old]
+    def _record(self, name: str, operands: list[Any]) -> None:
+        """Apply a change to this task's copies, if there are any, and keep it for the server.
+
+        No other code may change the operands.
+        """
+        servers = self._servers
+        assert servers is not None
+        with self._lock:
+            current = self._period == servers.period
+            if current and self._own is None:
+                self.current()  # raises the error for a variable that this thread updates
+            self._find_differences()
+            if current:
+                self._change_own(name, operands)
+            elif self._part is not None and self._part.period == servers.period:
+                self._part.apply(name, operands)
+            if not self._assigned:
+                self._keep(name, operands)
+            servers.touch(self)
+
+    def _change_own(self, name: str, operands: list[Any]) -> None:
+        """Apply a change to the own value, or to a copy of it if there are other references to it."""
+        assert self._own is not None
+        kept: list[Tensor] = [self._own]
+        self._own = None
+        try:
+            if not may_write(kept):
+                kept[0] = _value(kept[0].array.copy())
+            elif kept[0]._key:
+                kept[0]._key = new_key()
+            apply_change(kept[0].array, name, operands)
+        finally:
+            self._own = kept[0]
+
+    def _keep(self, name: str, operands: list[Any]) -> None:
+        """Keep a change for the server; join exact sums, such as those of counters."""
+        last = self._changes[-1] if self._changes else None
+        if last is not None and name == last[0] == "add" and operands[0].dtype.kind in _EXACT:
+            add_to(last[1][0], operands[0], 1.0)
+        else:
+            self._changes += ((name, operands),)
+
+    def _find_differences(self) -> None:
+        """Add the differences by calls of `update_inplace` to the changes."""
+        before = self._before
+        if before is None or self._own is None:
+            return
+        self._before = None
+        if before is self._own.array:
+            return
+        found = _differences(before, self._own.array)
+        if found is None:
+            self._assigned, self._changes = True, ()
+            return
+        for change in found:
+            self._keep(*change)
+
+    def changes(self) -> list[_Change]:
+        """Return the changes that the server does not have."""
+        self._find_differences()
+        if self._assigned:
+            assert self._own is not None
+            return [("set", [self._own.array])]
+        found: list[_Change] = []
+        for name, group in itertools.groupby(self._changes, operator.itemgetter(0)):
+            operands = [change[1] for change in group]
+            if name == "add":
+                found += [(name, values) for values in operands]
+                continue
+            index, rows = map(np.concatenate, zip(*operands, strict=True))
+            if name in ("scatter_add", "scatter_sub") and rows.dtype.kind in _ADDS:
+                index, rows = _summed(index, rows)
+            found.append((name, [index, rows]))
+        return found
+
+    @property
+    def has_many_changes(self) -> bool:
+        """True if the changes should not wait for the end of the function, because of their memory."""
+        if len(self._changes) < 2:
+            return False
+        size = sum(array.nbytes for _, operands in self._changes for array in operands)
+        limit = _MOST_BYTES + self.like().array.nbytes
+        return len(self._changes) > _MOST_CHANGES or size > limit
+
+
+def _summed(index: Array, rows: Array) -> tuple[Array, Array]:
+    """Return each index once, in ascending order, with the sum of its rows."""
+    if ascends(index):
+        return index, rows
+    unique, place = np.unique(index, return_inverse=True)
+    total = np.zeros((len(unique), *rows.shape[1:]), rows.dtype)
+    scatter_add(total, place.reshape(-1), rows)
+    return unique, total
+
+
+def _differences(old: Array, new: Array) -> list[_Change] | None:
+    """Return changes that make a value from another one, or None if it must be sent whole."""
+    if new.dtype.kind in _ADDS:
+        if new.ndim > 1 and new.nbytes >= ROWS_FROM:
+            changed = np.flatnonzero((new != old).reshape(len(new), -1).any(axis=1))
+            if 2 * len(changed) <= len(new):
+                return _differences_of_rows(changed, old[changed], new[changed])
+        difference = _minus(new, old)
+        if new.dtype.kind in _EXACT or np.isfinite(difference).all():
+            return [("add", [difference])]
+    return _differences_of_rows(np.arange(len(new)), old, new) if new.ndim else None
+
+
+def _differences_of_rows(index: Array, old: Array, new: Array) -> list[_Change]:
+    """Return changes that make rows from others at different indices.
+
+    The rows themselves are sent if they have no finite difference: inf - inf is NaN.
+    """
+    rest = tuple(range(1, new.ndim))
+    # NaN differs from itself.
+    changed: Any = ((new != old) & ((new == new) | (old == old))).any(axis=rest)
+    index, old, new = index[changed], old[changed], new[changed]
+    finite: Any = np.zeros(len(index), np.bool_)
+    found: list[_Change] = []
+    if new.dtype.kind in _ADDS:
+        difference = _minus(new, old)
+        finite = np.isfinite(difference).all(axis=rest)
+        if finite.any():
+            found.append(("scatter_add", [index[finite], difference[finite]]))
+    if not finite.all():
+        found.append(("scatter_update", [index[~finite], new[~finite]]))
+    return found
+
+
+def _minus(new: Array, old: Array) -> Array:
+    if new.dtype.kind in _EXACT:
+        return np.asarray(new - old)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(new - old)
 
 
 def of_one_element(value: Any) -> Tensor:
@@ -468,6 +633,14 @@ class Servers:
             self.push_all()
         self.period += 1
 
+    def touch(self, variable: ServerVariable) -> None:
+        """Note that this task has changed a variable, whose lock it holds; the chief sends it now."""
+        if not self.private and (self.uncached or variable.has_many_changes):
+            self.touched.pop(id(variable), None)
+            self.push([variable])
+        else:
+            self.touched[id(variable)] = variable
+
     def push_all(self) -> None:
         """Send the changes of all copies: one message to each server."""
         touched, self.touched = self.touched, {}
@@ -518,7 +691,7 @@ class Servers:
         ]
         try:
             replies = self._call(requests)
-        except UnavailableError:
+        except ServerLostError:
             if self.recover is None:
                 raise
             self.recover()
@@ -529,7 +702,7 @@ class Servers:
             for variable, (version, how) in zip(wanted, reply["found"], strict=True):
                 if how == "same":
                     variable._period = self.period
-                    if variable._part is not None:
+                    if variable._changes:
                         variable.take(variable._pulled, version)
                     continue
                 value = next(rest)
@@ -543,26 +716,38 @@ class Servers:
 
     def push(self, variables: Iterable[ServerVariable]) -> None:
         """Send the changes of some copies."""
-        changes = []
+        sent: list[tuple[ServerVariable, list[_Change]]] = []
         requests: list[_Request] = []
         for server, wanted in self._by_server(variables):
-            found = [(v, change) for v in wanted if (change := v.difference()) is not None]
+            found = [(v, changes) for v in wanted if (changes := v.changes())]
             if found:
-                items = [[v._number, how] for v, (how, _) in found]
-                arrays = [array for _, (_, values) in found for array in values]
+                items = [[v._number, name] for v, changes in found for name, _ in changes]
+                arrays = [a for _, changes in found for _, operands in changes for a in operands]
                 requests.append((server, {"request": "push", "items": items}, arrays))
-                changes.append(found)
-        for found, (reply, _) in zip(changes, self._call(requests), strict=True):
-            for (variable, (how, values)), before in zip(found, reply["versions"], strict=True):
-                if variable._part is not None:
-                    variable._part = None
-                elif how != "rows" and before == variable._version:
-                    # The server has computed the same sum, so this value need not be pulled.
-                    value = values[0] if how == "set" else np.asarray(variable._pulled + values[0])
-                    variable.take(value, before + 1)
-                else:
-                    variable.forget()
-                    variable._period = -1
+                sent += found
+        try:
+            replies = self._call(requests)
+        except BaseException:
+            for variable, _ in sent:
+                variable.lose()  # it is unknown which changes the servers have
+            raise
+        versions = itertools.chain.from_iterable(reply["versions"] for reply, _ in replies)
+        for variable, changes in sent:
+            before = [next(versions) for _ in changes]
+            first, value = variable._version, None
+            # The server has the same value if no other task has changed it, so it need not be pulled.
+            if changes[0][0] == "set":
+                value = changes[0][1][0]
+            elif before == list(range(first, first + len(before))) and all(
+                name == "add" for name, _ in changes
+            ):
+                value = variable._pulled.copy()
+                for change in changes:
+                    apply_change(value, *change)
+            variable.forget()
+            variable._period = -1
+            if value is not None:
+                variable.take(value, before[-1] + 1)
 
     def update(
         self,
@@ -670,9 +855,9 @@ class Servers:
             raise server_lost(self.links[number], "it has closed its connection")
 
 
-def server_lost(link: Link, why: object) -> UnavailableError:
+def server_lost(link: Link, why: object) -> ServerLostError:
     """Return the error for a lost parameter server."""
-    return UnavailableError(
+    return ServerLostError(
         f"{link.task} is lost, and its variables with it ({why}); start the program again on all "
         "tasks, and restore a checkpoint"
     )

@@ -15,13 +15,15 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pycollective.errors import UnavailableError
 from pycollective.launch.description import TRANSPORT
+from pycollective.tensor.compiled import add_to
+from pycollective.tensor.scattering import SCATTER
 
 ROWS_FROM = 1 << 14
 """The bytes of a variable from which on its rows have versions."""
@@ -248,3 +250,40 @@ def _sizes(shape: tuple[int, ...], dtype: Any) -> tuple[int, int]:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     rows = -(-8 * shape[0] // 64) * 64 if len(shape) > 1 and size >= ROWS_FROM else 0
     return _HEADER_BYTES + rows + max(1, size), rows
+
+
+_SUMS = {"scatter_add": np.add, "scatter_sub": np.subtract}
+
+
+def ascends(index: Any) -> bool:
+    """Return True if each index is greater than the one before it."""
+    # A comparison, because differences of unsigned integers are never negative.
+    return bool(np.all(index[1:] > index[:-1]))
+
+
+def apply_change(value: Any, name: str, operands: Sequence[Any]) -> None:
+    """Change a value in place; a server and a task with a copy do the same.
+
+    Parameters
+    ----------
+    value : array
+        The value of a variable, or some of its rows.
+    name : str
+        ``"set"`` or ``"add"`` for the whole value, or a name in `SCATTER`.
+    operands : sequence of array
+        The other value; or indices, and a row for each of them.
+    """
+    if name == "set":
+        value[...] = operands[0]
+        return
+    if name == "add":
+        add_to(value, operands[0], 1.0)
+        return
+    index, rows = operands
+    if name in _SUMS and ascends(index):
+        # `ufunc.at`, which also adds rows with equal indices, takes ten times as long.
+        changed = value[index]
+        _SUMS[name](changed, rows, out=changed)
+        value[index] = changed
+        return
+    SCATTER[name](value, index, rows)

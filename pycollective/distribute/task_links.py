@@ -53,6 +53,10 @@ class LinkLostError(CollectiveError):
     """The connection to another task has ended."""
 
 
+class ServerLostError(UnavailableError):
+    """A parameter server is lost."""
+
+
 class Link:
     """A connection to another task, for requests and replies.
 

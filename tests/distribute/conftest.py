@@ -14,3 +14,11 @@ def strategy(request):
 @pytest.fixture
 def two():
     return mirrored(2)
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def transport(request, monkeypatch):
+    """Run a test with mapped variables, and with copies of variables."""
+    if request.param == "tcp":
+        monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
+    return request.param

@@ -47,6 +47,13 @@ with strategy.scope():
         beside = tf.Variable(np.zeros(SHARDED, np.float32), name="beside")
     own = tf.Variable(0, per_worker_variable=True, name="own")
     count = tf.Variable(0, name="count")
+    scattered = {
+        (name, rows): tf.Variable(np.full((rows, 4), 3, np.float32), name=f"{name}_{rows}")
+        for name in ("add", "sub", "mul", "div", "min", "max", "update")
+        for rows in (4, 2048)
+    }
+    extreme = tf.Variable(np.array([np.inf, np.nan, 1e8, 0], np.float32), name="extreme")
+    large = tf.Variable(np.full((2048, 4), 1e8, np.float32), name="large")
 outside = tf.Variable(1.0, name="outside")
 
 
@@ -94,6 +101,22 @@ def replicas():
 @tf.function
 def lookup(ids):
     return tf.nn.embedding_lookup(table, ids)
+
+
+@tf.function
+def scatter():
+    for (name, _), variable in scattered.items():
+        rows = tf.IndexedSlices(np.full((3, 4), 5, np.float32), np.array([2, 0, 2]))
+        getattr(variable, f"scatter_{name}")(rows)
+    time.sleep(0.3)  # so that the other worker runs the function at the same time
+
+
+@tf.function
+def change_extremes():
+    extreme.assign_add([0.0, 0.0, 0.0, 1.0])
+    extreme.scatter_update(tf.IndexedSlices(np.float32([2, 0.1]), np.array([1, 2])))
+    large.scatter_update(tf.IndexedSlices(np.full((1, 4), 0.1, np.float32), np.array([7])))
+    return extreme.numpy(), tf.gather(large, [7, 8])[:, 0], large.numpy()[7, 0]
 
 
 @tf.function
@@ -358,6 +381,27 @@ def a_dataset_function_must_not_create_variables():
 def per_worker_variables_have_a_value_for_each_worker():
     workers = coordinator.fetch([coordinator.schedule(count_own) for _ in range(8)])
     assert [int(v) for v in own.read_all()] == [workers.count(0), workers.count(1)]
+
+
+def scatters_of_two_workers_equal_those_one_after_the_other():
+    for _ in range(2):
+        coordinator.schedule(scatter)
+    coordinator.join()
+    for (name, rows), variable in scattered.items():
+        plain = tf.Variable(np.full((rows, 4), 3, np.float32))
+        for _ in range(2):
+            changes = tf.IndexedSlices(np.full((3, 4), 5, np.float32), np.array([2, 0, 2]))
+            getattr(plain, f"scatter_{name}")(changes)
+        assert np.allclose(variable.numpy(), plain.numpy()), (name, rows)
+
+
+def updates_of_infinite_undefined_and_large_values_are_exact():
+    expected = np.float32([np.inf, 2, 0.1, 1])
+    found, rows, row = coordinator.schedule(change_extremes).fetch()
+    assert np.array_equal(found, expected), found
+    assert np.array_equal(rows, np.float32([0.1, 1e8])) and row == np.float32(0.1)
+    assert np.array_equal(extreme.numpy(), expected)
+    assert large.numpy()[6:9, 0].tolist() == np.float32([1e8, 0.1, 1e8]).tolist()
 
 
 def a_lookup_reads_the_rows_of_shards():

@@ -142,6 +142,65 @@ def test_result_of_a_variable_is_its_value_at_that_time(coordinator):
     assert value.fetch().tolist() == [1, 2]
 
 
+READS = {
+    "variable": lambda v: v,
+    "read_value": lambda v: v.read_value(),
+    "convert_to_tensor": tf.convert_to_tensor,
+    "identity": tf.identity,
+    "array of the tensor": lambda v: v.read_value().array,
+    "view": lambda v: tf.reshape(v, (2, 1)),
+    "nest": lambda v: {"a": [tf.convert_to_tensor(v)]},
+    "slices": lambda v: tf.IndexedSlices(v, tf.constant([0, 1])),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("consistency", ["locked", "hogwild"])
+@pytest.mark.parametrize("read", READS)
+def test_result_that_reads_a_variable_keeps_its_value_after_an_update(read, consistency, dtype):
+    coordinator = cluster(consistency=consistency)
+    with coordinator.strategy.scope():
+        v = tf.Variable(np.array([1, 2], dtype))
+    value = coordinator.schedule(tf.function(lambda: READS[read](v)))
+    coordinator.join()
+    v.assign_add(np.array([4, 4], dtype))
+    found = value.get()
+    if read == "nest":
+        (found,) = found["a"]
+    elif read == "slices":
+        assert found.indices.numpy().tolist() == [0, 1] and found.dense_shape is None
+        found = found.values
+    assert np.ravel(found).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["array", "view", "tensor", "tensor of a view", "slices"])
+def test_result_in_an_array_that_the_program_reuses_keeps_its_value(coordinator, kind):
+    buffer = np.zeros((2, 1), np.float32)
+    given = {
+        "array": lambda: buffer,
+        "view": lambda: [buffer[1:]],
+        "tensor": lambda: {"a": tf.convert_to_tensor(buffer)},
+        "tensor of a view": lambda: tf.convert_to_tensor(buffer[1:]),
+        "slices": lambda: tf.IndexedSlices(buffer, [0, 1]),
+    }[kind]
+
+    @tf.function
+    def count():
+        buffer[:] += 1
+        return given()
+
+    values = []
+    for _ in range(2):
+        values.append(coordinator.schedule(count))
+        coordinator.join()
+    first, second = (value.fetch() for value in values)
+    if kind == "slices":
+        first, second = first.values, second.values
+    elif kind == "tensor":
+        first, second = first["a"], second["a"]
+    assert (np.unique(first).tolist(), np.unique(second).tolist()) == ([1], [2])
+
+
 def test_result_that_is_no_array_raises(coordinator):
     value = coordinator.schedule(tf.function(lambda: [object()]))
     with pytest.raises(TypeError, match="returned a object, which cannot be sent from a worker"):

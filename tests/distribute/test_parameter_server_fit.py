@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -234,3 +235,155 @@ def test_fit_keeps_few_batches_in_memory():
         model.compile("sgd", "mse")
     model.fit(batches(), verbose=0)
     assert len(made) == 30 and most <= 9
+
+
+class Gated(tf.keras.Sequential):
+    """A model whose steps wait; a timer starts when `stop` has seen the first step."""
+
+    def __init__(self, fails=False):
+        self._fails = fails
+        self._seen, self._opened = threading.Semaphore(0), threading.Event()
+        self._begun, self._ended = [], []
+        super().__init__([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+        self.compile("sgd", "mse")
+
+    def _wait(self, step, data):
+        self._begun.append(1)
+        self._seen.release()
+        assert self._opened.wait(30)
+        try:
+            if self._fails:
+                raise ValueError("error of a step")
+            return step(data)
+        finally:
+            self._ended.append(1)
+
+    def train_step(self, data):
+        return self._wait(super().train_step, data)
+
+    def test_step(self, data):
+        return self._wait(super().test_step, data)
+
+    def predict_step(self, data):
+        return self._wait(super().predict_step, data)
+
+    def stop(self):
+        """Wait until a step runs, and let it end a little later."""
+        assert self._seen.acquire(timeout=30)
+        threading.Timer(0.1, self._opened.set).start()
+
+    def has_ended(self):
+        """Return True if one step has run to its end, and no step runs or waits."""
+        weights, done = self.get_weights(), ClusterCoordinator(self.distribute_strategy).done()
+        time.sleep(0.05)
+        same = all(map(np.array_equal, weights, self.get_weights()))
+        return done and same and len(self._begun) == len(self._ended) == 1
+
+
+def gated(**options):
+    with servers(1).scope():
+        return Gated(**options)
+
+
+class Stop(tf.keras.callbacks.Callback):
+    """Call a function at the end of the third batch."""
+
+    def __init__(self, call):
+        super().__init__()
+        self._call = call
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            self._call()
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_error_of_a_callback_leaves_no_step_running(method, error, fails):
+    model = gated(fails=fails)
+
+    def stop():
+        model.stop()
+        raise error("callback")
+
+    with pytest.raises(error, match="callback"):
+        getattr(model, method)(
+            X, *[Y][method == "predict" :], batch_size=10, callbacks=[Stop(stop)]
+        )
+    assert model.has_ended()
+    model._fails = False
+    model.fit(X, Y, batch_size=30, verbose=0)
+    assert int(model.optimizer.iterations) == 2 + (method == "fit" and not fails)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_error_of_the_input_leaves_no_step_running(method):
+    model = gated()
+
+    def batches():
+        yield from [(X[:10], Y[:10])] * 3
+        model.stop()
+        raise OSError("bad input")
+
+    with pytest.raises(OSError, match="bad input"):
+        getattr(model, method)(batches(), verbose=0)
+    assert model.has_ended()
+
+
+def test_fit_interrupt_in_the_wait_for_an_epoch_leaves_no_step_running(monkeypatch):
+    model = gated()
+
+    def join(self, timeout=None):
+        model.stop()
+        raise KeyboardInterrupt("join")
+
+    monkeypatch.setattr(ClusterCoordinator, "join", join)
+    with pytest.raises(KeyboardInterrupt, match="join"):
+        model.fit(X, Y, batch_size=20, verbose=0)
+    assert model.has_ended()
+
+
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch", "predict_on_batch"])
+def test_single_batch_interrupt_leaves_no_step_running(monkeypatch, method):
+    model = gated()
+
+    def join(self, timeout=None):
+        model.stop()
+        raise KeyboardInterrupt("join")
+
+    monkeypatch.setattr(ClusterCoordinator, "join", join)
+    with pytest.raises(KeyboardInterrupt, match="join"):
+        getattr(model, method)(X, *[Y][method == "predict_on_batch" :])
+    assert model.has_ended()
+
+
+def test_fit_error_before_a_step_does_not_cancel_other_functions():
+    model = gated()
+    gate = threading.Event()
+    value = ClusterCoordinator(model.distribute_strategy).schedule(tf.function(gate.wait), (30,))
+    other = ClusterCoordinator(model.distribute_strategy).schedule(tf.function(lambda: 5))
+
+    def batches():
+        raise OSError("bad input")
+        yield
+
+    with pytest.raises(OSError, match="bad input"):
+        model.fit(batches(), verbose=0)
+    gate.set()
+    assert (value.fetch(), other.fetch()) == (True, 5)
+
+
+@pytest.mark.parametrize("batch_size", [20, 10])
+def test_fit_whose_steps_a_callback_cancels_raises_cancelled_error(batch_size):
+    model = gated()
+
+    def cancel():
+        model.stop()
+        ClusterCoordinator(model.distribute_strategy).cancel()
+
+    with pytest.raises(tf.errors.CancelledError, match="is cancelled"):
+        model.fit(X, Y, batch_size=batch_size, verbose=0, callbacks=[Stop(cancel)])
+    assert ClusterCoordinator(model.distribute_strategy).done()

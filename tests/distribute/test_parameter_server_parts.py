@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from ports import free_ports
 
+from pycollective.distribute import server_variables, task_links
 from pycollective.distribute import snapshots as snapshot_files
-from pycollective.distribute import task_links
 from pycollective.distribute.server_store import Store
+from pycollective.distribute.server_variables import Servers
 from pycollective.distribute.shared_values import Block, SharedFile
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import (
@@ -33,6 +34,8 @@ from pycollective.distribute.task_links import (
 from pycollective.errors import CheckpointError, FailedPreconditionError, UnavailableError
 from pycollective.launch import handshake
 from pycollective.launch.handshake import Channel, HandshakeError
+from pycollective.tensor import IndexedSlices, Variable
+from pycollective.tensor.scattering import SCATTER
 
 # Tokens -------------------------------------------------------------------------------------------
 
@@ -288,7 +291,7 @@ def test_store_sends_only_the_rows_that_have_changed():
     store = Store()
     number = create(store, "table#0", np.zeros((4096, 2)))["number"]
     (version, _), _ = pulled(store, number)
-    push = {"request": "push", "items": [[number, "rows"]]}
+    push = {"request": "push", "items": [[number, "scatter_add"]]}
     store.answer(push, [np.array([3, 70]), np.ones((2, 2))])
     found, arrays = pulled(store, number, version)
     assert found == [version + 1, "rows"]
@@ -306,14 +309,65 @@ def test_store_counts_updates_and_bytes():
     assert store.answer({"request": "load"}, [])[0]["load"] == [1, 32, 1, 32, 64]
 
 
-@pytest.mark.parametrize("indices", [[3, 3], [70, 3], [-1, 3], [3, 4096]])
-def test_store_refuses_wrong_rows(indices):
+@pytest.mark.parametrize("name", sorted(SCATTER))
+def test_store_scatter_equals_that_of_a_plain_variable(name):
+    store, value = Store(), np.arange(-4, 8, dtype=np.float32).reshape(6, 2)
+    index, rows = np.array([5, 1, 1, 0]), np.array([[2, 3], [4, -5], [-6, 7], [8, 9]], np.float32)
+    if name == "scatter_update":
+        index, rows = index[[0, 1, 3]], rows[[0, 1, 3]]
+    plain = Variable(value)
+    number = create(store, "a#0", value)["number"]
+    for _ in range(2):
+        store.answer({"request": "push", "items": [[number, name]]}, [index, rows])
+        getattr(plain, name)(IndexedSlices(rows, index))
+    assert np.array_equal(pulled(store, number)[1][0], plain.numpy())
+
+
+@pytest.mark.parametrize("index", [[1, 3], [3, 1], [1, 1]])
+def test_store_scatter_add_of_unsigned_indices_adds_all_rows(index):
     store = Store()
-    number = create(store, "table#0", np.zeros((4096, 2)))["number"]
-    with pytest.raises(HandshakeError, match="indices|an index"):
-        store.answer(
-            {"request": "push", "items": [[number, "rows"]]}, [np.array(indices), np.ones((2, 2))]
-        )
+    number = create(store, "a#0", np.zeros(4))["number"]
+    push = {"request": "push", "items": [[number, "scatter_add"]]}
+    store.answer(push, [np.array(index, np.uint32), np.ones(2)])
+    assert pulled(store, number)[1][0].sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "text"),
+    [
+        ("scatter_max", [[-1, 3], np.ones((2, 2))], "an index is outside the variable"),
+        ("scatter_max", [[3, 4], np.ones((2, 2))], "an index is outside the variable"),
+        ("scatter_max", [[1.0], np.ones((1, 2))], "not a list of integers"),
+        ("scatter_max", [[[1]], np.ones((1, 2))], "not a list of integers"),
+        ("scatter_max", [[1], np.ones((2, 2))], r"scatter_max: the operand has shape \(2, 2\)"),
+        (
+            "scatter_max",
+            [[1], np.ones((1, 2), np.float32)],
+            "dtype float32, another shape or dtype",
+        ),
+        ("scatter_max", [[1]], "the change 'scatter_max' lacks an array"),
+        ("set", [np.ones(2)], "another shape or dtype"),
+        ("add", [], "the change 'add' lacks an array"),
+        ("rows", [[1], np.ones((1, 2))], "no change 'rows'"),
+        ("__class__", [np.ones((4, 2))], "no change '__class__'"),
+        (["add"], [np.ones((4, 2))], "no change"),
+    ],
+)
+def test_store_refuses_a_wrong_change(name, arrays, text):
+    store = Store()
+    number = create(store, "a#0", np.zeros((4, 2)))["number"]
+    with pytest.raises(HandshakeError, match=text):
+        push = {"request": "push", "items": [[number, name]]}
+        store.answer(push, [np.asarray(array) for array in arrays])
+    assert not pulled(store, number)[1][0].any()
+
+
+def test_store_refuses_a_division_of_integers_by_zero():
+    store = Store()
+    number = create(store, "a#0", np.ones(2, np.int32))["number"]
+    push = {"request": "push", "items": [[number, "scatter_div"]]}
+    with pytest.raises(HandshakeError, match="by which it cannot divide"):
+        store.answer(push, [np.array([0]), np.zeros(1, np.int32)])
 
 
 def step_of(store, numbers, gradient, rule=("Adagrad", {"epsilon": 1e-7}), **options):
@@ -394,6 +448,184 @@ def test_store_updates_a_variable_while_another_one_is_locked():
     assert not push.is_alive() and pulled(store, second)[1][0].tolist() == [1, 1, 1]
     release.set()
     thread.join()
+
+
+# Copies of a server's variables ---------------------------------------------------------------------
+
+
+class Connected:
+    """A link to a store of this process, which records the names of the changes that are pushed."""
+
+    task, descriptor = "the server", -1
+
+    def __init__(self, store, uncached=False):
+        self._store, self.lock, self.pushed = store, threading.Lock(), []
+        self.servers = Servers(lambda server, seconds: self, 1, uncached)
+        self.servers.private = False
+
+    def send(self, message, arrays):
+        self.pushed += (
+            [name for _, name in message["items"]] if message["request"] == "push" else []
+        )
+        self._reply = self._store.answer(message, [array.copy() for array in arrays])
+
+    def reply(self):
+        return self._reply
+
+
+def variables_of_two_tasks(value, uncached=False):
+    """Return two tasks' views of a variable whose server is not on their host."""
+    store = Store()
+    store._file = None
+    links = [Connected(store, uncached) for _ in range(2)]
+    views = []
+    for link in links:
+        view = link.servers.create(Variable(value, name="v"), 0)
+        view._by_rows = view.ndim > 1
+        views.append(view)
+    return links, views
+
+
+def value_on_server(links):
+    return links[0]._store._blocks[0].value
+
+
+SMALL, LARGE = np.ones(6, np.float32), np.full((2048, 4), 8, np.float32)
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("value", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("name", sorted(SCATTER))
+def test_scatters_of_two_tasks_equal_those_one_after_the_other(name, value, read):
+    links, views = variables_of_two_tasks(value)
+    plain = Variable(value)
+    slices = IndexedSlices(np.full_like(value[:2], 5), np.array([5, 0]))
+    for view in views:
+        if read:
+            view.numpy()
+        getattr(view, name)(slices)
+        getattr(plain, name)(slices)
+    for link in links:
+        link.servers.end()
+    assert np.array_equal(value_on_server(links), plain.numpy())
+
+
+@pytest.mark.parametrize("uncached", [False, True])
+def test_values_with_no_difference_are_updated(uncached):
+    links, (view, _) = variables_of_two_tasks(
+        np.array([np.inf, np.nan, 1e8, 0], np.float32), uncached
+    )
+    view.assign_add([0.0, 0.0, 0.0, 1.0])
+    view.scatter_update(IndexedSlices(np.float32([2, 0.1]), np.array([1, 2])))
+    view.scatter_add(IndexedSlices(np.float32([3]), np.array([1])))
+    expected = np.float32([np.inf, 5, 0.1, 1])
+    assert np.array_equal(view.numpy(), expected)
+    links[0].servers.end()
+    assert np.array_equal(value_on_server(links), expected)
+
+
+@pytest.mark.parametrize("update", ["whole", "rows"])
+def test_update_by_a_function_keeps_rows_of_other_tasks_and_sets_those_without_difference(update):
+    value = LARGE.copy()
+    value[:3] = [[np.inf], [np.nan], [np.inf]]
+    links, (view, other) = variables_of_two_tasks(value)
+
+    def change(rows):
+        rows[0], rows[3] = 7, rows[3] + 1
+
+    if update == "whole":
+        view.update_inplace(change)
+    else:
+        view.update_rows([], np.arange(4), lambda rows: change(rows[0]))
+    other.scatter_update(IndexedSlices(np.full_like(value[:3], 2), np.array([1, 2, 3])))
+    links[1].servers.end()
+    links[0].servers.end()
+    assert value_on_server(links)[:4, 0].tolist() == [7, 2, 2, 3]
+
+
+def test_function_reads_its_own_changes_of_rows_and_of_the_whole():
+    links, (view, _) = variables_of_two_tasks(LARGE)
+    plain = Variable(LARGE)
+    assert view.rows(np.array([7]))[0, 0] == 8
+    for variable in (view, plain):
+        variable.scatter_max(IndexedSlices(np.full_like(LARGE[:2], 9), np.array([7, 9])))
+        variable.assign_sub(np.full_like(LARGE, 2))
+        variable.scatter_mul(IndexedSlices(np.full_like(LARGE[:3], 3), np.array([9, 11, 9])))
+    index = np.array([11, 7, 9, 3, 7])
+    assert np.array_equal(view.rows(index), plain.rows(index))
+    assert not links[0].pushed
+    assert np.array_equal(view.numpy(), plain.numpy())
+    variable_before = view.current()
+    for variable in (view, plain):
+        variable.update_inplace(lambda own: np.multiply(own, 2, out=own))
+        variable.scatter_min(IndexedSlices(np.full_like(LARGE[:1], -1), np.array([0])))
+    assert variable_before[0, 0] == 6
+    links[0].servers.end()
+    names = ["scatter_max", "add", "scatter_mul", "add", "scatter_min"]
+    assert links[0].pushed == names
+    for found in (view.numpy(), value_on_server(links)):
+        assert np.array_equal(found, plain.numpy())
+
+
+def test_operands_that_change_after_the_call_have_no_effect():
+    links, (view, _) = variables_of_two_tasks(SMALL)
+    index, rows, whole = np.array([1]), np.ones(1, np.float32), np.ones(6, np.float32)
+    for call, given in ((view.scatter_add, IndexedSlices(rows, index)), (view.assign_sub, whole)):
+        call(given)
+    view.assign_add(whole)
+    index[:], rows[:], whole[:] = 2, 50, 50
+    links[0].servers.end()
+    assert value_on_server(links).tolist() == [1, 2, 1, 1, 1, 1]
+
+
+def test_changes_that_repeat_are_joined_and_sent_before_the_function_ends(monkeypatch):
+    links, (view, _) = variables_of_two_tasks(LARGE)
+    slices = IndexedSlices(LARGE[:2], np.array([4, 4]))
+    for _ in range(20):
+        view.scatter_sub(slices)
+    monkeypatch.setattr(server_variables, "_MOST_CHANGES", 20)
+    assert not links[0].pushed
+    view.scatter_sub(slices)
+    assert links[0].pushed == ["scatter_sub"] and not view._changes
+    assert view.rows(np.array([4]))[0, 0] == 8 - 21 * 16 == value_on_server(links)[4, 0]
+
+
+def test_value_that_no_other_task_has_changed_is_not_pulled_again():
+    links, (view, other) = variables_of_two_tasks(SMALL)
+    view.numpy()
+    for _ in range(2):
+        view.assign_add(SMALL)
+    links[0].servers.end()
+    assert links[0].pushed == ["add", "add"]
+    have = [[view._number, view._version]]
+    reply, _ = links[0]._store.answer({"request": "pull", "have": have}, [])
+    assert reply["found"] == [[view._version, "same"]] and view.numpy().tolist() == [3] * 6
+    other.assign([2.0] * 6)
+    view.assign_add(SMALL)
+    links[1].servers.end()
+    links[0].servers.end()
+    assert view.numpy().tolist() == other.numpy().tolist() == [3] * 6
+
+
+@pytest.mark.parametrize("uncached", [False, True])
+def test_changes_of_booleans_are_methods_and_those_that_do_not_exist_raise(uncached):
+    links, views = variables_of_two_tasks(np.array([False, True, False]), uncached)
+    for place, view in enumerate(views):
+        view.numpy()
+        view.scatter_update(IndexedSlices(np.array([True]), np.array([2 * place])))
+        with pytest.raises(TypeError):
+            view.scatter_sub(IndexedSlices(np.array([True]), np.array([1])))
+        with pytest.raises(TypeError):
+            view.assign_sub([True, True, True])
+    for link in links:
+        link.servers.end()
+    assert value_on_server(links).tolist() == [True, True, True]
+
+
+def test_variable_that_a_function_updates_in_place_cannot_be_changed_inside():
+    _, (view, _) = variables_of_two_tasks(SMALL)
+    with pytest.raises(RuntimeError, match="by the function that updates it in place"):
+        view.update_inplace(lambda own: view.assign_add(SMALL))
 
 
 # Shared memory ------------------------------------------------------------------------------------

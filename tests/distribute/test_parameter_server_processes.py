@@ -1,116 +1,18 @@
-"""`ParameterServerStrategy` on clusters of processes: variables, functions, errors, and lost tasks."""
+"""`ParameterServerStrategy` on clusters of processes: variables, functions, results and errors."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import hangs
 import numpy as np
 import pytest
-from ports import free_ports
+from server_clusters import BEGIN, MODEL, results, run, started
 
 import pycollective as tf
-
-BEGIN = """
-import os, signal, time
-import numpy as np
-import pycollective as tf
-strategy = tf.distribute.ParameterServerStrategy()
-coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-
-def raised(call):
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-"""
-MODEL = """
-with strategy.scope():
-    table = tf.Variable(np.zeros((5000, 4), np.float32), name="table")
-    rate = tf.Variable(2.0, name="rate")
-    count = tf.Variable(0, name="count")
-    optimizer = tf.keras.optimizers.Adam(0.1)
-
-def dataset_fn(context):
-    return tf.data.Dataset.range(100).shuffle(100).repeat().batch(10)
-
-@tf.function
-def step(iterator):
-    rows = next(iterator)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, rows) - 1.0))
-    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-    count.assign_add(1)
-    return loss
-
-per_worker = coordinator.create_per_worker_dataset(
-    lambda: strategy.distribute_datasets_from_function(dataset_fn)
-)
-"""
-
-
-@pytest.fixture(params=["memory", "tcp"])
-def transport(request, monkeypatch):
-    """Run a test with mapped variables, and with copies of variables."""
-    if request.param == "tcp":
-        monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
-    return request.param
-
-
-def run(tmp_path, script, servers=2, workers=2, timeout=hangs.SECONDS):
-    """Run a script as a cluster; return its exit status, its output and its errors."""
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    command = [sys.executable, "-m", "pycollective", "run", "--ps", str(servers)]
-    command += ["--workers", str(workers), "--chief", str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=tmp_path
-    )
-    return ended.returncode, ended.stdout, ended.stderr
-
-
-def results(tmp_path, script, **options):
-    """Return the arguments of `report`, a function for the chief's script, and the errors' text."""
-    path = tmp_path / "results.json"
-    code = f"{BEGIN}\ndef report(**found):\n    import json\n"
-    code += f"    open({str(path)!r}, 'w').write(json.dumps(found))\n"
-    status, out, errors = run(tmp_path, code + script, **options)
-    assert path.exists() and status == 0, (status, out, errors)
-    return json.loads(path.read_text()), errors
-
-
-def start(path, job, cluster):
-    """Start a script as a task of a cluster."""
-    config = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": config}
-    pipe = subprocess.PIPE
-    command = [sys.executable, str(path)]
-    task = subprocess.Popen(
-        command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=path.parent
-    )
-    task.cluster = cluster
-    return task
-
-
-@contextlib.contextmanager
-def started(path):
-    """Start a script as a worker, a parameter server and a chief; yield and at last end them."""
-    ports = free_ports(2)
-    cluster = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{ports[1]}"]}
-    tasks = [start(path, job, cluster) for job in ("worker", "ps", "chief")]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.kill()
-            task.communicate()
 
 
 def test_workers_train_variables_on_servers(tmp_path, transport):
@@ -521,64 +423,6 @@ def test_lookups_and_their_gradients_move_only_rows(tmp_path, transport, optimiz
 
 
 @pytest.mark.slow
-def test_lost_worker_function_runs_on_another_and_the_program_ends_well(tmp_path):
-    marker = tmp_path / "killed"
-    found, errors = results(
-        tmp_path,
-        MODEL
-        + f"""
-@tf.function
-def dies_once():
-    try:
-        os.close(os.open({str(marker)!r}, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return tf.distribute.coordinator.experimental_get_current_worker_index()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-values = [coordinator.schedule(dies_once) for _ in range(4)]
-iterator = iter(per_worker)
-for _ in range(20):
-    coordinator.schedule(step, args=(iterator,))
-coordinator.join()
-report(values=[int(v.fetch()) for v in values], count=int(count))
-""",
-    )
-    assert len(set(found["values"])) == 1
-    assert found["count"] == 20
-    assert "the other workers continue" in errors
-
-
-@pytest.mark.slow
-def test_lost_server_raises_unavailable_error_from_every_call(tmp_path):
-    pids = tmp_path / "pids"
-    script = f"""
-config = json.loads(os.environ["TF_CONFIG"])
-if config["task"]["type"] == "ps":
-    open({str(pids)!r} + str(config["task"]["index"]), "w").write(str(os.getpid()))
-"""
-    begin = "import json, os\n" + script + BEGIN + MODEL
-    status, out, errors = run(
-        tmp_path,
-        begin
-        + f"""
-iterator = iter(per_worker)
-coordinator.schedule(step, args=(iterator,)).fetch()
-os.kill(int(open({str(pids)!r} + "1").read()), signal.SIGKILL)
-def schedule():
-    return coordinator.schedule(step, args=(iterator,))
-
-text = raised(lambda: [(schedule(), coordinator.join()) for _ in range(50)])
-print("FOUND", text)
-for call in (coordinator.join, coordinator.done, schedule):
-    print("THEN", raised(call))
-""",
-    )
-    assert status == 128 + signal.SIGKILL, errors
-    assert "FOUND UnavailableError: /job:ps/task:" in out, (out, errors)
-    assert out.count("THEN UnavailableError: /job:ps/task:") == 3, (out, errors)
-
-
-@pytest.mark.slow
 def test_server_join_as_in_tensorflow_runs_the_script_as_the_chief(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(
@@ -613,39 +457,6 @@ print("TOTAL", total.numpy())
     assert "TOTAL 45.0" in ended[2][0]
 
 
-@pytest.mark.slow
-def test_worker_that_is_started_again_goes_on_and_a_lost_chief_ends_all(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(
-        BEGIN
-        + MODEL
-        + """
-@tf.function
-def pid():
-    count.assign_add(1)
-    return os.getpid()
-
-while True:
-    print(coordinator.schedule(pid).fetch(), int(count), flush=True)
-    time.sleep(0.01)
-"""
-    )
-    with started(path) as tasks:
-        worker, server, chief = tasks
-        assert chief.stdout.readline().split() == [str(worker.pid), "1"]
-        worker.kill()
-        worker.communicate()
-        again = start(path, "worker", worker.cluster)
-        tasks.append(again)
-        lines = iter(chief.stdout.readline, "")
-        number, count = next(line.split() for line in lines if str(again.pid) in line)
-        assert int(number) == again.pid and int(count) > 1
-        chief.kill()
-        assert "the chief is lost" in server.communicate(timeout=hangs.SECONDS)[1]
-        assert "the chief is lost" in again.communicate(timeout=hangs.SECONDS)[1]
-        assert (server.returncode, again.returncode) == (1, 1)
-
-
 @pytest.mark.parametrize(
     ("job", "text"), [("chief", "job_name is 'chief'"), ("ps", "exceeds the maximum id of ps")]
 )
@@ -664,9 +475,6 @@ with strategy.scope():
 """
     status, _, errors = run(tmp_path, script, servers=1, workers=1)
     assert status == 1 and "NotAvailableError: consistency='hogwild' needs the memory" in errors
-
-
-# Errors, interrupts, launchers, and lost tasks ------------------------------------------------------
 
 
 def test_values_that_cannot_travel_are_errors_and_end_no_worker(tmp_path, transport):
@@ -704,61 +512,6 @@ report(texts=texts, empty=coordinator.schedule(give, args=("empty",)).fetch().sh
     assert found["empty"] == [0] and "runs again" not in errors
 
 
-def test_interrupted_fetch_cancels_the_function_and_later_results_are_their_own(
-    tmp_path, transport
-):
-    found, errors = results(
-        tmp_path,
-        """
-import sys
-import threading
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without
-
-@tf.function
-def waits(number):
-    open(f"begun{number}", "w").close()
-    while not os.path.exists(f"go{number}"):
-        time.sleep(0.01)
-    return "old"
-
-@tf.function
-def echo(value):
-    return value
-
-def interrupt(number):
-    while not (os.path.exists(f"begun{number}") and waits_for_result() and waits_for_result()):
-        time.sleep(0.01)
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-def waits_for_result():
-    time.sleep(0.05)
-    frame = sys._current_frames()[threading.main_thread().ident]
-    if frame.f_code.co_name == "get":
-        return True
-    while frame is not None and frame.f_code.co_name != "receive":
-        frame = frame.f_back
-    return frame is not None
-
-got, caught = [], 0
-for number in range(3):
-    value = coordinator.schedule(waits, args=(number,))
-    threading.Thread(target=interrupt, args=(number,)).start()
-    try:
-        value.fetch()
-    except KeyboardInterrupt:
-        caught += 1
-    open(f"go{number}", "w").close()
-    coordinator.join()
-    got.append(coordinator.fetch([coordinator.schedule(echo, args=(n,)) for n in range(4)]))
-report(got=got, caught=caught)
-""",
-        workers=1,
-    )
-    assert found == {"got": [[0, 1, 2, 3]] * 3, "caught": 3}
-    assert "runs again" not in errors
-
-
 def test_cached_reads_see_no_update_of_another_task_and_plain_reads_do(tmp_path):
     found, _ = results(
         tmp_path,
@@ -791,64 +544,6 @@ report(cached=reads(True), plain=reads(False))
         workers=1,
     )
     assert found == {"cached": [1, 1], "plain": [1, 2]}
-
-
-def test_second_chief_and_evaluator_are_refused_and_the_cluster_continues(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(
-        BEGIN
-        + """
-@tf.function
-def one():
-    return 1
-
-total = 0
-while not os.path.exists("stop"):
-    total += coordinator.schedule(one).fetch()
-    print(total, flush=True)
-"""
-    )
-    with started(path) as tasks:
-        chief = tasks[-1]
-        assert chief.stdout.readline() == "1\n"
-        others = [start(path, job, chief.cluster) for job in ("chief", "evaluator")]
-        tasks += others
-        ends = [task.communicate(timeout=hangs.SECONDS) for task in others]
-        assert "FailedPreconditionError: the server already serves another chief" in ends[0][1]
-        assert "NotAvailableError: an evaluator is not a task" in ends[1][1]
-        assert chief.poll() is None
-        (tmp_path / "stop").touch()
-        ended = [task.communicate(timeout=hangs.SECONDS) for task in tasks[:3]]
-        assert [task.returncode for task in tasks[:3]] == [0, 0, 0], ended
-
-
-@pytest.mark.slow
-def test_stopped_worker_is_lost_and_its_function_runs_on_another(tmp_path, transport, monkeypatch):
-    monkeypatch.setenv("PYCOLLECTIVE_HEARTBEAT", "0.5")
-    found, errors = results(
-        tmp_path,
-        """
-from pycollective.distribute import task_links
-task_links.HANDSHAKE_SECONDS = 2.0
-
-@tf.function
-def stops_once():
-    index = tf.distribute.coordinator.experimental_get_current_worker_index()
-    if index == 0:
-        open("pid", "w").write(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(0.01)
-    return index
-
-values = [coordinator.schedule(stops_once)]  # a worker does not return from its first call
-while not os.path.exists("pid"):
-    values.append(coordinator.schedule(stops_once))
-coordinator.join()
-report(indices=sorted({int(v.fetch()) for v in values}))
-os.kill(int(open("pid").read()), signal.SIGKILL)
-""",
-    )
-    assert found["indices"] == [1] and "it is stopped or cut off" in errors
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -889,78 +584,3 @@ def test_server_target_is_its_address():
     cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
     server = tf.distribute.Server(cluster, "worker", 0, start=False)
     assert server.target == "grpc://127.0.0.1:2"
-
-
-@pytest.mark.slow
-def test_lost_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, transport):
-    path = tmp_path / "script.py"
-    begin = BEGIN.replace(
-        "ParameterServerStrategy()",
-        f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "
-        "recover=True)",
-    )
-    path.write_text(
-        begin
-        + MODEL
-        + """
-@tf.function
-def add():
-    count.assign_add(1)
-    table.scatter_add(tf.IndexedSlices(np.ones((1, 4), np.float32), np.array([7])))
-    return count
-
-while True:
-    begun = time.monotonic()
-    print(begun, int(coordinator.schedule(add).fetch()), int(table.numpy()[7, 0]), flush=True)
-    coordinator.join()
-    time.sleep(0.002)
-"""
-    )
-    with started(path) as tasks:
-        _, server, chief = tasks
-
-        def reach(least, since=0.0):
-            """Return the first count of at least ``least`` from a step that began after ``since``."""
-            for line in iter(chief.stdout.readline, ""):
-                begun, count, _ = map(float, line.split())
-                if count >= least and begun >= since:
-                    return count
-            raise AssertionError(chief.communicate()[1])
-
-        before = reach(100)
-        time.sleep(0.2)
-        server.kill()
-        server.communicate()
-        killed = time.monotonic()
-        tasks.append(start(path, "ps", server.cluster))
-        assert reach(0, since=killed) > before / 2, "the counter is that of the snapshot"
-        assert reach(before + 200) >= before + 200
-
-
-# Checkpoints --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_coordinator_that_is_started_again_goes_on_from_its_checkpoint(tmp_path, transport):
-    script = (
-        MODEL
-        + """
-checkpoint = tf.train.Checkpoint(table=table, count=count, optimizer=optimizer)
-manager = tf.train.CheckpointManager(checkpoint, "saved", max_to_keep=1)
-if tf.train.latest_checkpoint("saved"):
-    checkpoint.restore(tf.train.latest_checkpoint("saved"))
-begin, norm = int(count), float(np.abs(table.numpy()).sum())
-iterator = iter(per_worker)
-for _ in range(20):
-    coordinator.schedule(step, args=(iterator,))
-coordinator.join()
-manager.save()
-saved = float(np.abs(table.numpy()).sum())
-report(begin=begin, norm=norm, saved=saved, steps=int(optimizer.iterations))
-"""
-    )
-    first, _ = results(tmp_path, script, servers=2)
-    again, _ = results(tmp_path, script, servers=1)
-    assert (first["begin"], first["steps"]) == (0, 20)
-    assert (again["begin"], again["steps"]) == (20, 40)
-    assert again["norm"] == pytest.approx(first["saved"]) and first["norm"] == 0

@@ -1,5 +1,7 @@
 """Estimators under every strategy, in one process."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -213,3 +215,32 @@ def test_parameter_servers_keep_every_step_and_checkpoint_whole(tmp_path):
         tf.estimator.Estimator(fails, str(tmp_path / "b"), config).train(
             lambda: batches(10), steps=1
         )
+
+
+def test_train_input_error_under_parameter_servers_leaves_no_step_running(tmp_path):
+    begun, opened = threading.Semaphore(0), threading.Event()
+
+    def slow(features, labels, mode):
+        begun.release()
+        assert opened.wait(30)
+        return model_fn(features, labels, mode)
+
+    def elements():
+        for first in (0, 10, 20):
+            yield {"x": X[first : first + 10]}, Y[first : first + 10]
+        assert begun.acquire(timeout=30)
+        threading.Timer(0.1, opened.set).start()
+        raise OSError("bad input")
+
+    def bad():
+        spec = {"x": tf.TensorSpec((10, 3), tf.float32)}, tf.TensorSpec((10, 1), tf.float32)
+        return tf.data.Dataset.from_generator(elements, output_signature=spec)
+
+    strategy = tf.distribute.ParameterServerStrategy()
+    config = tf.estimator.RunConfig(model_dir=str(tmp_path), train_distribute=strategy)
+    estimator = tf.estimator.Estimator(slow, config=config)
+    with pytest.raises(OSError, match="bad input"):
+        estimator.train(bad, steps=5)
+    assert opened.is_set() and tf.distribute.coordinator.ClusterCoordinator(strategy).done()
+    estimator.train(lambda: batches(10, repeat=True), steps=5)
+    assert estimator.get_variable_value("global_step") == 5

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycollective.distribute.coordinator import ClusterCoordinator, RemoteValue
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: The number of steps scheduled ahead for each worker. More would only keep more batches in memory.
 _AHEAD = 3
@@ -21,6 +24,10 @@ class Executor:
     Under a `ParameterServerStrategy`, a call schedules the steps on workers and returns no results;
     `finish` waits for the workers, and returns the results. Under any other strategy, a call makes
     the steps and returns their results.
+
+    Call an executor in its ``with`` block. If the block ends by an exception, the scheduled steps that
+    wait are cancelled, and those that run are waited for: no step changes the model afterwards. Other
+    functions that wait for the coordinator of the strategy are cancelled, too.
 
     Parameters
     ----------
@@ -46,17 +53,35 @@ class Executor:
         if isinstance(strategy, ParameterServerStrategy):
             self._coordinator = ClusterCoordinator(strategy)
             self._most = _AHEAD * strategy.extended.num_parameter_workers
+        #: True if steps may have been scheduled since the last `finish`.
+        self._in_use = False
         self._under_way: deque[RemoteValue] = deque()
         self._kept: deque[RemoteValue] = deque(maxlen=None if keep_all else 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """After an error, cancel the scheduled steps that wait, and wait for those that run."""
+        if error is None or self._coordinator is None or not self._in_use:
+            return
+        self._in_use = False
+        self._under_way.clear()
+        self._kept.clear()
+        with contextlib.suppress(Exception):  # the caller gets the error of the block
+            self._coordinator.cancel()
 
     def __call__(self, elements: list[Any]) -> list[Any]:
         """Make a step with each element; return the results, or none if workers make the steps."""
         if self._coordinator is None:
             return self._steps(elements, *self._settings)
         if len(self._under_way) >= self._most:
-            # Errors are ignored here, because the next call of schedule() or join() raises them.
-            with contextlib.suppress(Exception):
+            try:
                 self._under_way.popleft().get()
+            except Exception:
+                self._coordinator.done()  # raises the first error, unless other code has got it
+                raise
+        self._in_use = True
         value = self._coordinator.schedule(self._steps, args=(elements, *self._settings))
         self._under_way.append(value)
         self._kept.append(value)
@@ -67,6 +92,9 @@ class Executor:
         if self._coordinator is None:
             return []
         self._coordinator.join()
+        for value in self._under_way:
+            value.get()  # raises the error if other code has cancelled the step
+        self._in_use = False
         self._under_way.clear()
         results = [result for value in self._kept for result in value.get()]
         self._kept.clear()

@@ -45,7 +45,7 @@ class Trainer(Learner):
 
     The methods run under the strategy whose scope the model was made in. Every example has the same
     weight, also if the replicas' parts of a batch differ in size. So losses, metrics and gradients
-    equal those of a single device.
+    equal those of a single device. After an exception of a method, no step of the method runs.
 
     Attributes
     ----------
@@ -227,15 +227,16 @@ class Trainer(Learner):
             self.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             logs: Logs | None = None
-            for first, batches in steps.epoch(settings.steps_per_execution * together, done):
-                callbacks.on_train_batch_begin(first)
-                logs = self._logs_of("train_step", execute(batches), later)
-                last = first + len(batches) - 1
-                watch.check(logs, epoch, first, last)
-                callbacks.on_train_batch_end(last, logs)
-                if self.stop_training:
-                    break
-            results = execute.finish()
+            with execute:
+                for first, batches in steps.epoch(settings.steps_per_execution * together, done):
+                    callbacks.on_train_batch_begin(first)
+                    logs = self._logs_of("train_step", execute(batches), later)
+                    last = first + len(batches) - 1
+                    watch.check(logs, epoch, first, last)
+                    callbacks.on_train_batch_end(last, logs)
+                    if self.stop_training:
+                        break
+                results = execute.finish()
             if results:
                 logs = self._logs_of("train_step", results, later)
             if logs is None and done:
@@ -314,13 +315,14 @@ class Trainer(Learner):
         logs: Logs | None = None
         self.stop_evaluating = False
         callbacks.on_test_begin()
-        for first, batches in steps.epoch(settings.steps_per_execution):
-            callbacks.on_test_batch_begin(first)
-            logs = self._logs_of("test_step", execute(batches), later)
-            callbacks.on_test_batch_end(first + len(batches) - 1, logs)
-            if self.stop_evaluating:
-                break
-        results = execute.finish()
+        with execute:
+            for first, batches in steps.epoch(settings.steps_per_execution):
+                callbacks.on_test_batch_begin(first)
+                logs = self._logs_of("test_step", execute(batches), later)
+                callbacks.on_test_batch_end(first + len(batches) - 1, logs)
+                if self.stop_evaluating:
+                    break
+            results = execute.finish()
         if results:
             logs = self._logs_of("test_step", results, later)
         if logs is None:
@@ -378,16 +380,17 @@ class Trainer(Learner):
             verbose = self._verbosity(verbose)
             callback_list = CallbackList.of(callbacks, self, False, verbose, 1, epoch_steps.total)
             callback_list.on_predict_begin()
-            for first, batches in epoch_steps.epoch(per_execution):
-                callback_list.on_predict_batch_begin(first)
-                found = execute(batches)
-                outputs += found
-                last = first + len(batches) - 1
-                ready = {"outputs": found[-1]} if found else {}  # workers may not be ready
-                callback_list.on_predict_batch_end(last, ready)
-                if self.stop_predicting:
-                    break
-            outputs += execute.finish()
+            with execute:
+                for first, batches in epoch_steps.epoch(per_execution):
+                    callback_list.on_predict_batch_begin(first)
+                    found = execute(batches)
+                    outputs += found
+                    last = first + len(batches) - 1
+                    ready = {"outputs": found[-1]} if found else {}  # workers may not be ready
+                    callback_list.on_predict_batch_end(last, ready)
+                    if self.stop_predicting:
+                        break
+                outputs += execute.finish()
             if not outputs:
                 raise ValueError("predict: the input has no batch")
             callback_list.on_predict_end()
@@ -471,8 +474,8 @@ class Trainer(Learner):
         self, step: str, element: Any, class_weight: Mapping[int, float] | None = None
     ) -> list[Any]:
         """Return the result of a step with one element, in a list."""
-        execute = self._executor(step, class_weight=class_weight)
-        return execute([element]) or execute.finish()
+        with self._executor(step, class_weight=class_weight) as execute:
+            return execute([element]) or execute.finish()
 
     def _logs_of(self, name: str, results: list[Any], later: bool) -> Logs:
         """Return the numbers to report after steps, by name.

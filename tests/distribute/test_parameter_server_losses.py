@@ -1,0 +1,421 @@
+"""`ParameterServerStrategy` on clusters of processes: lost tasks, interrupts and restarts."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import hangs
+import pytest
+from server_clusters import BEGIN, MODEL, results, run, start, started
+
+
+@pytest.mark.slow
+def test_lost_worker_function_runs_on_another_and_the_program_ends_well(tmp_path):
+    marker = tmp_path / "killed"
+    found, errors = results(
+        tmp_path,
+        MODEL
+        + f"""
+@tf.function
+def dies_once():
+    try:
+        os.close(os.open({str(marker)!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+values = [coordinator.schedule(dies_once) for _ in range(4)]
+iterator = iter(per_worker)
+for _ in range(20):
+    coordinator.schedule(step, args=(iterator,))
+coordinator.join()
+report(values=[int(v.fetch()) for v in values], count=int(count))
+""",
+    )
+    assert len(set(found["values"])) == 1
+    assert found["count"] == 20
+    assert "the other workers continue" in errors
+
+
+@pytest.mark.slow
+def test_lost_server_raises_unavailable_error_from_every_call(tmp_path):
+    pids = tmp_path / "pids"
+    script = f"""
+config = json.loads(os.environ["TF_CONFIG"])
+if config["task"]["type"] == "ps":
+    open({str(pids)!r} + str(config["task"]["index"]), "w").write(str(os.getpid()))
+"""
+    begin = "import json, os\n" + script + BEGIN + MODEL
+    status, out, errors = run(
+        tmp_path,
+        begin
+        + f"""
+iterator = iter(per_worker)
+coordinator.schedule(step, args=(iterator,)).fetch()
+os.kill(int(open({str(pids)!r} + "1").read()), signal.SIGKILL)
+def schedule():
+    return coordinator.schedule(step, args=(iterator,))
+
+text = raised(lambda: [(schedule(), coordinator.join()) for _ in range(50)])
+print("FOUND", text)
+for call in (coordinator.join, coordinator.done, schedule):
+    print("THEN", raised(call))
+""",
+    )
+    assert status == 128 + signal.SIGKILL, errors
+    assert "FOUND UnavailableError: /job:ps/task:" in out, (out, errors)
+    assert out.count("THEN UnavailableError: /job:ps/task:") == 3, (out, errors)
+
+
+@pytest.mark.slow
+def test_worker_that_is_started_again_goes_on_and_a_lost_chief_ends_all(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        BEGIN
+        + MODEL
+        + """
+@tf.function
+def pid():
+    count.assign_add(1)
+    return os.getpid()
+
+while True:
+    print(coordinator.schedule(pid).fetch(), int(count), flush=True)
+    time.sleep(0.01)
+"""
+    )
+    with started(path) as tasks:
+        worker, server, chief = tasks
+        assert chief.stdout.readline().split() == [str(worker.pid), "1"]
+        worker.kill()
+        worker.communicate()
+        again = start(path, "worker", worker.cluster)
+        tasks.append(again)
+        lines = iter(chief.stdout.readline, "")
+        number, count = next(line.split() for line in lines if str(again.pid) in line)
+        assert int(number) == again.pid and int(count) > 1
+        chief.kill()
+        assert "the chief is lost" in server.communicate(timeout=hangs.SECONDS)[1]
+        assert "the chief is lost" in again.communicate(timeout=hangs.SECONDS)[1]
+        assert (server.returncode, again.returncode) == (1, 1)
+
+
+def test_interrupted_fetch_cancels_the_function_and_later_results_are_their_own(
+    tmp_path, transport
+):
+    found, errors = results(
+        tmp_path,
+        """
+import sys
+import threading
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without
+
+@tf.function
+def waits(number):
+    open(f"begun{number}", "w").close()
+    while not os.path.exists(f"go{number}"):
+        time.sleep(0.01)
+    return "old"
+
+@tf.function
+def echo(value):
+    return value
+
+def interrupt(number):
+    while not (os.path.exists(f"begun{number}") and waits_for_result() and waits_for_result()):
+        time.sleep(0.01)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+def waits_for_result():
+    time.sleep(0.05)
+    frame = sys._current_frames()[threading.main_thread().ident]
+    if frame.f_code.co_name == "get":
+        return True
+    while frame is not None and frame.f_code.co_name != "receive":
+        frame = frame.f_back
+    return frame is not None
+
+got, caught = [], 0
+for number in range(3):
+    value = coordinator.schedule(waits, args=(number,))
+    threading.Thread(target=interrupt, args=(number,)).start()
+    try:
+        value.fetch()
+    except KeyboardInterrupt:
+        caught += 1
+    open(f"go{number}", "w").close()
+    coordinator.join()
+    got.append(coordinator.fetch([coordinator.schedule(echo, args=(n,)) for n in range(4)]))
+report(got=got, caught=caught)
+""",
+        workers=1,
+    )
+    assert found == {"got": [[0, 1, 2, 3]] * 3, "caught": 3}
+    assert "runs again" not in errors
+
+
+def test_second_chief_and_evaluator_are_refused_and_the_cluster_continues(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        BEGIN
+        + """
+@tf.function
+def one():
+    return 1
+
+total = 0
+while not os.path.exists("stop"):
+    total += coordinator.schedule(one).fetch()
+    print(total, flush=True)
+"""
+    )
+    with started(path) as tasks:
+        chief = tasks[-1]
+        assert chief.stdout.readline() == "1\n"
+        others = [start(path, job, chief.cluster) for job in ("chief", "evaluator")]
+        tasks += others
+        ends = [task.communicate(timeout=hangs.SECONDS) for task in others]
+        assert "FailedPreconditionError: the server already serves another chief" in ends[0][1]
+        assert "NotAvailableError: an evaluator is not a task" in ends[1][1]
+        assert chief.poll() is None
+        (tmp_path / "stop").touch()
+        ended = [task.communicate(timeout=hangs.SECONDS) for task in tasks[:3]]
+        assert [task.returncode for task in tasks[:3]] == [0, 0, 0], ended
+
+
+@pytest.mark.slow
+def test_stopped_worker_is_lost_and_its_function_runs_on_another(tmp_path, transport, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_HEARTBEAT", "0.5")
+    found, errors = results(
+        tmp_path,
+        """
+from pycollective.distribute import task_links
+task_links.HANDSHAKE_SECONDS = 2.0
+
+@tf.function
+def stops_once():
+    index = tf.distribute.coordinator.experimental_get_current_worker_index()
+    if index == 0:
+        open("pid", "w").write(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.01)
+    return index
+
+values = [coordinator.schedule(stops_once)]  # a worker does not return from its first call
+while not os.path.exists("pid"):
+    values.append(coordinator.schedule(stops_once))
+coordinator.join()
+report(indices=sorted({int(v.fetch()) for v in values}))
+os.kill(int(open("pid").read()), signal.SIGKILL)
+""",
+    )
+    assert found["indices"] == [1] and "it is stopped or cut off" in errors
+
+
+@pytest.mark.slow
+def test_lost_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, transport):
+    path = tmp_path / "script.py"
+    begin = BEGIN.replace(
+        "ParameterServerStrategy()",
+        f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "
+        "recover=True)",
+    )
+    path.write_text(
+        begin
+        + MODEL
+        + """
+@tf.function
+def add():
+    count.assign_add(1)
+    table.scatter_add(tf.IndexedSlices(np.ones((1, 4), np.float32), np.array([7])))
+    return count
+
+while True:
+    begun = time.monotonic()
+    print(begun, int(coordinator.schedule(add).fetch()), int(table.numpy()[7, 0]), flush=True)
+    coordinator.join()
+    time.sleep(0.002)
+"""
+    )
+    with started(path) as tasks:
+        _, server, chief = tasks
+
+        def reach(least, since=0.0):
+            """Return the first count of at least ``least`` from a step that began after ``since``."""
+            for line in iter(chief.stdout.readline, ""):
+                begun, count, _ = map(float, line.split())
+                if count >= least and begun >= since:
+                    return count
+            raise AssertionError(chief.communicate()[1])
+
+        before = reach(100)
+        time.sleep(0.2)
+        server.kill()
+        server.communicate()
+        killed = time.monotonic()
+        tasks.append(start(path, "ps", server.cluster))
+        assert reach(0, since=killed) > before / 2, "the counter is that of the snapshot"
+        assert reach(before + 200) >= before + 200
+
+
+@pytest.mark.slow
+def test_coordinator_that_is_started_again_goes_on_from_its_checkpoint(tmp_path, transport):
+    script = (
+        MODEL
+        + """
+checkpoint = tf.train.Checkpoint(table=table, count=count, optimizer=optimizer)
+manager = tf.train.CheckpointManager(checkpoint, "saved", max_to_keep=1)
+if tf.train.latest_checkpoint("saved"):
+    checkpoint.restore(tf.train.latest_checkpoint("saved"))
+begin, norm = int(count), float(np.abs(table.numpy()).sum())
+iterator = iter(per_worker)
+for _ in range(20):
+    coordinator.schedule(step, args=(iterator,))
+coordinator.join()
+manager.save()
+saved = float(np.abs(table.numpy()).sum())
+report(begin=begin, norm=norm, saved=saved, steps=int(optimizer.iterations))
+"""
+    )
+    first, _ = results(tmp_path, script, servers=2)
+    again, _ = results(tmp_path, script, servers=1)
+    assert (first["begin"], first["steps"]) == (0, 20)
+    assert (again["begin"], again["steps"]) == (20, 40)
+    assert again["norm"] == pytest.approx(first["saved"]) and first["norm"] == 0
+
+
+# Errors that are no losses, and losses that a call survives --------------------------------------------
+
+
+def recovering(tmp_path):
+    """Return the begin of a script whose servers write snapshots, and may be started again."""
+    return BEGIN.replace(
+        "ParameterServerStrategy()",
+        f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "
+        "recover=True)",
+    )
+
+
+@pytest.mark.slow
+def test_results_without_any_worker_raise_and_the_next_worker_is_used(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        BEGIN
+        + """
+from pycollective.distribute import coordinator as module
+module._NO_WORKER = 0.5
+
+@tf.function
+def one():
+    return 1
+
+print(coordinator.schedule(one).fetch(), flush=True)
+input()
+print(raised(lambda: coordinator.schedule(one).fetch()), flush=True)
+input()
+while True:
+    try:
+        print(coordinator.schedule(one).fetch(), flush=True)
+        break
+    except tf.errors.UnavailableError:
+        time.sleep(0.05)
+coordinator.join()
+"""
+    )
+    with started(path) as tasks:
+        worker, _, chief = tasks
+        assert chief.stdout.readline() == "1\n"
+        worker.kill()
+        worker.communicate()
+        chief.stdin.write("\n")
+        chief.stdin.flush()
+        assert chief.stdout.readline().startswith("UnavailableError: no worker has been connected")
+        tasks.append(start(path, "worker", worker.cluster))
+        chief.stdin.write("\n")
+        chief.stdin.flush()
+        assert chief.stdout.readline() == "1\n"
+        _, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert chief.returncode == 0, errors
+
+
+@pytest.mark.parametrize("recovers", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_unavailable_error_of_a_function_is_raised_once(tmp_path, recovers):
+    begin = recovering(tmp_path) if recovers else BEGIN
+    script = """
+with strategy.scope():
+    calls = tf.Variable(0)
+
+@tf.function
+def fails():
+    calls.assign_add(1)
+    raise tf.errors.UnavailableError("my service")
+
+@tf.function
+def one():
+    return 1
+
+value = coordinator.schedule(fails)
+found = [raised(value.fetch), raised(coordinator.join), coordinator.schedule(one).fetch()]
+coordinator.join()
+report(found=found, calls=int(calls))
+"""
+    found, _ = results(tmp_path, script, begin=begin, servers=1, workers=1)
+    error, again, one = found["found"]
+    assert error == again and error.startswith("UnavailableError: my service (on /job:worker")
+    assert (one, found["calls"]) == (1, 1)
+
+
+def test_iterators_that_the_program_keeps_go_on_and_others_are_dropped(tmp_path):
+    script = """
+per_worker = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(100))
+
+@tf.function
+def element(iterator):
+    return next(iterator)
+
+iterators = [iter(per_worker) for _ in range(12)]
+rounds = [[int(coordinator.schedule(element, (i,)).fetch()) for i in iterators] for _ in range(2)]
+del iterators[1:]
+rounds.append([int(coordinator.schedule(element, (i,)).fetch()) for i in iterators])
+report(rounds=rounds)
+"""
+    found, _ = results(tmp_path, script, servers=1, workers=1)
+    assert found["rounds"] == [[0] * 12, [1] * 12, [2]]
+
+
+@pytest.mark.slow
+def test_join_with_a_timeout_does_not_wait_for_a_lost_server(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        recovering(tmp_path)
+        + """
+with strategy.scope():
+    total = tf.Variable(0.0)
+
+@tf.function
+def add():
+    total.assign_add(1.0)
+
+coordinator.schedule(add).fetch()
+print("ready", flush=True)
+input()
+coordinator.schedule(add)
+print(raised(lambda: coordinator.join(timeout=0.5)), coordinator.done(), flush=True)
+coordinator.join()
+print(coordinator.done(), flush=True)
+"""
+    )
+    with started(path) as tasks:
+        _, server, chief = tasks
+        assert chief.stdout.readline() == "ready\n"
+        server.kill()
+        server.communicate()
+        chief.stdin.write("\n")
+        chief.stdin.flush()
+        line = chief.stdout.readline()
+        assert line.startswith("DeadlineExceededError: join: ") and line.endswith(" False\n"), line
+        tasks.append(start(path, "ps", server.cluster))
+        out, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert out == "True\n", errors
