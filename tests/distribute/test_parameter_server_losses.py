@@ -398,7 +398,9 @@ with strategy.scope():
 def add():
     total.assign_add(1.0)
 
-coordinator.schedule(add).fetch()
+for _ in range(50):  # until the server has written a snapshot with the variable
+    coordinator.schedule(add).fetch()
+    time.sleep(0.01)
 print("ready", flush=True)
 input()
 coordinator.schedule(add)
