@@ -128,6 +128,8 @@ class ServerVariable(Variable):
     @contextlib.contextmanager
     def in_place(self) -> Iterator[Array]:
         """Lock the server's memory for an update in the block."""
+        if self._servers is not None:
+            self._servers.wait_for_lost()
         block = self._block
         assert block is not None
         self._uncache()
@@ -181,8 +183,10 @@ class ServerVariable(Variable):
         servers = self._servers
         if servers is None:
             return self._own
-        if self._block is not None and not servers.private:
-            return self._seen(self._block)
+        if not servers.private:
+            servers.wait_for_lost()
+            if self._block is not None:
+                return self._seen(self._block)
         if self._period != servers.period or (servers.uncached and not servers.private):
             servers.pull([self])
         return self._own
@@ -213,6 +217,7 @@ class ServerVariable(Variable):
         if servers is None or self._in_place:
             return super().assign(value)
         array = self.checked(value, "assign")
+        servers.wait_for_lost()
         with self._lock:
             self._tensor = _value(array.copy())
         return self
@@ -260,6 +265,7 @@ class ServerVariable(Variable):
         servers = self._servers
         if servers is None or not self._by_rows:
             return super().rows(index)
+        servers.wait_for_lost()
         if self._in_place:
             assert self._block is not None
             with self._block.locked(False) as value:
@@ -345,6 +351,7 @@ class ServerVariable(Variable):
         """
         servers = self._servers
         assert servers is not None
+        servers.wait_for_lost()
         with self._lock:
             current = self._period == servers.period
             if current and self._own is None:
@@ -547,6 +554,7 @@ class Servers:
 
     def create(self, variable: Variable, server: int) -> ServerVariable:
         """Return the view of a variable, and put it on a server unless another task did."""
+        self.wait_for_lost()
         own = ServerVariable.__new__(ServerVariable)
         own.set_attributes(
             variable.trainable, variable.name, variable.synchronization, variable.aggregation
@@ -601,6 +609,11 @@ class Servers:
             variable.lose()
             self.touched.pop(id(variable), None)
             self._attach(variable, None)
+
+    def wait_for_lost(self) -> None:
+        """Wait for lost servers that may be started again; only the chief waits."""
+        if self.recover is not None and self.lost():
+            self.recover()
 
     def lost(self) -> list[int]:
         """Return the servers whose connections have ended."""
@@ -775,6 +788,7 @@ class Servers:
         index : array, optional
             The rows that have a gradient, in ascending order; there is one variable then.
         """
+        self.wait_for_lost()
         every: list[ServerVariable] = []
         for group in groups:
             for variable in group:
@@ -812,6 +826,7 @@ class Servers:
 
     def loads(self) -> list[list[int]]:
         """Return the load of each server: variables, their bytes, updates, bytes sent and received."""
+        self.wait_for_lost()
         requests: list[_Request] = [
             (server, {"request": "load"}, []) for server in range(len(self.links))
         ]

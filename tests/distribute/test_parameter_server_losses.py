@@ -421,3 +421,59 @@ print(coordinator.done(), flush=True)
         tasks.append(start(path, "ps", server.cluster))
         out, errors = chief.communicate(timeout=hangs.SECONDS)
     assert out == "True\n", errors
+
+
+@pytest.mark.slow
+def test_chief_uses_a_server_that_is_started_again(tmp_path, transport):
+    path = tmp_path / "script.py"
+    path.write_text(
+        recovering(tmp_path)
+        + """
+with strategy.scope():
+    total = tf.Variable(0.0)
+    table = tf.Variable(np.zeros((5000, 4), np.float32))
+
+@tf.function
+def add():
+    total.assign_add(1.0)
+
+for _ in range(50):  # until the server has written a snapshot with the variables
+    coordinator.schedule(add).fetch()
+    time.sleep(0.01)
+for what in ("assign", "lookup", "describe", "create"):
+    print("ready", flush=True)
+    input()
+    if what == "assign":
+        total.assign(5.0)
+    elif what == "lookup":
+        print(tf.nn.embedding_lookup(table, [7]).shape, end=" ")
+    elif what == "describe":
+        print("variables" in strategy.describe(), end=" ")
+    else:
+        with strategy.scope():
+            print(float(tf.Variable(2.0)), end=" ")
+    coordinator.schedule(add).fetch()
+    print(what, float(total) - (6 if what == "assign" else 0) == 0, flush=True)
+    time.sleep(0.5)  # a snapshot
+"""
+    )
+    said = []
+    with started(path) as tasks:
+        _, server, chief = tasks
+        for _ in range(4):
+            assert chief.stdout.readline() == "ready\n", chief.communicate()[1]
+            server.kill()
+            server.communicate()
+            server = start(path, "ps", server.cluster)
+            tasks.append(server)
+            chief.stdin.write("\n")
+            chief.stdin.flush()
+            said.append(chief.stdout.readline())
+        _, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert chief.returncode == 0, errors
+    assert said == [
+        "assign True\n",
+        "(1, 4) lookup False\n",
+        "True describe False\n",
+        "2.0 create False\n",
+    ]
