@@ -29,7 +29,7 @@ def run(name, *options):
         [sys.executable, EXAMPLES / name, *map(str, options)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
         check=True,
     ).stdout
 
@@ -89,7 +89,7 @@ def test_parameter_server_runs_with_servers_and_workers_in_processes(tmp_path):
         [*command, script],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
         cwd=tmp_path,  # `python -m` imports from here first; the sources have no compiled core
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
