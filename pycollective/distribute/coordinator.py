@@ -556,11 +556,12 @@ class _Queue:
                     time.sleep(0.2)
                     with self._changed:
                         if not self._connected and time.monotonic() - begun > _NO_WORKER:
-                            self._no_worker = UnavailableError(
+                            found = UnavailableError(
                                 f"no worker has been connected for {_NO_WORKER:g} seconds: {error}"
                             )
-                            self._error = self._error or self._no_worker
-                            self._cancel(self._no_worker)
+                            if self._error is None or self._error is self._no_worker:
+                                self._error = self._no_worker = found
+                            self._cancel(found)
                             self._changed.notify_all()
                     continue
                 worker.retired = True
@@ -570,7 +571,7 @@ class _Queue:
                 self._connected += 1
                 worker.disconnected = False
                 if self._error is self._no_worker:
-                    self._error = None
+                    self._error = self._no_worker = None
             _log.warning("/job:worker/task:%d is back", worker.number)
             return
 

@@ -315,12 +315,9 @@ print(coordinator.schedule(one).fetch(), flush=True)
 input()
 print(raised(lambda: coordinator.schedule(one).fetch()), flush=True)
 input()
-while True:
-    try:
-        print(coordinator.schedule(one).fetch(), flush=True)
-        break
-    except tf.errors.UnavailableError:
-        time.sleep(0.05)
+while coordinator._queue._connected < 1:
+    time.sleep(0.05)
+print(coordinator.schedule(one).fetch(), flush=True)
 coordinator.join()
 """
     )
@@ -332,6 +329,7 @@ coordinator.join()
         chief.stdin.write("\n")
         chief.stdin.flush()
         assert chief.stdout.readline().startswith("UnavailableError: no worker has been connected")
+        time.sleep(3)  # the chief notices several times that there is no worker
         tasks.append(start(path, "worker", worker.cluster))
         chief.stdin.write("\n")
         chief.stdin.flush()
