@@ -418,8 +418,8 @@ void DirectExecution::complete_single() {
 void DirectExecution::complete_one_shot() {
   const int rank = board_.rank(), size = board_.size();
   const std::size_t own = static_cast<std::size_t>(rank) * unit_;
-  // This rank's own data comes from its input, not from the board: after a peer's read, the cache
-  // line may be in the peer's cache, and loading it again costs a transfer between the cores.
+  // This rank's own data comes from its input, not from the board. After a peer's read, the board's
+  // cache line may be in the peer's cache, and loading it again costs a transfer between the cores.
   auto data_of = [&](int r) { return r == rank ? call_.input : one_shot_data(r); };
   auto copy = [this](std::size_t at, const std::byte* from) {
     std::byte* to = call_.output + at;

@@ -7,8 +7,8 @@
 // * Slots. A rank posts one slot for each call: the call's sequence number and fingerprint, and
 //   either the data of a very short array or handles of its arrays. All ranks make the same calls
 //   in the same order, so call n uses slot n % kBoardSlots everywhere. A rank reuses the slot of
-//   call n - kBoardSlots when every peer has posted call n + 1 - kBoardSlots: a peer that has
-//   posted the next call has read all slots of the one before.
+//   call n - kBoardSlots when every peer has posted the call after that one. Such a peer has read
+//   all slots of call n - kBoardSlots.
 // * Counters. Positions in the staging rings, which only grow. They synchronize the blocks of a
 //   call. A rank may read a block when its writer's `staged` or `published` has reached the end of
 //   the block. It may overwrite a block when the readers' `consumed` or `copied_out` has.

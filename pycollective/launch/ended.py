@@ -36,8 +36,8 @@ class Ended:
     def of_environment(cls, environ: Mapping[str, str], size: int, address: str) -> Ended | None:
         """Return the launcher's file if it belongs to the group with this size and address.
 
-        Return None if there is no such file, as in a child of a rank, or if the file belongs to another
-        group: the remaining ranks may make a group of another size or address.
+        Return None if there is no such file, as in a child of a rank. Return None also if the file
+        belongs to another group: the remaining ranks may make a group of another size or address.
         """
         try:
             found = cls(int(environ[VARIABLE]), size, address)

@@ -1,11 +1,12 @@
 """Every collective over transport × algorithm × ranks × size × dtype × op × in place × layout.
 
-The results are exact, and compared for equality. `cases.py` has the factors. In the fast tests every
-two values of every two factors meet, transport and ranks together being one of them: so every
-algorithm, size, dtype and so on is there over every transport among every number of ranks. All of it
-would be some ten million calls: the slow tests go through two products, one of algorithm, dtype and op,
-one of algorithm, size, in place or not, and layout. Every transport meets the whole of a product, and
-every number of ranks half of it: each two of them an eighth. All other factors are drawn.
+The results are exact, and compared for equality. `cases.py` has the factors. The fast tests contain
+each pair of values of two factors, where a transport with a number of ranks is one value. So every
+algorithm, size and dtype occurs over every transport among every number of ranks.
+
+All combinations would be some ten million calls. The slow tests have two products: algorithm, dtype and
+op; and algorithm, size, layout, and in place or not. Every transport has a whole product, every number
+of ranks half of it, and each pair of them an eighth. All other factors are drawn at random.
 """
 
 from __future__ import annotations
