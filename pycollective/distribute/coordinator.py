@@ -781,6 +781,9 @@ class ClusterCoordinator:
                 raise OutOfRangeError(str(end) or text) from None
             except ClosureInputError as error:
                 return {**error_message(error.original_exception), "original": True}, []
+            except SystemExit as end:  # else each worker would end in turn
+                name = function.made[0]
+                raise RuntimeError(f"{name} called sys.exit({end.code!r}) on a worker") from None
             finally:
                 servers.end()  # after an error, too: a mapped variable keeps the changes
             return {"tokens": tokens}, found

@@ -365,6 +365,28 @@ report(found=found, calls=int(calls))
     assert (one, found["calls"]) == (1, 1)
 
 
+def test_function_that_calls_sys_exit_is_an_error_and_ends_no_worker(tmp_path):
+    script = """
+import sys
+
+@tf.function
+def leaves():
+    sys.exit(3)
+
+@tf.function
+def pid():
+    return os.getpid()
+
+before = coordinator.schedule(pid).fetch()
+found = raised(coordinator.schedule(leaves).fetch)
+raised(coordinator.join)
+report(found=found, same=coordinator.schedule(pid).fetch() == before)
+"""
+    found, _ = results(tmp_path, script, servers=1, workers=1)
+    assert "leaves called sys.exit(3) on a worker" in found["found"]
+    assert found["same"]
+
+
 def test_iterators_that_the_program_keeps_go_on_and_others_are_dropped(tmp_path):
     script = """
 per_worker = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(100))
