@@ -13,6 +13,7 @@ from pycollective import environment
 from pycollective.cli.options import WrongOptionError
 from pycollective.cli.version import ShowVersion
 from pycollective.errors import CheckpointError, CollectiveError, DataError
+from pycollective.launch.output import discard_rest
 
 __all__ = ["main"]
 
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.error(str(error))
         raise  # mypy does not know that the line above ends the program
     except BrokenPipeError:  # the reader of the output has ended: `pycollective bench | head`
-        sys.stderr.close()
+        discard_rest(sys.stdout)
         return 0
     except (DataError, CheckpointError, CollectiveError, ImportError, OSError) as error:
         print(f"pycollective: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ bars. An incomplete line, such as a question, appears there after a moment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import threading
@@ -17,6 +18,15 @@ _LONGEST = 1 << 20
 """Most bytes of an incomplete line that are kept; more are printed without its end."""
 _INCOMPLETE_SECONDS = 0.2
 """Seconds until an incomplete line is printed on a terminal."""
+
+
+def discard_rest(stream: Any) -> None:
+    """Discard what a stream still holds and gets, because its reader has ended.
+
+    Python writes the rest of the buffer at its end. A failure would make 120 of the exit status.
+    """
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class _LauncherStream:
@@ -54,6 +64,7 @@ class _LauncherStream:
             self._stream.flush()
         except (OSError, ValueError):  # the reader has ended: `pycollective run … | head`
             self.closed = True
+            discard_rest(self._stream)
 
 
 @dataclass(eq=False)

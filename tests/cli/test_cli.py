@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -145,6 +146,19 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch
     assert main(["simulate", "--algorithm", "ring", "--json", str(report)]) == 2
     said = capsys.readouterr().err
     assert said == f"pycollective: [Errno 28] No space left on device: '{report}'\n"
+
+
+def test_reader_of_the_output_has_ended_the_status_is_0():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("PYTHONUNBUFFERED", None)  # programs seldom have it
+    command = [sys.executable, "-m", "pycollective", "bench", "-n", "2", "-e", "8", "-i", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 0
 
 
 def test_misspelt_variable_is_refused_by_every_command(capsys, monkeypatch):

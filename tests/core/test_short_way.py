@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 
 import numpy as np
@@ -43,12 +44,16 @@ ASYNC_CALLS = {
 }
 
 
+#: The folder of a clone may be called pycollective too.
+PACKAGE = os.path.join(os.path.dirname(_core.__file__), "")
+
+
 def calls_into_python(call):
     """Return the result of a call, and the functions of the package that it enters."""
     entered: list[str] = []
 
     def note(frame, event, _):
-        if event == "call" and "pycollective" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             entered.append(frame.f_code.co_name)
 
     sys.setprofile(note)

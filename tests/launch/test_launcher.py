@@ -20,6 +20,7 @@ from pycollective.launch.ended import Ended
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # programs seldom have it
 
 
 def start(tmp_path, ranks, body, *options, **how):
@@ -144,6 +145,15 @@ def test_output_reader_closes_ranks_are_ended(tmp_path):
     assert process.stderr.read().count("BrokenPipeError") >= 1
     assert process.wait(60) == 1
     process.stderr.close()
+
+
+def test_output_reader_has_closed_before_a_line_the_status_is_that_of_the_ranks(tmp_path):
+    process = start(tmp_path, 1, "sys.stdin.read(); print('x')", stdin=subprocess.PIPE)
+    process.stdout.close()
+    process.stdin.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 0
 
 
 def test_standard_input_goes_to_rank_0(tmp_path):
