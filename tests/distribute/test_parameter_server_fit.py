@@ -333,7 +333,8 @@ def test_error_of_the_input_leaves_no_step_running(method):
     assert model.has_ended()
 
 
-def test_fit_interrupt_in_the_wait_for_an_epoch_leaves_no_step_running(monkeypatch):
+def interrupted_in_join(monkeypatch):
+    """Return a model whose wait for the workers is interrupted."""
     model = gated()
 
     def join(self, timeout=None):
@@ -341,6 +342,11 @@ def test_fit_interrupt_in_the_wait_for_an_epoch_leaves_no_step_running(monkeypat
         raise KeyboardInterrupt("join")
 
     monkeypatch.setattr(ClusterCoordinator, "join", join)
+    return model
+
+
+def test_fit_interrupt_in_the_wait_for_an_epoch_leaves_no_step_running(monkeypatch):
+    model = interrupted_in_join(monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="join"):
         model.fit(X, Y, batch_size=20, verbose=0)
     assert model.has_ended()
@@ -348,13 +354,7 @@ def test_fit_interrupt_in_the_wait_for_an_epoch_leaves_no_step_running(monkeypat
 
 @pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch", "predict_on_batch"])
 def test_single_batch_interrupt_leaves_no_step_running(monkeypatch, method):
-    model = gated()
-
-    def join(self, timeout=None):
-        model.stop()
-        raise KeyboardInterrupt("join")
-
-    monkeypatch.setattr(ClusterCoordinator, "join", join)
+    model = interrupted_in_join(monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="join"):
         getattr(model, method)(X, *[Y][method == "predict_on_batch" :])
     assert model.has_ended()

@@ -298,6 +298,12 @@ def recovering(tmp_path):
     )
 
 
+def let_continue(chief):
+    """End the chief's call of input()."""
+    chief.stdin.write("\n")
+    chief.stdin.flush()
+
+
 @pytest.mark.slow
 def test_results_without_any_worker_raise_and_the_next_worker_is_used(tmp_path):
     path = tmp_path / "script.py"
@@ -326,13 +332,11 @@ coordinator.join()
         assert chief.stdout.readline() == "1\n"
         worker.kill()
         worker.communicate()
-        chief.stdin.write("\n")
-        chief.stdin.flush()
+        let_continue(chief)
         assert chief.stdout.readline().startswith("UnavailableError: no worker has been connected")
         time.sleep(3)  # the chief notices several times that there is no worker
         tasks.append(start(path, "worker", worker.cluster))
-        chief.stdin.write("\n")
-        chief.stdin.flush()
+        let_continue(chief)
         assert chief.stdout.readline() == "1\n"
         _, errors = chief.communicate(timeout=hangs.SECONDS)
     assert chief.returncode == 0, errors
@@ -434,8 +438,7 @@ print(coordinator.done(), flush=True)
         assert chief.stdout.readline() == "ready\n"
         server.kill()
         server.communicate()
-        chief.stdin.write("\n")
-        chief.stdin.flush()
+        let_continue(chief)
         line = chief.stdout.readline()
         assert line.startswith("DeadlineExceededError: join: ") and line.endswith(" False\n"), line
         tasks.append(start(path, "ps", server.cluster))
@@ -486,8 +489,7 @@ for what in ("assign", "lookup", "describe", "create"):
             server.communicate()
             server = start(path, "ps", server.cluster)
             tasks.append(server)
-            chief.stdin.write("\n")
-            chief.stdin.flush()
+            let_continue(chief)
             said.append(chief.stdout.readline())
         _, errors = chief.communicate(timeout=hangs.SECONDS)
     assert chief.returncode == 0, errors
