@@ -148,17 +148,19 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch
     assert said == f"pycollective: [Errno 28] No space left on device: '{report}'\n"
 
 
-def test_reader_of_the_output_has_ended_the_status_is_0():
+def test_reader_of_the_output_has_ended_the_status_is_0(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTHONUNBUFFERED", None)  # programs seldom have it
     command = [sys.executable, "-m", "pycollective", "bench", "-n", "2", "-e", "8", "-i", "1"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    assert process.wait(60) == 0
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        cwd=tmp_path,
+    )  # fmt: skip
+    with process.stderr:
+        process.stdout.close()
+        errors = process.stderr.read()
+        status = process.wait(60)
+    assert (status, errors) == (0, "")
 
 
 def test_misspelt_variable_is_refused_by_every_command(capsys, monkeypatch):
