@@ -243,6 +243,9 @@ def dense_gradient(
     bias_gradient: NDArray[Any] | None,
 ) -> None: ...
 def batch_moments(x: NDArray[Any], mean: NDArray[Any], variance: NDArray[Any]) -> None: ...
+def move_average(
+    average: NDArray[Any], value: NDArray[Any], moved: NDArray[Any], weight: float
+) -> None: ...
 def normalize_batch(
     x: NDArray[Any],
     factor: NDArray[Any] | None,

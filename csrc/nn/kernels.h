@@ -306,6 +306,10 @@ void dense_gradient(const DenseGradient& a);
 // Mean and variance of each channel of x [rows, channels]; 0 without rows.
 void batch_moments(const float* x, float* mean, float* variance, Index rows, Index channels);
 void batch_moments(const double* x, double* mean, double* variance, Index rows, Index channels);
+// moved = average + (value - average) weight.
+void move_average(const float* average, const float* value, float* moved, Index size, float weight);
+void move_average(const double* average, const double* value, double* moved, Index size,
+                  double weight);
 // Each channel is normalized: y = (x - mean) factor / sqrt(variance + epsilon) + shift.
 template <typename T>
 struct Batch {

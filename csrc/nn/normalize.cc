@@ -321,6 +321,11 @@ void normalize_batch_gradient_body(const Batch<T>& b, bool constant, const T* g,
   void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {     \
     batch_moments_body(x, mean, variance, rows, channels);                               \
   }                                                                                      \
+  void move_average(const T* average, const T* value, T* moved, Index size, T weight) {  \
+    for (Index k = 0; k < size; ++k) {                                                   \
+      moved[k] = average[k] + (value[k] - average[k]) * weight;                          \
+    }                                                                                    \
+  }                                                                                      \
   void normalize_batch(const Batch<T>& batch, T* y) { normalize_batch_body(batch, y); }  \
   void normalize_batch_gradient(const Batch<T>& batch, bool constant, const T* g, T* dx, \
                                 T* by_factor, T* by_shift) {                             \

@@ -314,13 +314,19 @@ class SyncOnReadVariable(DistributedVariable):
             mean = op is ReduceOp.MEAN
             return as_tensor(total / extended.num_replicas_in_sync if mean else total)
 
+    def is_local(self) -> bool:
+        """Return True if a read returns the replica's own value, not the aggregate."""
+        if self._replica() is None:
+            return False
+        return not in_variable_sync_on_read_context() or self._replica_context() is None
+
     def current(self) -> Tensor:
         """Return the replica's value, or the aggregate."""
-        if self._replica() is None:
-            return self.aggregate()
-        context = self._replica_context()
-        if context is None or not in_variable_sync_on_read_context():
+        if self.is_local():
             return self.local().current()
+        context = self._replica_context()
+        if context is None:
+            return self.aggregate()
         synced: Tensor = context.merge_call(_aggregated, args=(self,))
         return synced
 

@@ -18,7 +18,13 @@ from ..workspace import workspace
 from . import normalization_on_gpu
 from .sums import column_sums
 
-__all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
+__all__ = [
+    "batch_normalization",
+    "layer_normalization",
+    "moments",
+    "moved_average",
+    "normalize_batch",
+]
 
 
 @differentiable
@@ -203,6 +209,26 @@ def _batch_by_kernel(
         return dx, by_factor, by_shift
 
     return y, *moments, gradients
+
+
+def moved_average(average: Array, value: Array, weight: Any) -> Array:
+    """Return a moving average after one more value: ``average + (value - average) * weight``.
+
+    Parameters
+    ----------
+    average, value
+        Arrays of one shape. The result has the dtype of ``average``.
+    weight
+        The weight of the value, between 0 and 1: a number, or an array without axes.
+    """
+    found = native(average, value)
+    if found is None:
+        step = (value - average.astype(value.dtype, copy=False)) * weight
+        moved: Array = average + step.astype(average.dtype, copy=False)
+        return moved
+    moved = np.empty(average.shape, average.dtype)
+    kernels.move_average(*found, moved, float(weight))
+    return moved
 
 
 @differentiable

@@ -53,7 +53,8 @@ def taped(
         tape.watch([source for source, needed in zip(sources, needs, strict=True) if needed])
         output: Tensor = function(tensors[0])
         now = (tensors[0], *reads(sources[1:]))
-    if all(key_of(after) == key_of(before) for after, before in zip(now, tensors, strict=True)):
+    same = [key_of(after) == key_of(before) for after, before in zip(now, tensors, strict=True)]
+    if all(same[place] for place, needed in enumerate(needs) if needed):
         sources = tensors
 
     def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:

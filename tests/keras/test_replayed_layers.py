@@ -44,6 +44,14 @@ STACKS = {
         layers.Conv2D(3, 1, dilation_rate=1, use_bias=False),
         *head(),
     ],
+    "normalized": lambda: [
+        layers.Conv2D(8, 3, use_bias=False),
+        layers.BatchNormalization(momentum=0.9),
+        layers.ReLU(),
+        layers.Conv2D(8, 3, padding="same"),
+        layers.BatchNormalization(axis=3, scale=False),
+        *head(),
+    ],
     "average": lambda: [
         layers.AveragePooling2D(),
         layers.MaxPooling2D(2, 1, padding="same"),
@@ -213,11 +221,12 @@ def test_nan_and_infinity_have_the_same_bits(from_python):
     assert trained(model_of("pooled"), images=images) == expected
 
 
+@pytest.mark.parametrize("stack", ["pooled", "normalized"])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_fit_has_the_same_bits_as_with_run_eagerly(replicas):
+def test_fit_has_the_same_bits_as_with_run_eagerly(replicas, stack):
     def fitted(run_eagerly):
         with mirrored(replicas).scope():
-            model = model_of("pooled")
+            model = model_of(stack)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("adam", loss, metrics=["accuracy"], run_eagerly=run_eagerly)
         history = model.fit(IMAGES, LABELS, BATCH, epochs=3, shuffle=False, verbose=0)
@@ -232,6 +241,43 @@ def test_fit_has_the_same_bits_as_with_run_eagerly(replicas):
         )
 
     assert fitted(False) == fitted(True)
+
+
+def test_moving_averages_of_replays_are_those_of_the_layers(from_python):
+    def averages(model):
+        found = []
+        for step in range(STEPS):
+            x = tf.constant(IMAGES[step * BATCH :][:BATCH])
+            # Training without a tape, inference, and training again each have a record of their own.
+            found += [np.array(model(x, training=training)) for training in (True, False, True)]
+            found += [np.array(v) for v in model.non_trainable_variables]
+        return [each.tobytes() for each in found]
+
+    expected = from_python(averages, model_of("normalized"))
+    model = model_of("normalized")
+    assert averages(model) == expected
+    assert len(set(expected[3 :: len(expected) // STEPS])) == STEPS
+    assert uses_replay(model)
+
+
+def test_frozen_normalization_keeps_its_averages_after_replays(from_python):
+    def freeze(model, step):
+        model.layers[1].trainable = step < 6
+
+    expected = from_python(trained, model_of("normalized"), freeze)
+    model = model_of("normalized")
+    assert trained(model, freeze) == expected
+
+
+@pytest.mark.parametrize("options", [{"axis": 1}, {"synchronized": True}])
+def test_layers_around_another_normalization_are_replayed(options, from_python):
+    def stack():
+        return [*STACKS["normalized"]()[:3], layers.BatchNormalization(**options), *head("relu")]
+
+    expected = from_python(trained, model_of(stack()))
+    model = model_of(stack())
+    assert trained(model) == expected
+    assert len(replayed_steps(model)) == 2
 
 
 def test_results_are_not_written_again():

@@ -70,6 +70,20 @@ def test_batch_kernels_equal_the_formulas(
     np.testing.assert_allclose(dx, slope * up, atol=scale)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [0, 1, 33])
+def test_moving_average(size: int, dtype: str) -> None:
+    rng = np.random.default_rng(6)
+    average, value = rng.normal(size=(2, size)).astype(dtype)
+    moved = np.full(size, np.nan, dtype)
+    kernels.move_average(average, value, moved, 0.25)
+    np.testing.assert_allclose(moved, 0.75 * average + 0.25 * value, rtol=1e-5, atol=1e-6)
+    kernels.move_average(average, value, moved, 0)
+    assert moved.tobytes() == average.tobytes()
+    with pytest.raises(ValueError, match="value has shape"):
+        kernels.move_average(average, np.zeros(size + 1, dtype), moved, 0.25)
+
+
 def test_kernels_check_their_arrays() -> None:
     x = np.zeros((4, 3), np.float32)
     three, two = np.zeros(3, np.float32), np.zeros(2, np.float32)

@@ -36,6 +36,19 @@ void batch_moments(const Array& x, Array& mean, Array& variance) {
   });
 }
 
+void move_average(const Array& average, const Array& value, Array& moved, double weight) {
+  with_real(average, "average", [&](auto zero) {
+    using T = decltype(zero);
+    const Index size = average.size();
+    const auto from = reads<T>(average, "average", size);
+    const auto values = reads<T>(value, "value", size);
+    const auto to = writes<T>(moved, "moved", size);
+    launch(true, [=](const Places& at) {
+      nn::move_average(at(from), at(values), at(to), size, static_cast<T>(weight));
+    });
+  });
+}
+
 // The arguments of both kernels that normalize a batch.
 template <typename T>
 struct BatchOperands {
@@ -157,6 +170,7 @@ void normalize_rows_gradient(const Array& g, const Array& x, const Array& factor
 
 void bind_normalization(py::module_& m) {
   m.def("batch_moments", &batch_moments, "x"_a, "mean"_a, "variance"_a);
+  m.def("move_average", &move_average, "average"_a, "value"_a, "moved"_a, "weight"_a);
   m.def("normalize_batch", &normalize_batch, "x"_a, "factor"_a, "shift"_a, "mean"_a, "variance"_a,
         "y"_a, "epsilon"_a, "relu"_a = false);
   m.def("normalize_batch_gradient", &normalize_batch_gradient, "g"_a, "x"_a, "factor"_a, "shift"_a,

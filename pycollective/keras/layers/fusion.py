@@ -99,8 +99,10 @@ class ConvReluPool:
 class WithRelu:
     """`BatchNormalization` or `Add`, followed by relu."""
 
-    def __init__(self, layer: Layer) -> None:
-        self._layer = layer
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        #: The layers that are one step.
+        self.layers = list(layers)
+        self._layer = layers[0]
 
     @staticmethod
     def of(layers: Sequence[Layer]) -> tuple[Any, int] | None:
@@ -113,7 +115,7 @@ class WithRelu:
             and _is_relu(layers[1])
             and _same_dtype(layers[:2])
         )
-        return (WithRelu(first), 2) if fits else None
+        return (WithRelu(layers[:2]), 2) if fits else None
 
     def __call__(self, inputs: Any) -> Tensor:
         """Return ``max(outputs, 0)`` of the layer's outputs."""
@@ -136,7 +138,7 @@ def with_replays(steps: Sequence[Any]) -> list[Any]:
     """Return the steps; join consecutive steps whose kernels can be recorded into one step."""
 
     def layers_of(step: Any) -> list[Layer]:
-        return step.layers if isinstance(step, ConvReluPool) else [step]
+        return step.layers if isinstance(step, (ConvReluPool, WithRelu)) else [step]
 
     joined: list[Any] = []
     for replays, found in itertools.groupby(steps, lambda s: all(map(can_replay, layers_of(s)))):

@@ -41,6 +41,8 @@ class _Calls(threading.local):
 
     depth = 0
     training: bool | None = None
+    #: The variables that layers assigned and their new values, while a list notes them; or None.
+    assigned: list[tuple[Variable, Tensor]] | None = None
 
 
 _calls = _Calls()
@@ -59,6 +61,23 @@ def training_in_calls(training: bool | None) -> Iterator[None]:
         yield
     finally:
         _calls.training = before
+
+
+def assign_in_call(variable: Variable, value: Tensor) -> None:
+    """Assign a value that a layer computed to a variable; `assignments_in_calls` notes it."""
+    if _calls.assigned is not None:
+        _calls.assigned.append((variable, value))
+    variable.assign(value)
+
+
+@contextmanager
+def assignments_in_calls() -> Iterator[list[tuple[Variable, Tensor]]]:
+    """Return the variables that this thread's layers assign inside the ``with`` block, with values."""
+    before, _calls.assigned = _calls.assigned, []
+    try:
+        yield _calls.assigned
+    finally:
+        _calls.assigned = before
 
 
 #: The default of ``inputs``: distinguishes missing inputs from None.

@@ -13,7 +13,8 @@ from pycollective.array_backend import asarray
 from pycollective.distribute.default import get_replica_context
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.keras import initializers
-from pycollective.keras.layers.layer import SameShape
+from pycollective.keras.layers.layer import SameShape, assign_in_call
+from pycollective.nn.normalization import moved_average
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -185,11 +186,11 @@ class BatchNormalization(_Normalization):
                 inputs, self.gamma, self.beta, self.epsilon, activation
             )
             counted = min(math.prod(inputs.shape[:-1]), 1)
+        # Without rows, `counted` is 0, and the averages do not change.
+        weight = counted * (1 - self.momentum)
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            # Arrays, because the update needs no gradient. Without rows, `counted` is 0: no change.
-            now, new = as_tensor(moving).array, value.array
-            step = (new - now.astype(new.dtype, copy=False)) * (counted * (1 - self.momentum))
-            moving.assign(Tensor(now + step.astype(now.dtype, copy=False)))
+            average = as_tensor(moving).array
+            assign_in_call(moving, Tensor(moved_average(average, value.array, weight)))
         return outputs
 
     def _by_all_batches(

@@ -1,27 +1,30 @@
 """Replay of consecutive layers: their kernels are recorded once, and then run in one call.
 
-Only layers whose outputs are a function of their inputs and variables alone are replayed. The compiled
-module records the kernels, and refuses a record that misses an operation. A record is used only after
-one replay of it gave the same bits as the layers, for the outputs and for all gradients.
+Only layers whose outputs are a function of their inputs and variables alone are replayed. The values
+that layers assign to variables, such as moving averages, are outputs of the record, and each replay
+assigns them. The compiled module records the kernels, and refuses a record that misses an operation. A
+record is used only after one replay of it gave the same bits as the layers, for the outputs and for all
+gradients.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycollective import _nn as kernels
 from pycollective.array_backend import Array, in_c_order
 from pycollective.config import functions_run_eagerly
-from pycollective.distribute.variables import MirroredVariable
+from pycollective.distribute.variables import MirroredVariable, SyncOnReadVariable
 from pycollective.keras import activations
 from pycollective.keras.layers import (
     ELU,
     Activation,
     AveragePooling2D,
+    BatchNormalization,
     Conv2D,
     Dense,
     Flatten,
@@ -32,6 +35,7 @@ from pycollective.keras.layers import (
     Reshape,
     Softmax,
 )
+from pycollective.keras.layers.layer import assignments_in_calls, training_of_call
 from pycollective.tensor import Tensor, Variable
 from pycollective.tensor.captured import Gradients, placed, taped
 from pycollective.tensor.tape import needs_of, record, recording, thread_state
@@ -41,12 +45,12 @@ from pycollective.workspace import SMALLEST_RESULT, workspace
 #: The layers that kernels compute. Their subclasses may compute something else.
 LAYERS = frozenset(
     (
-        *(Activation, AveragePooling2D, Conv2D, Dense, ELU, Flatten, LeakyReLU, MaxPooling2D, ReLU),
-        *(Reshape, Softmax),
+        *(Activation, AveragePooling2D, BatchNormalization, Conv2D, Dense, ELU, Flatten, LeakyReLU),
+        *(MaxPooling2D, ReLU, Reshape, Softmax),
     )
 )
 _ACTIVATIONS = [getattr(activations, name) for name in activations.__all__]
-_VARIABLES = (Variable, MirroredVariable)
+_VARIABLES = (Variable, MirroredVariable, SyncOnReadVariable)
 #: Numbers of calls with inputs of one shape, of all replicas together. The first `_BEFORE` calls are
 #: not recorded. After `_UNTIL` calls without a trusted record, recording stops: a program that never
 #: computes the gradients of its calls would otherwise record every call.
@@ -76,19 +80,41 @@ def can_replay(layer: Layer) -> bool:
         and layer.activity_regularizer is None
         and has_known_activation(layer)
         and getattr(layer, "groups", 1) == 1
+        and not (isinstance(layer, BatchNormalization) and _needs_more(layer))
     )
+
+
+def _needs_more(layer: BatchNormalization) -> bool:
+    """Return True if a layer exchanges statistics, or may transpose its inputs."""
+    return layer.synchronized or layer.axis not in (-1, 3)
+
+
+class _Results(NamedTuple):
+    """The results of the steps, called from Python."""
+
+    output: Array
+    gradients: Gradients
+    #: The variables that the layers assigned, with the values.
+    assigned: list[tuple[Variable, Tensor]]
+
+    def arrays(self) -> list[Array]:
+        """Return the output and the assigned values."""
+        return [self.output, *(value.array for _, value in self.assigned)]
 
 
 class _Recorded:
     """A record, and the shapes and dtypes of the arrays that its replays need."""
 
     def __init__(
-        self, kernel_calls: kernels.Record, output: Array, needs: tuple[bool, ...]
+        self, kernel_calls: kernels.Record, results: _Results, needs: tuple[bool, ...]
     ) -> None:
         self.calls = kernel_calls
         #: The size of a replay's working memory, in bytes.
         self.memory = 0
-        self.output = output.shape, output.dtype
+        self.output = results.output.shape, results.output.dtype
+        #: The variables that the layers assign, and the shapes and dtypes of their new values.
+        self.assigned = [variable for variable, _ in results.assigned]
+        self.values = [(value.array.shape, value.array.dtype) for _, value in results.assigned]
         #: For the input and each variable: True if the record has its gradient.
         self.needs = needs
         #: The shape and dtype of each gradient, and True if it is too small for the workspace.
@@ -123,6 +149,7 @@ class Replayed:
         self._layers = list(layers)
         self._changes = -1
         self._variables: list[Variable] = []
+        self._on_read: list[SyncOnReadVariable] = []
         self._known: dict[Any, _Known] = {}
 
     def ordinary(self, inputs: Any) -> Any:
@@ -145,7 +172,7 @@ class Replayed:
         if changes != self._changes:
             self._find_variables(changes)
         array = inputs.array
-        key = array.shape, array.dtype, recording()
+        key = array.shape, array.dtype, recording(), training_of_call()
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _SHAPES:
@@ -155,6 +182,8 @@ class Replayed:
             known.calls += 1
             return self.ordinary(inputs)
         variables = self._variables
+        if not all([variable.is_local() for variable in self._on_read]):
+            return self.ordinary(inputs)
         tensors = (inputs, *reads(variables))
         needs = needs_of(tensors)
         if needs is None:
@@ -164,8 +193,13 @@ class Replayed:
             return self._call_steps(known, (inputs, *variables), tensors, needs)
         replay = kernels.Replay(recorded.calls, workspace.empty((recorded.memory,), np.uint8))
         output = workspace.empty(*recorded.output)
-        if recorded.needs != needs or not replay.run(list(map(_array_of, tensors)), [output]):
+        values = [np.empty(*about) for about in recorded.values]
+        if recorded.needs != needs or not replay.run(
+            list(map(_array_of, tensors)), [output, *values]
+        ):
             return self.ordinary(inputs)
+        for variable, value in zip(recorded.assigned, values, strict=True):
+            variable.assign(Tensor(value))
 
         def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
             # The record holds the gradients of `needs` only. Later calls run from Python.
@@ -183,9 +217,10 @@ class Replayed:
             len(set(map(id, self._layers))) == len(self._layers)
             and all(layer.built and can_replay(layer) for layer in self._layers)
             and all(type(v) in _VARIABLES for v in variables)
-            and sum([v.like().array.nbytes for v in variables]) <= _MOST_OF_VARIABLES
+            and sum([v.local().like().array.nbytes for v in variables]) <= _MOST_OF_VARIABLES
         )
         self._variables = variables if fits else []
+        self._on_read = [v for v in self._variables if isinstance(v, SyncOnReadVariable)]
 
     def _call_steps(
         self,
@@ -222,41 +257,37 @@ class Replayed:
         begun = calls.begin(arrays)
         try:
             with workspace.fresh():
-                output, exact = taped(self.ordinary, sources, tensors, needs)
+                results = self._results(sources, tensors, needs)
         finally:
             calls.stop()
-        array = output.array
-        if not begun or array.__class__ is not np.ndarray or not calls.end([array]):
+        arrays = results.arrays()
+        if not (begun and all(a.__class__ is np.ndarray for a in arrays) and calls.end(arrays)):
             known.refused = True
-        recorded = _Recorded(calls, array, needs)
+        recorded = _Recorded(calls, results, needs)
         if not any(needs):
             _finish(known, recorded)
 
         def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
             if known.refused or need != needs:
                 known.refused = True
-                return exact(g, need)
+                return results.gradients(g, need)
             begun = calls.begin([in_c_order(g)])
             try:
                 with workspace.fresh():
-                    found = exact(g, need)
+                    found = results.gradients(g, need)
             finally:
                 calls.stop()
-            results = [part for part, needed in zip(found, needs, strict=True) if needed]
-            if (
-                begun
-                and all(part.__class__ is np.ndarray for part in results)
-                and calls.end(results)
-            ):
+            parts = [part for part, needed in zip(found, needs, strict=True) if needed]
+            if begun and all(part.__class__ is np.ndarray for part in parts) and calls.end(parts):
                 recorded.gradients = [
-                    (part.shape, part.dtype, part.nbytes < SMALLEST_RESULT) for part in results
+                    (part.shape, part.dtype, part.nbytes < SMALLEST_RESULT) for part in parts
                 ]
                 _finish(known, recorded)
             else:
                 known.refused = True
             return found
 
-        return array, gradients
+        return results.output, gradients
 
     def _compare(
         self,
@@ -269,32 +300,43 @@ class Replayed:
         """Return the output and its gradients, and compare their bits with those of a replay."""
         recorded = known.recorded
         assert recorded is not None
-        output, exact = taped(self.ordinary, sources, tensors, needs)
+        results = self._results(sources, tensors, needs)
         replay = kernels.Replay(
             recorded.calls, _filled_with_nan((recorded.memory,), np.dtype(np.uint8))
         )
-        found = _filled_with_nan(*recorded.output)
-        same = recorded.needs == needs and replay.run(arrays, [found])
-        same = same and _same_bits([found], [output.array])
+        found = [_filled_with_nan(*about) for about in (recorded.output, *recorded.values)]
+        assigned = [variable for variable, _ in results.assigned]
+        same = recorded.needs == needs and list(map(id, recorded.assigned)) == list(
+            map(id, assigned)
+        )
+        same = same and replay.run(arrays, found) and _same_bits(found, results.arrays())
         if not same:
             known.refused = True
         elif not any(needs):
             _trust(known, recorded)
 
         def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
-            expected = exact(g, need)
+            expected = results.gradients(g, need)
             if known.refused or need != needs:
                 known.refused = True
                 return expected
             found = _gradients_of(replay, recorded, g, _filled_with_nan)
-            results = [part for part, needed in zip(expected, needs, strict=True) if needed]
-            if _same_bits(found, results):
+            parts = [part for part, needed in zip(expected, needs, strict=True) if needed]
+            if _same_bits(found, parts):
                 _trust(known, recorded)
             else:
                 known.refused = True
             return expected
 
-        return output.array, gradients
+        return results.output, gradients
+
+    def _results(
+        self, sources: tuple[Any, ...], tensors: tuple[Tensor, ...], needs: tuple[bool, ...]
+    ) -> _Results:
+        """Call the steps; return all that they compute."""
+        with assignments_in_calls() as assigned:
+            output, gradients = taped(self.ordinary, sources, tensors, needs)
+        return _Results(output.array, gradients, assigned)
 
 
 def _finish(known: _Known, recorded: _Recorded) -> None:
