@@ -52,6 +52,13 @@ STACKS = {
         layers.BatchNormalization(axis=3, scale=False),
         *head(),
     ],
+    "depthwise": lambda: [
+        layers.Conv2D(12, 1, use_bias=False),
+        layers.ReLU(6),
+        layers.DepthwiseConv2D(3, padding="same", strides=2, use_bias=False),
+        layers.BatchNormalization(),
+        *head(),
+    ],
     "average": lambda: [
         layers.AveragePooling2D(),
         layers.MaxPooling2D(2, 1, padding="same"),
@@ -269,10 +276,18 @@ def test_frozen_normalization_keeps_its_averages_after_replays(from_python):
     assert trained(model, freeze) == expected
 
 
-@pytest.mark.parametrize("options", [{"axis": 1}, {"synchronized": True}])
-def test_layers_around_another_normalization_are_replayed(options, from_python):
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda: layers.BatchNormalization(axis=1),
+        lambda: layers.BatchNormalization(synchronized=True),
+        lambda: layers.DepthwiseConv2D(3),
+        lambda: layers.DepthwiseConv2D(3, depth_multiplier=2, use_bias=False),
+    ],
+)
+def test_layers_around_another_one_are_replayed(between, from_python):
     def stack():
-        return [*STACKS["normalized"]()[:3], layers.BatchNormalization(**options), *head("relu")]
+        return [*STACKS["normalized"]()[:3], between(), *head("relu")]
 
     expected = from_python(trained, model_of(stack()))
     model = model_of(stack())

@@ -27,6 +27,7 @@ from pycollective.keras.layers import (
     BatchNormalization,
     Conv2D,
     Dense,
+    DepthwiseConv2D,
     Flatten,
     Layer,
     LeakyReLU,
@@ -45,10 +46,16 @@ from pycollective.workspace import SMALLEST_RESULT, workspace
 #: The layers that kernels compute. Their subclasses may compute something else.
 LAYERS = frozenset(
     (
-        *(Activation, AveragePooling2D, BatchNormalization, Conv2D, Dense, ELU, Flatten, LeakyReLU),
-        *(MaxPooling2D, ReLU, Reshape, Softmax),
+        *(Activation, AveragePooling2D, BatchNormalization, Conv2D, Dense, DepthwiseConv2D, ELU),
+        *(Flatten, LeakyReLU, MaxPooling2D, ReLU, Reshape, Softmax),
     )
 )
+#: For some of these layers: returns True if kernels that can be recorded compute the whole layer.
+_FITS: dict[type[Layer], Callable[[Any], bool]] = {
+    BatchNormalization: lambda layer: not layer.synchronized and layer.axis in (-1, 3),
+    Conv2D: lambda layer: layer.groups == 1,
+    DepthwiseConv2D: lambda layer: layer.depth_multiplier == 1 and not layer.use_bias,
+}
 _ACTIVATIONS = [getattr(activations, name) for name in activations.__all__]
 _VARIABLES = (Variable, MirroredVariable, SyncOnReadVariable)
 #: Numbers of calls with inputs of one shape, of all replicas together. The first `_BEFORE` calls are
@@ -75,18 +82,13 @@ def has_known_activation(layer: Layer) -> bool:
 
 def can_replay(layer: Layer) -> bool:
     """Return True if a layer's output is a function of its input and variables that kernels compute."""
+    fits = _FITS.get(type(layer))
     return (
         type(layer) in LAYERS
         and layer.activity_regularizer is None
         and has_known_activation(layer)
-        and getattr(layer, "groups", 1) == 1
-        and not (isinstance(layer, BatchNormalization) and _needs_more(layer))
+        and (fits is None or fits(layer))
     )
-
-
-def _needs_more(layer: BatchNormalization) -> bool:
-    """Return True if a layer exchanges statistics, or may transpose its inputs."""
-    return layer.synchronized or layer.axis not in (-1, 3)
 
 
 class _Results(NamedTuple):
