@@ -72,7 +72,7 @@ def test_batch_kernels_equal_the_formulas(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [0, 1, 33])
-def test_moving_average(size: int, dtype: str) -> None:
+def test_moving_average_weighs_the_old_and_the_new_value(size: int, dtype: str) -> None:
     rng = np.random.default_rng(6)
     average, value = rng.normal(size=(2, size)).astype(dtype)
     moved = np.full(size, np.nan, dtype)
