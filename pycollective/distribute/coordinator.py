@@ -23,6 +23,7 @@ from pycollective.comm import tracing
 from pycollective.data import Dataset
 from pycollective.distribute.blas_threads import shared_among
 from pycollective.distribute.context import current_mode
+from pycollective.distribute.function_digests import digest_of, globals_of, take_digests
 from pycollective.distribute.input import DistributedDataset
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.per_worker import (
@@ -56,7 +57,7 @@ from pycollective.errors import (
     OutOfRangeError,
     UnavailableError,
 )
-from pycollective.tensor.function import digest_of, function_made
+from pycollective.tensor.function import function_made
 from pycollective.tensor.tape import thread_state
 from pycollective.tensor.variable import creators
 
@@ -127,9 +128,12 @@ def called(message: dict[str, Any]) -> Any:
             "functions with @tf.function before that, and keep them"
         )
     if digest_of(function) != digest:
+        names = ", ".join(globals_of(function)) or "none"
         raise FailedPreconditionError(
-            f"function {name!r} differs between the chief and the worker: a worker with another "
-            "program version, or another version of Python. Start the same program on all tasks"
+            f"function {name!r} differs between the chief and the worker, or a function, a class or a "
+            "global that it uses: a worker with another program version, or another version of Python. "
+            "Start the same program on all tasks, and give its globals the same values on all tasks "
+            f"before the first schedule(): {names[:400]}"
         )
     return function
 
@@ -739,6 +743,8 @@ class ClusterCoordinator:
         program has started to schedule functions.
         """
         refuse_in_worker("schedule()")
+        if not self.strategy.extended.started and self.strategy.extended.tasks is not None:
+            take_digests()
         self.strategy.extended.started = True
         if self._queue is not None:
             return

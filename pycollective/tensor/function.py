@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -65,24 +63,6 @@ def function_made(name: str, number: int) -> Callable[..., Any] | None:
     return _made.get((name, number))
 
 
-def digest_of(func: Callable[..., Any]) -> str:
-    """Return a digest of a function's code, equal in processes that run the same program."""
-    known = getattr(func, "digest", None)
-    if isinstance(known, str):
-        return known
-    found = hashlib.sha256()
-    codes = [getattr(getattr(func, "python_function", func), "__code__", None)]
-    while codes:
-        code = codes.pop()
-        if not isinstance(code, types.CodeType):
-            continue
-        plain = []
-        for value in code.co_consts:
-            if isinstance(value, types.CodeType):
-                codes.append(value)
-            else:  # a set has its elements in another order in each process
-                plain.append(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
-        found.update(code.co_code)
-        found.update(repr((code.co_names, code.co_varnames, code.co_freevars, plain)).encode())
-    func.digest = found.hexdigest()[:16]  # type: ignore[attr-defined]
-    return str(func.digest)  # type: ignore[attr-defined]
+def functions_made() -> list[Callable[..., Any]]:
+    """Return the functions that `function` has made, and that the program still has."""
+    return list(_made.values())

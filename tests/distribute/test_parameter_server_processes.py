@@ -269,20 +269,30 @@ report(loss=history["loss"], batch=batch, weights=[w.numpy().tolist() for w in m
         np.testing.assert_allclose(one, other.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_worker_of_another_program_version_raises(tmp_path):
+@pytest.mark.parametrize("where", ["function", "helper", "global"])
+def test_worker_of_another_program_version_raises(tmp_path, where):
     found, _ = results(
         tmp_path,
-        """
-import json
-other = isinstance(strategy.extended.tasks, tf.distribute.Server)
-if other:
+        f"""
+is_worker = isinstance(strategy.extended.tasks, tf.distribute.Server)
+NUMBER = 1 if is_worker and {where!r} == "global" else 2
+
+if is_worker and {where!r} == "helper":
+    def helper():
+        return 1
+else:
+    def helper():
+        return 2
+
+if is_worker and {where!r} == "function":
     @tf.function
     def function():
         return 1
 else:
     @tf.function
     def function():
-        return 2
+        return 2, helper(), NUMBER
+
 report(error=raised(coordinator.schedule(function).fetch))
 raised(coordinator.join)
 """,
@@ -292,6 +302,31 @@ raised(coordinator.join)
     assert found["error"].startswith(
         "FailedPreconditionError: function '__main__.function' differs"
     )
+    assert ("__main__.NUMBER" in found["error"]) == (where != "function")
+
+
+def test_global_that_the_chief_changes_after_the_first_schedule_is_no_other_program(tmp_path):
+    found, _ = results(
+        tmp_path,
+        """
+number = 0
+
+@tf.function
+def first():
+    return number
+
+@tf.function
+def second():
+    return number + 10
+
+got = [coordinator.schedule(first).fetch()]
+number = 1
+report(got=[*got, coordinator.schedule(first).fetch(), coordinator.schedule(second).fetch()])
+""",
+        workers=1,
+        servers=1,
+    )
+    assert found["got"] == [0, 0, 10]
 
 
 def test_per_worker_values_cached_reads_and_steps_per_call(tmp_path, transport):
