@@ -38,14 +38,8 @@ from pycollective.distribute.per_worker import (
     refuse_in_worker,
 )
 from pycollective.distribute.server import Chief, Server
-from pycollective.distribute.task_links import (
-    Link,
-    LinkLostError,
-    decode,
-    encode,
-    error_message,
-    error_of,
-)
+from pycollective.distribute.task_links import Link, LinkLostError
+from pycollective.distribute.task_values import decode, encode, error_message, error_of
 from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import (
     CancelledError,

@@ -25,11 +25,10 @@ from pycollective.distribute.task_links import (
     Link,
     LinkLostError,
     ServerLostError,
-    error_message,
-    error_of,
     link_to,
     listen,
 )
+from pycollective.distribute.task_values import error_message, error_of
 from pycollective.launch.handshake import Channel, HandshakeError
 
 _log = logging.getLogger("pycollective")

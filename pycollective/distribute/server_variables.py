@@ -35,9 +35,9 @@ from pycollective.distribute.task_links import (
     Link,
     LinkLostError,
     ServerLostError,
-    error_of,
     spec_of,
 )
+from pycollective.distribute.task_values import error_of
 from pycollective.distribute.worker_threads import this_thread
 from pycollective.errors import UnavailableError
 from pycollective.tensor import Tensor, Variable

@@ -26,11 +26,10 @@ from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import (
     Link,
     LinkLostError,
-    decode,
-    encode,
     link_to,
     listen,
 )
+from pycollective.distribute.task_values import decode, encode
 from pycollective.errors import CheckpointError, FailedPreconditionError, UnavailableError
 from pycollective.launch import handshake
 from pycollective.launch.handshake import Channel, HandshakeError
