@@ -236,8 +236,6 @@ def _answer(link: Link, answer: Answer, message: dict[str, Any], arrays: list[An
         raise
     except ServerLostError as error:
         link.send({"error": "UnavailableError", "text": str(error), "server": True})
-    except (KeyError, IndexError) as error:
-        link.send({"error": "RuntimeError", "text": f"malformed request: {error!r}"})
     except Exception as error:
         link.send(error_message(error))
     return False

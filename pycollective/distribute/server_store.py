@@ -55,7 +55,10 @@ class Store:
         request = self._answers.get(str(message.get("request")))
         if request is None:
             raise HandshakeError("no request")
-        reply, found = request(message, arrays)
+        try:
+            reply, found = request(message, arrays)
+        except (KeyError, IndexError) as error:
+            raise HandshakeError(f"malformed request: {error!r}") from None
         self._received += sum(array.nbytes for array in arrays)
         self._sent += sum(array.nbytes for array in found)
         return reply, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import json
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import types
 
 import hangs
 import numpy as np
@@ -29,8 +31,13 @@ from pycollective.distribute.task_links import (
     link_to,
     listen,
 )
-from pycollective.distribute.task_values import decode, encode
-from pycollective.errors import CheckpointError, FailedPreconditionError, UnavailableError
+from pycollective.distribute.task_values import decode, encode, error_message, error_of
+from pycollective.errors import (
+    CheckpointError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
 from pycollective.launch import handshake
 from pycollective.launch.handshake import Channel, HandshakeError
 from pycollective.tensor import IndexedSlices, Variable
@@ -162,6 +169,106 @@ def test_equal_messages_are_parsed_once_and_each_hmac_is_checked():
             with pytest.raises(HandshakeError, match="changed on its way"):
                 receiver.decoded(wrong, repeated=True)
         assert receiver.decoded(third, repeated=True) == request
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+class Diverged(ArithmeticError):
+    def __init__(self, step, loss):
+        super().__init__(step, loss)
+        self.step = step
+
+    def __str__(self):
+        return f"the loss is {self.args[1]} in step {self.step}"
+
+
+class MissingFile(FileNotFoundError):
+    def __init__(self, path):
+        raise AssertionError("no constructor of the program is called")
+
+
+def test_named_tuples_of_a_module_travel_and_others_are_errors():
+    value = [Pair(1, Pair([2.5], (None,)))]
+    tokens, arrays = encode(value, lambda value: None)
+    again = decode(json.loads(json.dumps(tokens)), arrays, None)
+    assert again == value and type(again[0]) is type(again[0].second) is Pair
+    local = collections.namedtuple("Local", "first")
+    with pytest.raises(TypeError, match="a Local cannot be sent"):
+        encode(local(1), lambda value: None)
+    for name in (["pycollective.errors", "Unknown"], ["no.module", "Pair"], ["builtins", "tuple"],
+                 [__name__, "Pair.first"], [__name__, "Diverged"], [__name__, "os"]):  # fmt: skip
+        with pytest.raises(NotFoundError, match="is not known to this task"):
+            decode([["namedtuple", *name, 1], ["plain", 1]], [], None)
+    with pytest.raises(NotFoundError, match="with 1 fields"):
+        decode([["namedtuple", __name__, "Pair", 1], ["plain", 1]], [], None)
+    for token in (["namedtuple", 2], ["namedtuple", 7, "Pair", 2], ["namedtuple", "Pair", 2]):
+        with pytest.raises(NotFoundError):
+            decode([token, ["plain", 1], ["plain", 1]], [], None)
+
+
+def test_a_class_in_a_message_imports_nothing(monkeypatch):
+    module = types.ModuleType("lazy")
+    module.__getattr__ = lambda name: pytest.fail("an attribute was made")
+    monkeypatch.setitem(sys.modules, "lazy", module)
+    for name in (["lazy", "Pair"], ["xml.dom.minidom", "Document"]):
+        sys.modules.pop("xml.dom.minidom", None)
+        with pytest.raises(NotFoundError):
+            decode([["namedtuple", *name, 1], ["plain", 1]], [], None)
+        error = error_of({"error": "Pair", "text": "no", "class": name, "args": []}, "a worker")
+        assert type(error) is RuntimeError and "xml.dom.minidom" not in sys.modules
+
+
+def sent(error):
+    """Return an error as the other side of a connection gets it."""
+    return error_of(json.loads(json.dumps(error_message(error))), "a worker")
+
+
+def test_error_of_a_class_of_the_program_keeps_class_arguments_and_plain_attributes():
+    error = sent(Diverged(3, float("inf")))
+    assert type(error) is Diverged and error.args == (3, float("inf")) and error.step == 3
+    assert str(error) == "the loss is inf in step 3"
+    error = sent(json.JSONDecodeError("wrong", "{", 1))
+    assert type(error) is json.JSONDecodeError and (error.pos, error.lineno) == (1, 1)
+    assert str(error) == "wrong: line 1 column 2 (char 1) (on a worker)"
+    error = FileNotFoundError.__new__(MissingFile)
+    error.args = (errno.ENOENT, "no file")
+    error = sent(error)
+    assert type(error) is MissingFile and (error.errno, error.strerror) == (2, "no file")
+
+
+@pytest.mark.parametrize("value", [object(), "\udcff", "x" * 60_000, 1 << 70, (1,), np.zeros(2)])
+def test_error_with_an_argument_or_attribute_that_is_not_plain_is_a_runtime_error(value):
+    error = sent(Diverged(3, value))
+    assert type(error) is RuntimeError and str(error).startswith("Diverged: the loss is ")
+    assert len(json.dumps(error_message(Diverged(3, value)))) < 200_000
+    error = Diverged(3, 1.5)
+    error.more = value
+    assert str(sent(error)) == "Diverged: the loss is 1.5 in step 3 (on a worker)"
+
+
+def test_error_of_a_class_that_is_not_there_is_a_runtime_error():
+    class Local(Exception):
+        pass
+
+    assert str(sent(Local("text"))) == "Local: text (on a worker)"
+    assert type(sent(ValueError("text"))) is ValueError
+    assert type(sent(UnavailableError("text"))) is UnavailableError
+    for name in (["builtins", "SystemExit"], [__name__, "Pair"], ["builtins", "ValueError"],
+                 ["pycollective.distribute.task_links", "LinkLostError"], [__name__], 7):  # fmt: skip
+        error = error_of({"error": "Wrong", "text": "text", "class": name, "args": []}, "a worker")
+        assert type(error) is RuntimeError and str(error) == "Wrong: text (on a worker)"
+    name = [__name__, "Diverged"]
+    for args, attributes in (
+        ([[]], {}),
+        ([], {"__x": 1}),
+        ([], {"a b": 1}),
+        ([], None),
+        (None, {}),
+    ):
+        message = {"class": name, "args": args, "attributes": attributes}
+        error = error_of({"error": "Diverged", "text": "text", **message}, "a worker")
+        assert type(error) is RuntimeError
 
 
 def test_encode_objects_raises():

@@ -66,6 +66,22 @@ def test_functions_results_and_errors_travel(tmp_path, transport):
 def echo(value, plus=0):
     return {"value": value, "plus": (plus, None, b"\\xff", "text " * 20, float("inf"), True)}
 
+import collections
+Pair = collections.namedtuple("Pair", "first second")
+
+class Diverged(Exception):
+    def __init__(self, step):
+        super().__init__(f"diverged in step {step}")
+        self.step = step
+
+@tf.function
+def diverge(step):
+    raise Diverged(step)
+
+@tf.function
+def no_key(name):
+    return {}[name]
+
 @tf.function
 def fail(text):
     count.assign_add(100)
@@ -97,6 +113,15 @@ got = coordinator.schedule(echo, args=(value,), kwargs={"plus": 3}).fetch()
 assert got["value"][0] == 1 and got["value"][1][0].tolist() == [1.5], got
 assert got["value"][1][1].tolist() == [0, 1], got
 assert got["plus"] == (3, None, b"\\xff", "text " * 20, float("inf"), True), got
+got = coordinator.schedule(echo, args=(Pair(1, [Pair(tf.constant(2.0), None)]),)).fetch()["value"]
+assert got == Pair(1, [Pair(2, None)]) and isinstance(got.second[0], Pair), got
+try:
+    coordinator.schedule(diverge, args=(7,)).fetch()
+except Diverged as error:
+    own = [str(error), error.step]
+raised(coordinator.join)
+key = raised(coordinator.schedule(no_key, args=("a",)).fetch)
+raised(coordinator.join)
 value = coordinator.schedule(fail, args=("broken",))
 error = raised(coordinator.join)
 assert coordinator.done() and int(count) == 100  # updates before the error stay
@@ -110,7 +135,7 @@ def late():
 unknown = raised(coordinator.schedule(late).fetch)
 raised(coordinator.join)
 report(
-    error=error, result=result, unknown=unknown,
+    error=error, result=result, unknown=unknown, own=own, key=key,
     argument=raised(lambda: coordinator.schedule(echo, args=(object(),))),
     method=raised(lambda: coordinator.schedule(Thing().method)),
     fit=raised(fit),
@@ -120,6 +145,8 @@ report(
         workers=1,
     )
     assert found["error"].startswith("ValueError: broken")
+    assert found["own"] == ["diverged in step 7 (on /job:worker/task:0)", 7]
+    assert found["key"].startswith("KeyError: ")
     assert found["result"].startswith("TypeError: a scheduled function returned a object")
     assert "before that, and keep them" in found["unknown"]
     assert found["argument"].startswith("TypeError: a object cannot be sent")
