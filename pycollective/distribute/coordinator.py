@@ -711,8 +711,10 @@ class ClusterCoordinator:
         return closure.value
 
     def _sample(self) -> None:
-        """Add the servers' load to the timelines of this process."""
+        """Add the servers' load to the timelines of this process, and drop variables on servers."""
         self._sampled = time.monotonic()
+        if self.strategy.extended.servers is not None:
+            self.strategy.extended.servers.tell_dropped()
         tracing.sample(self.strategy.extended.load)
 
     def create_variables(self, make: Callable[[], Any]) -> None:
@@ -788,8 +790,7 @@ class ClusterCoordinator:
                 servers.end()  # after an error, too: a mapped variable keeps the changes
             return {"tokens": tokens}, found
 
-        servers.forget_all()
-        servers.private = False
+        servers.start()
         with self.strategy.scope():
             server.work(run)
 

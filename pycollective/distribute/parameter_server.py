@@ -8,6 +8,8 @@ import logging
 import math
 import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +33,7 @@ from pycollective.distribute.server import (
     all_made_here,
     worker_of_this_process,
 )
-from pycollective.distribute.server_variables import Servers, of_one_element
+from pycollective.distribute.server_variables import Servers, ServerVariable, of_one_element
 from pycollective.distribute.sharded import ShardedVariable
 from pycollective.distribute.shared_values import ROWS_FROM
 from pycollective.distribute.strategy import Strategy
@@ -82,8 +84,11 @@ class _ParameterServerExtended(StrategyExtended):
         self._placed = 0
         #: The bytes that were assigned to each server.
         self._bytes = [0] * servers
-        #: For each server, the number of its variables, and their bytes.
-        self.loads = [(0, 0)] * servers
+        #: Without a cluster: for each server, the number of its variables, and their bytes; and what
+        #: to add for variables that the program has dropped. The garbage collector may add to the list
+        #: in a thread that holds a lock.
+        self._loads = [(0, 0)] * servers
+        self._ended: deque[tuple[int, int, int]] = deque()
 
     def start_afresh(self) -> None:
         """Create the locks and threads, also in a copy or in a forked process."""
@@ -104,16 +109,14 @@ class _ParameterServerExtended(StrategyExtended):
 
     def load(self) -> dict[str, dict[str, int]]:
         """Return the load of each server: its variables, and in a cluster its updates and bytes."""
-        found = {
-            name: {"variables": variables, "bytes": size}
-            for name, (variables, size) in zip(self.parameter_devices, self.loads, strict=True)
+        while self._ended:
+            self._add_load(*self._ended.popleft())
+        names = ("variables", "bytes", "updates", "bytes sent", "bytes received")
+        loads = self._loads if self.servers is None else self.servers.loads()
+        return {
+            device: dict(zip(names, load, strict=False))
+            for device, load in zip(self.parameter_devices, loads, strict=True)
         }
-        if self.servers is not None:
-            for values, (*_, updates, sent, received) in zip(
-                found.values(), self.servers.loads(), strict=True
-            ):
-                values |= {"updates": updates, "bytes sent": sent, "bytes received": received}
-        return found
 
     # Variables -------------------------------------------------------------------------------
 
@@ -146,9 +149,10 @@ class _ParameterServerExtended(StrategyExtended):
                 return next_creator(**kwargs)  # raises the error for both shapes
             shape, dtype = initial.shape, initial.dtype
         shape = TensorShape(shape)
-        beside = this_thread.beside
+        beside, owners = this_thread.beside, []
         if beside is not None:
-            servers = [_server_of(part) for part in _parts(beside)]
+            owners = _parts(beside)
+            servers = [_server_of(part) for part in owners]
             lengths = [len(part) for part in _parts(beside)] if len(servers) > 1 else [0]
             if len(servers) > 1 and shape != beside.shape:
                 servers = servers[:1]
@@ -160,7 +164,7 @@ class _ParameterServerExtended(StrategyExtended):
                 for n, length in enumerate(lengths)
             ]
         if len(servers) == 1:
-            return self._on_server(next_creator(**kwargs), servers[0])
+            return self._on_server(next_creator(**kwargs), servers[0], *owners[:1])
         shards, begin = [], 0
         for number, (length, server) in enumerate(zip(lengths, servers, strict=True)):
             part = TensorShape((length, *shape[1:]))
@@ -170,7 +174,9 @@ class _ParameterServerExtended(StrategyExtended):
             else:
                 value = Tensor(initial.array[begin : begin + length])
             own = {**kwargs, "initial_value": value, "shape": part, "name": f"{name}/part_{number}"}
-            shards.append(self._on_server(next_creator(**own), server))
+            shards.append(
+                self._on_server(next_creator(**own), server, *owners[number : number + 1])
+            )
             begin += length
         return ShardedVariable(shards, name)
 
@@ -211,10 +217,12 @@ class _ParameterServerExtended(StrategyExtended):
             self._bytes[place] += size
             return place
 
-    def _on_server(self, variable: Variable, server: int) -> Variable:
-        """Assign a new variable to a server."""
+    def _on_server(
+        self, variable: Variable, server: int, beside: Variable | None = None
+    ) -> Variable:
+        """Assign a new variable to a server; with ``beside``, as a slot of another one."""
         if self.servers is not None:
-            variable = self.servers.create(variable, server)
+            variable = self.servers.create(variable, server, beside)
         variable._distribute_strategy = self.strategy
         variable.device = _server_name(server)
         like = variable.like().array
@@ -226,16 +234,23 @@ class _ParameterServerExtended(StrategyExtended):
         if (
             variable._lock_free
             and self.servers is not None
-            and getattr(variable, "_block", None) is None
+            and isinstance(variable, ServerVariable)
+            and variable._block is None
         ):
             raise NotAvailableError(
                 "consistency='hogwild' needs the memory of the parameter servers: start all tasks on "
                 "one host, without PYCOLLECTIVE_TRANSPORT=tcp, or leave consistency out"
             )
-        with self._placing:
-            variables, size = self.loads[server]
-            self.loads[server] = variables + 1, size + like.nbytes
+        if self.servers is None:
+            self._add_load(server, 1, like.nbytes)
+            ended = weakref.finalize(variable, self._ended.append, (server, -1, -like.nbytes))
+            ended.atexit = False
         return variable
+
+    def _add_load(self, server: int, variables: int, size: int) -> None:
+        with self._placing:
+            before, bytes_before = self._loads[server]
+            self._loads[server] = before + variables, bytes_before + size
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:

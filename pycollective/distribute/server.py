@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -211,6 +212,7 @@ class Server:
         if self.job_name == "worker":
             self._chief.put(link)
             return
+        answer = functools.partial(self._store.answer, task=link)
         is_chief = False
         try:
             while True:
@@ -218,12 +220,13 @@ class Server:
                 if is_chief and message.get("request") == "end":
                     self._end.put("")
                     return
-                succeeded = _answer(link, self._store.answer, message, arrays)
+                succeeded = _answer(link, answer, message, arrays)
                 is_chief = is_chief or (succeeded and message.get("request") == "begin")
         except LinkLostError as error:
             if is_chief:
                 self._end.put(f"{self._title}: the chief is lost: {error}")
         finally:
+            self._store.leave(link)
             link.close()
 
 

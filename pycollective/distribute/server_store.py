@@ -9,7 +9,13 @@ import logging
 import threading
 from typing import Any
 
-from pycollective.distribute.shared_values import Block, SharedFile, apply_change, ascends
+from pycollective.distribute.shared_values import (
+    Block,
+    SharedFile,
+    apply_change,
+    ascends,
+    dropped,
+)
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import JOIN_SECONDS, shape_and_dtype
 from pycollective.errors import FailedPreconditionError, UnavailableError
@@ -31,9 +37,21 @@ class Store:
         #: The run of the chief's program, once the chief has sent its name. With snapshots, variables
         #: are created after that.
         self._run: str | None = None
-        self._begun, self._created = threading.Event(), threading.Event()
+        self._begun, self._changed = threading.Event(), threading.Event()
         self._numbers: dict[str, int] = {}
-        self._blocks: list[Block] = []
+        self._blocks: dict[int, Block] = {}
+        self._next = 0
+        #: The variables of the chief's program, and those that it has dropped, by their keys.
+        self._kept: set[str] = set()
+        self._dropped: set[str] = set()
+        #: The workers that run the program up to the first scheduled function. Until then they can read
+        #: each variable, so that variables to drop wait.
+        self._preparing: set[Any] = set()
+        self._waiting: set[str] = set()
+        #: For a variable, the keys of its slots.
+        self._slots: dict[str, set[str]] = {}
+        #: The updates of variables that were dropped.
+        self._updates = 0
         self._file = SharedFile.made()
         self._answers = {
             "begin": self._begin,
@@ -42,6 +60,7 @@ class Store:
             "push": self._push,
             "update": self._update,
             "rows": self._rows,
+            "note": lambda message, arrays: ({}, []),  # `answer` has done all
             "load": self._load,
         }
         self._optimizers: dict[str, Any] = {}
@@ -49,12 +68,17 @@ class Store:
         self._sent = self._received = 0
 
     def answer(
-        self, message: dict[str, Any], arrays: list[Any]
+        self, message: dict[str, Any], arrays: list[Any], task: Any = None
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Carry out a request of another task, and return the reply with its arrays."""
+        """Carry out a request of another task, and return the reply with its arrays.
+
+        Each request can have ``"dropped"``, the keys of variables that the chief's program has dropped,
+        and ``"prepares"``: True or False for a worker that runs the program, or has run it.
+        """
         request = self._answers.get(str(message.get("request")))
         if request is None:
             raise HandshakeError("no request")
+        self._note(task, message.get("prepares"), message.get("dropped", []))
         try:
             reply, found = request(message, arrays)
         except (KeyError, IndexError) as error:
@@ -66,23 +90,33 @@ class Store:
     def _create(
         self, message: dict[str, Any], arrays: list[Any]
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return the place of a variable; ask for its value if no task has created it."""
+        """Return the place of a variable; ask for its value if no task has created it.
+
+        A worker's program may create a variable later than the chief's program has dropped it. The
+        reply then says so.
+        """
         key = str(message["key"])
         if self._snapshots is not None and not self._begun.wait(JOIN_SECONDS):
             raise UnavailableError(f"the chief did not connect within {JOIN_SECONDS:g} s")
         shape, dtype = shape_and_dtype(message["spec"])
+        slot_of = message.get("slot_of")
         with self._lock:
+            if message.get("keeps") is True:
+                self._kept.add(key)
+            if {key, slot_of} & self._dropped and key not in self._kept:
+                self._remove([key])
+                return {"dropped": True}, []
             number = self._numbers.get(key)
             if number is None:
                 if not arrays:
                     return {"wanted": True}, []
                 if arrays[0].shape != shape or arrays[0].dtype != dtype:
                     raise HandshakeError("the value has another shape or dtype than the variable")
-                number = len(self._blocks)
-                self._blocks.append(Block.made(arrays[0], number, self._file))
-                self._numbers[key] = number
-                self._created.set()
-        block = self._blocks[number]
+                number = self._add(key, self._next, arrays[0])
+                self._changed.set()
+            if isinstance(slot_of, str):
+                self._slots.setdefault(slot_of, set()).add(key)
+            block = self._blocks[number]
         if block.value.shape != shape or block.value.dtype != dtype:
             raise ValueError(
                 f"variable {key!r} has shape {shape} and dtype {dtype}, and another task "
@@ -94,6 +128,49 @@ class Store:
         if block.offset is not None and block.file is not None:
             reply |= {"file": block.file.name, "offset": block.offset}
         return reply, []
+
+    def _add(self, key: str, number: int, value: Any) -> int:
+        self._numbers[key] = number
+        self._blocks[number] = Block.made(value, number, self._file)
+        self._next = number + 1
+        return number
+
+    def leave(self, task: Any) -> None:
+        """Note that the connection to a task has ended."""
+        self._note(task, False, [])
+
+    def _note(self, task: Any, prepares: Any, keys: Any) -> None:
+        """Remove variables that the chief's program has dropped, and slots that it does not have."""
+        if prepares is None and not keys:
+            return
+        with self._lock:
+            if prepares is not None:
+                (self._preparing.add if prepares is True else self._preparing.discard)(task)
+            self._kept.difference_update(keys)
+            self._waiting.update(keys)
+            if self._waiting and not self._preparing:
+                for key in self._waiting:
+                    self._remove([key, *(self._slots.pop(key, set()) - self._kept)])
+                self._waiting.clear()
+                self._changed.set()
+
+    def _remove(self, keys: list[str]) -> None:
+        """Remove variables, and their memory; call with the lock held."""
+        self._dropped.update(keys)
+        for key in keys:
+            number = self._numbers.pop(key, None)
+            if number is not None:
+                block = self._blocks.pop(number)
+                self._updates += block.version - 1
+                block.drop()
+
+    def _block(self, number: int) -> Block:
+        block = self._blocks.get(number)
+        if block is not None:
+            return block
+        if 0 <= number < self._next:
+            raise dropped()
+        raise HandshakeError(f"no variable {number}")
 
     def _begin(
         self, message: dict[str, Any], arrays: list[Any]
@@ -109,9 +186,8 @@ class Store:
             if self._run is not None or self._snapshots is None:
                 self._run = run
                 return {}, []
-            for key, value, version in self._snapshots.read(run):
-                number = self._numbers[key] = len(self._blocks)
-                self._blocks.append(Block.made(value, number, self._file))
+            for number, key, value, version in self._snapshots.read(run):
+                self._add(key, number, value)
                 self._blocks[number].restore(version)
             self._run = run
         threading.Thread(target=self._write, name="pycollective-snapshots", daemon=True).start()
@@ -119,11 +195,11 @@ class Store:
         return {}, []
 
     def _write(self) -> None:
-        """Write a snapshot at an interval, and after variables were created."""
+        """Write a snapshot at an interval, and after variables were created or dropped."""
         assert self._snapshots is not None and self._run is not None
         while True:
-            self._created.wait(self._seconds)
-            self._created.clear()
+            self._changed.wait(self._seconds)
+            self._changed.clear()
             with self._lock:
                 variables = {key: self._blocks[number] for key, number in self._numbers.items()}
             try:
@@ -135,15 +211,18 @@ class Store:
         """Return the values, or the rows, that have changed since the versions that a task has."""
         found, values = [], []
         for number, have in message["have"]:
-            block = self._blocks[number]
-            with block.locked(False) as value:
-                version = block.version
-                if have == version:
-                    found.append([version, "same"])
-                    continue
-                rows = block.rows_since(have)
-                found.append([version, "whole" if rows is None else "rows"])
-                values += [value.copy()] if rows is None else [rows, value[rows]]
+            try:
+                block = self._block(number)
+                with block.locked(False) as value:
+                    version = block.version
+                    if have == version:
+                        found.append([version, "same"])
+                        continue
+                    rows = block.rows_since(have)
+                    found.append([version, "whole" if rows is None else "rows"])
+                    values += [value.copy()] if rows is None else [rows, value[rows]]
+            except FailedPreconditionError:  # a worker has it, and no function that runs uses it
+                found.append([0, "dropped"])
         return {"found": found}, values
 
     def _push(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -153,7 +232,7 @@ class Store:
         """
         rest, versions = iter(arrays), []
         for number, name in message["items"]:
-            block, name = self._blocks[number], str(name)
+            block, name = self._block(number), str(name)
             operands = [next(rest, None) for _ in range(2 if name in SCATTER else 1)]
             if any(operand is None for operand in operands):
                 raise HandshakeError(f"the change {name[:40]!r} lacks an array")
@@ -177,7 +256,7 @@ class Store:
         names, rest = optimizer.slot_names(), iter(arrays)
         groups = []
         for numbers, by_rows, decays in message["items"]:
-            blocks = [self._blocks[number] for number in numbers]
+            blocks = [self._block(number) for number in numbers]
             rows = None
             if by_rows:
                 rows = _ascending(_checked_rows(next(rest), blocks[0]))
@@ -232,7 +311,7 @@ class Store:
         """Return some rows of variables."""
         values = []
         for number, index in zip(message["items"], arrays, strict=True):
-            block = self._blocks[number]
+            block = self._block(number)
             rows = _checked_rows(index, block)
             with block.locked(False) as value:
                 values.append(value[rows])
@@ -241,8 +320,8 @@ class Store:
     def _load(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         """Return the number of variables, and counts of updates and of bytes sent and received."""
         with self._lock:
-            blocks = list(self._blocks)
-        updates = sum(block.version - 1 for block in blocks)
+            blocks = list(self._blocks.values())
+            updates = self._updates + sum(block.version - 1 for block in blocks)
         size = sum(block.value.nbytes for block in blocks)
         return {"load": [len(blocks), size, updates, self._sent, self._received]}, []
 

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import operator
 import select
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from pycollective.distribute.shared_values import (
     SharedFile,
     apply_change,
     ascends,
+    dropped,
 )
 from pycollective.distribute.task_links import (
     Link,
@@ -53,6 +55,9 @@ _EXACT = "biu"
 _MOST_CHANGES = 100
 _MOST_BYTES = 64 << 20
 """The most changes of a variable, and bytes in addition to its own, that wait for the function's end."""
+
+_MOST_KEYS = 1000
+"""The most keys of dropped variables in a message."""
 
 _Change = tuple[str, list[Any]]
 """The name of a change and its operands, as for `apply_change`."""
@@ -92,6 +97,10 @@ class ServerVariable(Variable):
     _servers: Servers | None = None
     _server = _number = _version = 0
     _key_on_server = ""
+    #: The key of the variable whose slot this one is.
+    _slot_of: str | None = None
+    #: True once the chief's program has dropped the variable.
+    _dropped = False
     #: The memory of the server, if this process has mapped it.
     _block: Block | None = None
     _own: Tensor | None = None
@@ -134,6 +143,8 @@ class ServerVariable(Variable):
         assert block is not None
         self._uncache()
         if self._lock_free:
+            if not block.version:
+                raise dropped()
             block.changed()
             yield block.value
             return
@@ -148,6 +159,8 @@ class ServerVariable(Variable):
     def _seen(self, block: Block) -> Tensor:
         """Return the present value of the server's memory; copy it if it has changed."""
         if self._lock_free:
+            if not block.version:
+                raise dropped()
             if self._own is None or self._own.array is not block.value:
                 self._own = _value(block.value)
             elif self._own._key:
@@ -189,6 +202,8 @@ class ServerVariable(Variable):
                 return self._seen(self._block)
         if self._period != servers.period or (servers.uncached and not servers.private):
             servers.pull([self])
+            if self._dropped:
+                raise dropped()
         return self._own
 
     @_tensor.setter
@@ -257,6 +272,11 @@ class ServerVariable(Variable):
         """Drop the value and its changes, such as after the loss of the server."""
         self._own, self._pulled, self._version, self._period = None, None, 0, -1
         self.forget()
+
+    def drop(self) -> None:
+        """Drop the value: the chief's program has dropped the variable."""
+        self.lose()
+        self._dropped = True
 
     # Rows ------------------------------------------------------------------------------------
 
@@ -523,11 +543,17 @@ class Servers:
         self._variables: list[weakref.WeakValueDictionary[int, ServerVariable]] = [
             weakref.WeakValueDictionary() for _ in self.links
         ]
+        #: For each server, the keys of the variables that the chief's program has dropped, and how many
+        #: of them the server knows. The garbage collector adds keys, so it must not send them.
+        self._dropped: list[list[str]] = [[] for _ in self.links]
+        self._told = [0] * count
         self._files: dict[tuple[Any, ...], SharedFile | None] = {}
         self._keys: dict[str, int] = {}
         #: For each function, the variables that it has pulled one by one, to be pulled at once.
         self._read: dict[Any, weakref.WeakValueDictionary[int, ServerVariable]] = {}
         self._function: Any = None
+        #: Only one thread at a time can use an object of `select.poll`.
+        self._polling = threading.Lock()
         self._watch()
 
     def _watch(self) -> None:
@@ -552,8 +578,12 @@ class Servers:
         number = self._keys.get(name, -1) + 1
         return zlib.crc32(f"{name}#{number}".encode()) % len(self.links)
 
-    def create(self, variable: Variable, server: int) -> ServerVariable:
-        """Return the view of a variable, and put it on a server unless another task did."""
+    def create(self, variable: Variable, server: int, beside: Variable | None = None) -> Variable:
+        """Return the view of a variable, and put it on a server unless another task did.
+
+        With ``beside``, the variable is a slot of another one. A variable that the chief has already
+        dropped stays in this process.
+        """
         self.wait_for_lost()
         own = ServerVariable.__new__(ServerVariable)
         own.set_attributes(
@@ -562,15 +592,30 @@ class Servers:
         value = variable.current().array
         own._like = of_one_element(value)
         own._server, own._key_on_server = server, self.key_of(variable.name)
-        self._attach(own, value)
+        if isinstance(beside, ServerVariable):
+            own._slot_of = beside._key_on_server
+        if not self._attach(own, value):
+            return variable
         own._servers = self
+        if self.uncached:
+            key = own._key_on_server
+            weakref.finalize(own, self._dropped[server].append, key).atexit = False
         return own
 
-    def _attach(self, own: ServerVariable, value: Any) -> None:
-        """Find a variable on its server, or create it there with a value."""
+    def _attach(self, own: ServerVariable, value: Any) -> bool:
+        """Find a variable on its server, or create it there with a value.
+
+        Return False if the chief has dropped the variable.
+        """
         request: dict[str, Any] = {"request": "create", "key": own._key_on_server}
-        request["spec"] = spec_of(own.like().array)
+        request |= {"spec": spec_of(own.like().array), "slot_of": own._slot_of}
+        if self.uncached:
+            request["keeps"] = True
+        elif self.private:
+            request["prepares"] = True
         ((reply, _),) = self._call([(own._server, request, [])])
+        if reply.get("dropped"):
+            return False
         if reply.get("wanted"):
             if value is None:
                 raise UnavailableError(
@@ -588,6 +633,15 @@ class Servers:
                 array = own.like().array
                 own._block = Block(array.shape, array.dtype, own._number, file, reply["offset"])
         self._variables[own._server][own._number] = own
+        return True
+
+    def tell_dropped(self) -> None:
+        """Tell the servers about dropped variables, unless a server is lost."""
+        told = zip(self._dropped, self._told, strict=True)
+        waiting = [server for server, (keys, count) in enumerate(told) if len(keys) > count]
+        if waiting and not self.lost():
+            with contextlib.suppress(ServerLostError):
+                self._call([(server, {"request": "note"}, []) for server in waiting])
 
     # Servers that were started again -----------------------------------------------------------
 
@@ -602,13 +656,15 @@ class Servers:
         """Use a server that was started again, and find this task's variables in its snapshot."""
         self.links[server].close()
         self.links[server] = link
+        self._told[server] = 0  # its snapshot may be older than that
         self._watch()
         variables = list(self._variables[server].values())
         self._variables[server].clear()
         for variable in variables:
             variable.lose()
             self.touched.pop(id(variable), None)
-            self._attach(variable, None)
+            if not self._attach(variable, None):
+                variable.drop()
 
     def wait_for_lost(self) -> None:
         """Wait for lost servers that may be started again; only the chief waits."""
@@ -617,11 +673,20 @@ class Servers:
 
     def lost(self) -> list[int]:
         """Return the servers whose connections have ended."""
-        if self._poll is not None and not self._poll.poll(0):
-            return []
+        with self._polling:
+            if self._poll is not None and not self._poll.poll(0):
+                return []
         return [number for number, link in enumerate(self.links) if link.ended()]
 
     # A worker's functions --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Note that the worker has run its program, and now runs scheduled functions."""
+        self.forget_all()
+        self.private = False
+        self._call(
+            [(n, {"request": "note", "prepares": False}, []) for n in range(len(self.links))]
+        )
 
     def begin(self, function: Any) -> None:
         """Pull the variables that a function has read before; before its first call all small ones."""
@@ -713,6 +778,12 @@ class Servers:
         for (_, wanted), (reply, arrays) in zip(groups, replies, strict=True):
             rest = iter(arrays)
             for variable, (version, how) in zip(wanted, reply["found"], strict=True):
+                if how == "dropped":
+                    variable.drop()
+                    self._variables[variable._server].pop(variable._number, None)
+                    for known in self._read.values():
+                        known.pop(id(variable), None)
+                    continue
                 if how == "same":
                     variable._period = self.period
                     if variable._changes:
@@ -837,12 +908,16 @@ class Servers:
 
         The servers carry out the requests at the same time.
         """
-        replies = []
+        replies, told = [], {}
         lost: UnavailableError | None = None
         with contextlib.ExitStack() as held:
             try:
                 for server, message, arrays in requests:
                     held.enter_context(self.links[server].lock)
+                    begin = self._told[server]
+                    if keys := self._dropped[server][begin : begin + _MOST_KEYS]:
+                        message = {**message, "dropped": keys}
+                        told[server] = begin + len(keys)
                     try:
                         self.links[server].send(message, arrays)
                     except LinkLostError as error:
@@ -851,6 +926,7 @@ class Servers:
                 for server, _, _ in requests:
                     try:
                         replies.append(self.links[server].reply())
+                        self._told[server] = told.get(server, self._told[server])
                     except LinkLostError as error:
                         lost = server_lost(self.links[server], error)
             except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.errors import UnavailableError
+from pycollective.errors import FailedPreconditionError, UnavailableError
 from pycollective.launch.description import TRANSPORT
 from pycollective.tensor.compiled import add_to
 from pycollective.tensor.scattering import SCATTER
@@ -170,9 +170,10 @@ class Block:
         self._thread = threading.RLock()
         size, rows_bytes = _sizes(shape, dtype)
         memory: Any = np.zeros(size, np.uint8)
+        self._mapping: mmap.mmap | None = None
         if offset is not None:
             assert file is not None
-            memory = file.mapped(offset, size)
+            memory = self._mapping = file.mapped(offset, size)
         header = np.ndarray((2,), np.int64, memory, 0)
         self._version, self._whole = header[:1], header[1:]
         self._rows = (
@@ -219,9 +220,25 @@ class Block:
         changed = np.flatnonzero(self._rows > version)
         return None if 2 * len(changed) > len(self._rows) else changed
 
+    def drop(self) -> None:
+        """Return the memory of a block in a file to the system; the version becomes 0 for all tasks.
+
+        A stopped task could hold the lock, and no lock is needed: no later block has this offset.
+        """
+        self._version[0] = 0
+        if self._mapping is not None:
+            with contextlib.suppress(OSError):
+                self._mapping.madvise(mmap.MADV_REMOVE)
+
     @contextlib.contextmanager
     def locked(self, exclusive: bool) -> Iterator[Any]:
-        """Lock the value in the block, for all tasks; readers run concurrently unless ``exclusive``."""
+        """Lock the value in the block, for all tasks; readers run concurrently unless ``exclusive``.
+
+        Raises
+        ------
+        FailedPreconditionError
+            The variable was dropped.
+        """
         self.lock(exclusive)
         try:
             yield self.value
@@ -237,12 +254,23 @@ class Block:
             except BaseException:
                 self._thread.release()
                 raise
+        if not self._version[0]:
+            self.unlock()
+            raise dropped()
 
     def unlock(self) -> None:
         """Release the lock."""
         if self.file is not None:
             self.file.unlock(self.number)
         self._thread.release()
+
+
+def dropped() -> FailedPreconditionError:
+    """Return the error for a variable that the chief has dropped."""
+    return FailedPreconditionError(
+        "the chief's program has dropped this variable, so it is no longer on its server: keep the "
+        "variables that scheduled functions use"
+    )
 
 
 def _sizes(shape: tuple[int, ...], dtype: Any) -> tuple[int, int]:

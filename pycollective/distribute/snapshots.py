@@ -12,7 +12,7 @@ import numpy as np
 from pycollective.atomic_files import write_atomically
 from pycollective.distribute.shared_values import Block
 from pycollective.distribute.task_links import shape_and_dtype, spec_of
-from pycollective.errors import CheckpointError
+from pycollective.errors import CheckpointError, FailedPreconditionError
 from pycollective.launch.handshake import HandshakeError
 
 _INDEX = "index.json"
@@ -39,15 +39,18 @@ class Snapshots:
         for key, block in variables.items():
             known = self._written.get(block.number)
             if known is None or known["version"] != block.version:
-                with block.locked(False) as value:
-                    data, version = value.tobytes(), block.version
+                try:
+                    with block.locked(False) as value:
+                        data, version = value.tobytes(), block.version
+                except FailedPreconditionError:  # dropped meanwhile
+                    continue
                 name = f"{block.number}.{version}"
                 write_atomically(os.path.join(self._directory, name), data)
                 spec = spec_of(block.value)
                 known = {"key": key, "number": block.number, "version": version, "spec": spec}
                 fresh = True
             entries.append(known)
-        if not fresh:
+        if not fresh and len(entries) == len(self._written):
             return
         text = json.dumps({"run": run, "variables": entries})
         write_atomically(os.path.join(self._directory, _INDEX), text.encode())
@@ -57,23 +60,26 @@ class Snapshots:
             if name.replace(".", "").isdigit() and name not in names:
                 os.unlink(os.path.join(self._directory, name))
 
-    def read(self, run: str) -> list[tuple[str, Any, int]]:
-        """Return the keys, values and versions of a run's snapshot, by number; [] if there is none."""
+    def read(self, run: str) -> list[tuple[int, str, Any, int]]:
+        """Return the numbers, in ascending order, keys, values and versions of a run's snapshot.
+
+        There are none if there is no snapshot of the run.
+        """
         path = os.path.join(self._directory, _INDEX)
         try:
             with open(path, "rb") as file:
                 index = json.load(file)
             if index["run"] != run:
                 return []
-            found = []
-            for number, entry in enumerate(index["variables"]):
-                if entry["number"] != number:
-                    raise ValueError(f"variable {number} is missing")
-                version = int(entry["version"])
+            found: list[tuple[int, str, Any, int]] = []
+            for entry in index["variables"]:
+                number, version = int(entry["number"]), int(entry["version"])
+                if found and number <= found[-1][0]:
+                    raise ValueError(f"the numbers of variables do not ascend at {number}")
                 shape, dtype = shape_and_dtype(entry["spec"])
                 with open(os.path.join(self._directory, f"{number}.{version}"), "rb") as file:
                     value = np.frombuffer(file.read(), dtype).reshape(shape)
-                found.append((str(entry["key"]), value, version))
+                found.append((number, str(entry["key"]), value, version))
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, HandshakeError) as error:

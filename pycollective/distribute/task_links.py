@@ -272,13 +272,17 @@ class Link:
 
     def ended(self) -> bool:
         """Return True if the other side has closed the connection; do not wait for a call."""
-        if not self._poll.poll(0) or not self.lock.acquire(blocking=False):
-            return False  # a call that runs notices the end
+        if not self.lock.acquire(blocking=False):
+            return False  # a call that runs notices the end, and may poll
         try:
-            return self._channel.ended()
+            if not self._poll.poll(0):
+                return False
+            try:
+                return self._channel.ended()
+            finally:
+                with contextlib.suppress(OSError):
+                    self._set_timeout()
         finally:
-            with contextlib.suppress(OSError):
-                self._set_timeout()
             self.lock.release()
 
     def close(self) -> None:

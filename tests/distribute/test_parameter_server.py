@@ -101,13 +101,17 @@ def test_strategy_has_one_replica_and_its_servers():
         "/job:ps/replica:0/task:1/device:CPU:0",
     )
     with strategy.scope():
-        tf.Variable(np.zeros((3, 2), np.float32))
-        tf.Variable(np.float32(0))
+        first, second = tf.Variable(np.zeros((3, 2), np.float32)), tf.Variable(np.float32(0))
     assert strategy.describe().splitlines() == [
         "workers: 2 threads of this process",
         "/job:ps/replica:0/task:0/device:CPU:0: 1 variables, 24 bytes",
         "/job:ps/replica:0/task:1/device:CPU:0: 1 variables, 4 bytes",
     ]
+    del second
+    loads = strategy.extended.load().values()
+    assert list(loads) == [{"variables": 1, "bytes": 24}, {"variables": 0, "bytes": 0}]
+    del first
+    assert not any(strategy.extended.load()[strategy.extended.parameter_devices[0]].values())
 
 
 def test_run_outside_of_a_worker_warns_once(caplog):
@@ -741,13 +745,14 @@ def test_balanced_places_variables_on_the_server_with_the_fewest_bytes():
 def test_timeline_has_the_load_of_each_server(tmp_path):
     strategy = servers(num_workers=1, num_ps=2)
     with strategy.scope():
-        tf.Variable(np.zeros(10, np.float32))
+        variable = tf.Variable(np.zeros(10, np.float32))
     coordinator = ClusterCoordinator(strategy)
     with tf.timeline(tmp_path / "timeline.json"):
         coordinator.schedule(tf.function(lambda: None))
         coordinator.join()
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     last = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
+    assert variable.shape == (10,)
     assert last == {
         "/job:ps/replica:0/task:0/device:CPU:0": {"variables": 1, "bytes": 40},
         "/job:ps/replica:0/task:1/device:CPU:0": {"variables": 0, "bytes": 0},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import gc
 import json
 import os
 import secrets
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 
 import hangs
@@ -367,14 +369,54 @@ def test_silent_task_that_answers_no_connection_is_lost(monkeypatch):
     assert not answers
 
 
+def test_link_that_waits_for_a_reply_can_be_asked_for_its_end():
+    ends = socket.socketpair()
+    link, other = (Link(Channel(end), "a task", lambda: True) for end in ends)
+    thread = threading.Thread(target=link.call, args=({"request": "wait"},))
+    thread.start()
+    try:
+        other.request()  # the thread has sent, and waits
+        for _ in range(100):
+            time.sleep(1e-3)
+            assert not link.ended()
+    finally:
+        other.send({})
+        thread.join(hangs.SECONDS)
+        assert not link.ended()
+        other.close()
+        assert link.ended()
+        link.close()
+
+
+def test_threads_look_for_lost_servers_at_the_same_time():
+    ends = [socket.socketpair() for _ in range(2)]
+    links = [Link(Channel(end), "a server") for end, _ in ends]
+    servers, errors = Servers(lambda number, seconds: links[number], 2, uncached=True), []
+
+    def look():
+        try:
+            assert [servers.lost() for _ in range(3000)] == 3000 * [[]]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(hangs.SECONDS)
+    ends[1][1].close()
+    assert not errors and servers.lost() == [1]
+    for end in (*ends[0], *ends[1]):
+        end.close()
+
+
 # The store ----------------------------------------------------------------------------------------
 
 
-def create(store, key, array, given=True):
+def create(store, key, array, given=True, **options):
     spec = [array.dtype.str, *array.shape]
-    reply, _ = store.answer(
-        {"request": "create", "key": key, "spec": spec}, [array] if given else []
-    )
+    message = {"request": "create", "key": key, "spec": spec, **options}
+    reply, _ = store.answer(message, [array] if given else [])
     return reply
 
 
@@ -524,6 +566,50 @@ def test_store_refuses_an_update_of_another_shape():
         store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
 
 
+def note(store, *dropped, **options):
+    store.answer({"request": "note", "dropped": list(dropped)}, [], **options)
+
+
+def test_store_removes_variables_that_the_chief_has_dropped_and_slots_that_it_does_not_have():
+    store = Store()
+    kept = {"keeps": True}
+    numbers = [create(store, "a#0", np.ones(2), **kept)["number"]]
+    for key, options in (("m#0", {}), ("v#0", kept), ("b#0", kept)):
+        options = {"slot_of": "a#0", **options} if key != "b#0" else options
+        numbers.append(create(store, key, np.ones(2), **options)["number"])
+    push = {"request": "push", "items": [[numbers[0], "add"]]}
+    store.answer(push, [np.ones(2)])
+    note(store, "a#0", "unknown#0")
+    assert store.answer({"request": "load"}, [])[0]["load"][:3] == [2, 32, 1]
+    for number, state in zip(numbers, ["dropped", "dropped", "whole", "whole"], strict=True):
+        assert pulled(store, number)[0][1] == state
+    with pytest.raises(FailedPreconditionError, match="has dropped this variable"):
+        store.answer(push, [np.ones(2)])
+    for key in ("a#0", "m#0"):
+        assert create(store, key, np.ones(2)) == {"dropped": True}
+    assert create(store, "new slot#0", np.ones(2), slot_of="a#0") == {"dropped": True}
+    assert create(store, "a#1", np.ones(2), **kept)["number"] == 4
+    with pytest.raises(HandshakeError, match="no variable 7"):
+        pulled(store, 7)
+
+
+@pytest.mark.parametrize("end", ["started", "lost"])
+def test_store_keeps_dropped_variables_until_all_workers_have_run_the_program(end):
+    store = Store()
+    number = create(store, "a#0", np.ones(2), keeps=True)["number"]
+    for task in ("one", "two"):
+        message = {"request": "create", "key": "a#0", "spec": ["<f8", 2], "prepares": True}
+        assert store.answer(message, [], task)[0]["number"] == number
+    note(store, "a#0", task="the chief")
+    for task in ("one", "two"):
+        assert pulled(store, number)[0][1] == "whole"
+        if end == "started":
+            store.answer({"request": "note", "prepares": False}, [], task)
+        else:
+            store.leave(task)
+    assert pulled(store, number)[0][1] == "dropped"
+
+
 def test_store_serves_one_chief():
     store = Store()
     for _ in range(2):
@@ -569,6 +655,12 @@ class Connected:
         self.servers = Servers(lambda server, seconds: self, 1, uncached)
         self.servers.private = False
 
+    def ended(self):
+        return False
+
+    def close(self):
+        pass
+
     def send(self, message, arrays):
         self.pushed += (
             [name for _, name in message["items"]] if message["request"] == "push" else []
@@ -590,6 +682,59 @@ def variables_of_two_tasks(value, uncached=False):
         view._by_rows = view.ndim > 1
         views.append(view)
     return links, views
+
+
+def test_server_drops_a_variable_with_the_next_message_after_the_chief_has_dropped_it():
+    (chief, worker), (view, other) = variables_of_two_tasks(SMALL, uncached=True)
+    worker.servers.uncached = False
+    read = other.numpy()
+    del view
+    gc.collect()
+    assert list(chief._store._blocks) == [0]  # nothing is sent in a finalizer
+    chief.servers.tell_dropped()
+    assert not chief._store._blocks and chief.servers.loads()[0][:2] == [0, 0]
+    worker.servers.end()
+    worker.servers.begin("step")  # pulls all small variables
+    with pytest.raises(FailedPreconditionError, match="has dropped this variable"):
+        other.numpy()
+    worker.servers.begin("step")
+    assert not worker.servers._read["step"] and read.tolist() == SMALL.tolist()
+    late = worker.servers.create(Variable(SMALL, name="v"), 0)
+    assert late.numpy().tolist() == SMALL.tolist()  # "v#1", which the chief has not
+
+
+def test_variable_that_the_chief_has_dropped_stays_in_a_worker_that_creates_it_later():
+    (chief, worker), (view, other) = variables_of_two_tasks(SMALL, uncached=True)
+    worker.servers.uncached = False
+    del view, other
+    gc.collect()
+    chief.servers.create(Variable(SMALL, name="v"), 0)
+    gc.collect()
+    chief.servers.tell_dropped()
+    late = worker.servers.create(Variable(SMALL, name="v"), 0)
+    late.assign_add(SMALL)
+    worker.servers.end()
+    assert type(late) is Variable and late.numpy().tolist() == (2 * SMALL).tolist()
+    assert not chief._store._blocks
+
+
+def test_server_that_is_restored_from_an_older_snapshot_drops_variables_again(tmp_path):
+    snapshots = Snapshots(str(tmp_path))
+    (chief, _), views = variables_of_two_tasks(SMALL, uncached=True)
+    kept = chief.servers.create(Variable(2 * SMALL, name="w"), 0)
+    store = chief._store
+    snapshots.write("run", {key: store._blocks[n] for key, n in store._numbers.items()})
+    views.clear()
+    gc.collect()
+    chief.servers.tell_dropped()
+    assert list(store._numbers) == ["w#0"]
+    chief._store = Store(Snapshots(str(tmp_path)), 3600)
+    chief._store.answer({"request": "begin", "run": "run"}, [])
+    chief._store._file = None
+    assert list(chief._store._numbers) == ["v#0", "w#0"]
+    chief.servers.reattach(0, chief)
+    assert list(chief._store._numbers) == ["w#0"]
+    assert kept.numpy().tolist() == (2 * SMALL).tolist()
 
 
 def value_on_server(links):
@@ -772,7 +917,38 @@ def test_block_in_a_file_is_seen_and_locked_by_another_mapping():
     assert block.rows_since(0) is None
 
 
+@pytest.mark.skipif(SharedFile.made() is None, reason="there are no files in memory")
+def test_dropped_block_returns_its_memory_and_is_an_error_for_other_mappings():
+    file = SharedFile.made()
+    before = os.fstat(file._fd).st_blocks
+    block = Block.made(np.ones((1000, 1000)), 7, file)
+    other = Block((1000, 1000), np.float64, 7, SharedFile.of(file.name), block.offset)
+    assert os.fstat(file._fd).st_blocks > before + 1000
+    block.drop()
+    assert os.fstat(file._fd).st_blocks <= before + 16
+    for mapping in (block, other, block):
+        with pytest.raises(FailedPreconditionError, match="has dropped this variable"):
+            mapping.lock(True)
+    assert Block.made(np.ones(3), 8, file).offset > block.offset
+
+
 # Snapshots ----------------------------------------------------------------------------------------
+
+
+def test_snapshot_without_a_dropped_variable_keeps_the_numbers_of_others(tmp_path):
+    snapshots = Snapshots(str(tmp_path))
+    blocks = {f"{name}#0": Block.made(np.full(3, n), n, None) for n, name in enumerate("uvw")}
+    snapshots.write("a", blocks)
+    blocks["u#0"].drop()
+    snapshots.write("a", blocks)  # its writer has begun before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["1.1", "2.1", "index.json"]
+    del blocks["u#0"], blocks["v#0"]
+    snapshots.write("a", blocks)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["2.1", "index.json"]
+    store = Store(Snapshots(str(tmp_path)), 3600)
+    store.answer({"request": "begin", "run": "a"}, [])
+    assert create(store, "w#0", np.zeros(3, int), given=False)["number"] == 2
+    assert create(store, "new#0", np.zeros(3))["number"] == 3
 
 
 def test_snapshot_holds_only_the_run_that_wrote_it(tmp_path):
@@ -823,10 +999,10 @@ def test_snapshot_that_cannot_be_written_leaves_the_last_one_and_is_tried_again(
         patch.setattr(snapshot_files, "write_atomically", full)
         with pytest.raises(OSError, match="No space left"):
             snapshots.write("a", {"v#0": block})
-        ((_, value, version),) = Snapshots(str(tmp_path)).read("a")
+        ((_, _, value, version),) = Snapshots(str(tmp_path)).read("a")
         assert value.tolist() == [0, 0, 0] and version == 1
     snapshots.write("a", {"v#0": block})
-    ((_, value, version),) = Snapshots(str(tmp_path)).read("a")
+    ((_, _, value, version),) = Snapshots(str(tmp_path)).read("a")
     assert value.tolist() == [1, 1, 1] and version == 2
 
 

@@ -388,6 +388,72 @@ report(
     assert found["cached"] == [0, 2, 2]
 
 
+def test_variables_that_the_chief_drops_leave_their_servers(tmp_path, transport):
+    found, _ = results(
+        tmp_path,
+        """
+import gc
+is_worker = isinstance(strategy.extended.tasks, tf.distribute.Server)
+
+def loads():
+    gc.collect()
+    coordinator.join()
+    return [sum(load[k] for load in strategy.extended.load().values()) for k in ("variables", "bytes")]
+
+with strategy.scope():
+    early = tf.Variable(np.ones(1000, np.float32), name="early")
+    first = float(early[0])
+    del early
+    if is_worker:
+        time.sleep(0.5)  # the chief has dropped the variable
+    again = tf.Variable(np.full(1000, 2, np.float32), name="early")
+    kept = tf.Variable(np.zeros((100, 10), np.float32), name="kept")
+    layer = tf.Variable(np.zeros((300, 20), np.float32), name="layer")
+    optimizer = tf.keras.optimizers.Adam(0.1)
+
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(layer - 1.0))
+    optimizer.apply_gradients([(tape.gradient(loss, layer), layer)])
+    kept.assign_add(tf.ones_like(kept))
+    return float(again[0])
+
+@tf.function
+def add():
+    kept.assign_add(tf.ones_like(kept))
+    return float(kept[0, 0])
+
+names = {"layer": layer}
+uses = tf.function(lambda: float(names["layer"][0, 0]))
+values = [coordinator.schedule(step).fetch() for _ in range(3)]
+full = loads()
+del step, optimizer, layer, names["layer"]
+less = loads()
+added = [coordinator.schedule(add).fetch() for _ in range(3)]
+error = raised(coordinator.schedule(uses).fetch)
+raised(coordinator.join)
+with strategy.scope():
+    later = tf.Variable(np.ones(7, np.float32), name="later")
+more = loads()
+report(
+    values=values, full=full, less=less, more=more, added=added, error=error, kept=float(kept[0, 0])
+)
+""",
+        servers=1,
+    )
+    assert found["values"] == [2.0, 2.0, 2.0]
+    size = 4 * (1000 + 100 * 10)
+    slots = 2 * 4 * 300 * 20
+    rest = found["full"][1] - (size + slots // 2 + slots)
+    assert 0 < rest < 100  # the rate and the number of the step
+    assert found["less"] == [2, size] and found["more"] == [3, size + 4 * 7]
+    assert found["added"] == [4.0, 5.0, 6.0] and found["kept"] == 6.0
+    assert (
+        "FailedPreconditionError: the chief's program has dropped this variable" in found["error"]
+    )
+
+
 DENSE = """
 X = np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32)
 with strategy.scope():
