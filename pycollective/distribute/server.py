@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from json import dumps, loads
 from typing import Any, NoReturn
 
@@ -30,11 +31,15 @@ from pycollective.distribute.task_links import (
     listen,
 )
 from pycollective.distribute.task_values import error_message, error_of
+from pycollective.errors import UnavailableError
 from pycollective.launch.handshake import Channel, HandshakeError
 
 _log = logging.getLogger("pycollective")
 
 Answer = Callable[[dict[str, Any], list[Any]], tuple[dict[str, Any], list[Any]]]
+
+_RETURN_SECONDS = 5.0
+"""Seconds that a lost chief has to connect again: the network of a task may have been cut."""
 
 _this_worker: list[Server] = []
 
@@ -125,11 +130,17 @@ class Server:
                 os.path.join(arguments.path_of("snapshot_dir", snapshot_dir), f"ps-{task_index}")
             )
         self._store = Store(snapshots, snapshot_seconds)
-        self._chief: queue.SimpleQueue[Link] = queue.SimpleQueue()
-        #: A worker's connection to the chief, once there is one.
+        #: The connection to the chief that a worker serves, once there is one.
         self.chief: Link | None = None
+        #: The last connection of the chief.
+        self._newest: Link | None = None
+        #: The run of the chief's program that a worker serves.
+        self._chiefs_run: str | None = None
+        #: A worker's connections to the parameter servers.
+        self._servers: Servers | None = None
         self._end: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._connected = threading.Condition(self._lock)
         self._sockets: Any = None
         if start:
             self.start()
@@ -177,29 +188,71 @@ class Server:
 
     def connected(self) -> Servers:
         """Return a worker's connections to the parameter servers."""
-        addresses = addresses_of(self._cluster, "ps")
+        self._servers = Servers(self._server, self._cluster.num_tasks("ps"), uncached=False)
+        return self._servers
 
-        def connect(number: int, seconds: float | None) -> Link:
-            return link_to(f"/job:ps/task:{number}", addresses[number], self._title, seconds)
-
-        return Servers(connect, len(addresses), uncached=False)
+    def _server(self, number: int, seconds: float | None) -> Link:
+        address = self._cluster.task_address("ps", number)
+        return link_to(f"/job:ps/task:{number}", address, self._title, seconds)
 
     def work(self, run: Answer) -> NoReturn:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
-        try:
-            link = self.chief = self._chief.get(timeout=JOIN_SECONDS)
-        except queue.Empty:
-            raise SystemExit(
-                f"{self._title}: the chief did not connect within {JOIN_SECONDS:g} s"
-            ) from None
+        link = self.chief = self._next_chief(None, JOIN_SECONDS)
+        if link is None:
+            raise SystemExit(f"{self._title}: the chief did not connect within {JOIN_SECONDS:g} s")
+        answer, succeeded = partial(self._run, run), True
         while True:
             try:
                 message, arrays = link.request(spins=True)
                 if message.get("request") == "end":
                     raise SystemExit(0)
-                _answer(link, run, message, arrays)
+                if not succeeded:
+                    self._find_servers_again()
+                succeeded = _answer(link, answer, message, arrays)
             except LinkLostError as error:
-                raise SystemExit(f"{self._title}: the chief is lost: {error}") from None
+                link.close()
+                link = self.chief = self._next_chief(link, _RETURN_SECONDS)
+                succeeded = False
+                if link is None:
+                    raise SystemExit(f"{self._title}: the chief is lost: {error}") from None
+
+    def _next_chief(self, link: Link | None, seconds: float) -> Link | None:
+        """Wait for a connection of the chief other than ``link``; return None after some seconds."""
+        with self._connected:
+            self._connected.wait_for(lambda: self._newest is not link, seconds)
+            return None if self._newest is link else self._newest
+
+    def _set_chief(self, link: Link) -> None:
+        """Use a new connection of the chief, and end the one before it."""
+        with self._connected:
+            before, self._newest = self._newest, link
+            self._connected.notify_all()
+        if before is not None:
+            before.shut_down()
+
+    def _find_servers_again(self) -> bool:
+        """Connect again to the servers that this worker has lost; return False if one is not found."""
+        assert self._servers is not None
+        try:
+            for number in self._servers.lost():
+                self._servers.reattach(number, self._server(number, _RETURN_SECONDS))
+        except UnavailableError:
+            return False
+        return True
+
+    def _run(
+        self, run: Answer, message: dict[str, Any], arrays: list[Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Run a function; raise LinkLostError if only the network to a server was cut."""
+        assert self._servers is not None
+        try:
+            return run(message, arrays)
+        except ServerLostError as error:
+            cut = any(self._servers.links[number].silent for number in self._servers.lost())
+            if not (cut and self._find_servers_again()):
+                raise
+            # The chief then schedules the function again, and connects again.
+            raise LinkLostError(f"{error}; the server is back") from None
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Accept a connection of another task."""
@@ -210,7 +263,11 @@ class Server:
             return
         link = Link(channel, str(hello.get("task")))
         if self.job_name == "worker":
-            self._chief.put(link)
+            run = str(hello.get("run"))
+            if self._chiefs_run not in (None, run):
+                raise HandshakeError("the worker still serves another chief")
+            self._chiefs_run = run
+            self._set_chief(link)
             return
         answer = functools.partial(self._store.answer, task=link)
         is_chief = False
@@ -221,9 +278,11 @@ class Server:
                     self._end.put("")
                     return
                 succeeded = _answer(link, answer, message, arrays)
-                is_chief = is_chief or (succeeded and message.get("request") == "begin")
+                if succeeded and message.get("request") == "begin":
+                    is_chief = True
+                    self._set_chief(link)
         except LinkLostError as error:
-            if is_chief:
+            if is_chief and self._next_chief(link, _RETURN_SECONDS) is None:
                 self._end.put(f"{self._title}: the chief is lost: {error}")
         finally:
             self._store.leave(link)
@@ -285,7 +344,7 @@ class Chief:
 
     def _link(self, job: str, number: int, seconds: float | None = None) -> Link:
         address = self._cluster.task_address(job, number)
-        return link_to(f"/job:{job}/task:{number}", address, "chief", seconds)
+        return link_to(f"/job:{job}/task:{number}", address, "chief", seconds, self._run)
 
     def end(self) -> None:
         """Tell all tasks that the chief ends."""

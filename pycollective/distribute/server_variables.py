@@ -674,7 +674,9 @@ class Servers:
     def lost(self) -> list[int]:
         """Return the servers whose connections have ended."""
         with self._polling:
-            if self._poll is not None and not self._poll.poll(0):
+            # The descriptor of a connection that this process has closed may be another file's.
+            closed = any(link.descriptor < 0 for link in self.links)
+            if not closed and self._poll is not None and not self._poll.poll(0):
                 return []
         return [number for number, link in enumerate(self.links) if link.ended()]
 

@@ -67,6 +67,8 @@ class Link:
         self._channel = channel
         self._answers = answers
         self.lock = threading.Lock()
+        #: True if the connection has ended because the other side is stopped or cut off.
+        self.silent = False
         #: The number of calls that an interrupt, such as Ctrl-C, has ended before their replies. Each
         #: message has it, so that the replies to these calls are dropped.
         self.interrupts = 0
@@ -229,6 +231,7 @@ class Link:
         while not self._data:
             if self._answers is not None and self._is_silent():
                 if not self._answers():
+                    self.silent = True
                     raise ConnectionAbortedError(
                         "it is stopped or cut off, because it answers no new connection"
                     )
@@ -271,7 +274,9 @@ class Link:
         return self._channel.socket.fileno()
 
     def ended(self) -> bool:
-        """Return True if the other side has closed the connection; do not wait for a call."""
+        """Return True if one of the sides has closed the connection; do not wait for a call."""
+        if self.descriptor < 0:
+            return True
         if not self.lock.acquire(blocking=False):
             return False  # a call that runs notices the end, and may poll
         try:
@@ -284,6 +289,11 @@ class Link:
                     self._set_timeout()
         finally:
             self.lock.release()
+
+    def shut_down(self) -> None:
+        """End the connection, which another thread uses; its call raises LinkLostError."""
+        with contextlib.suppress(OSError):
+            self._channel.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the connection."""
@@ -382,12 +392,15 @@ def listen(address: str, enter: Enter) -> tuple[Sockets, HandshakeServer]:
     return sockets, sockets.serve(sock, enter, connections=1024)
 
 
-def link_to(task: str, address: str, own: str, seconds: float | None = None) -> Link:
-    """Return a connection to a task of the cluster; wait until it listens."""
+def link_to(task: str, address: str, own: str, seconds: float | None = None, run: str = "") -> Link:
+    """Return a connection to a task of the cluster; wait until it listens.
+
+    ``run`` is the run of the chief's program, if this task is the chief.
+    """
     sockets = Sockets(Description.of_environment(None, 0, 1, [address]))
     seconds = JOIN_SECONDS if seconds is None else seconds
     deadline, pause = time.monotonic() + seconds, 0.001
-    hello = {"purpose": PURPOSE, "task": own}
+    hello = {"purpose": PURPOSE, "task": own, "run": run}
 
     def connected(hello: dict[str, Any], until: float) -> Channel:
         family, found = sockets.resolve()

@@ -72,28 +72,53 @@ def results(tmp_path, script, begin=BEGIN, **options):
     return json.loads(path.read_text()), errors
 
 
-def start(path, job, cluster):
-    """Start a script as a task of a cluster."""
-    config = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+def start(path, job, cluster, index=0, on=(), **more):
+    """Start a script as a task of a cluster; ``on`` is the command that runs another one on a host."""
+    config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": config}
     pipe = subprocess.PIPE
-    command = [sys.executable, str(path)]
     task = subprocess.Popen(
-        command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe, cwd=path.parent
-    )
+        [*on, sys.executable, str(path)],
+        env={**environment, **more}, text=True, stdin=pipe, stdout=pipe, stderr=pipe, cwd=path.parent,
+    )  # fmt: skip
     task.cluster = cluster
     return task
 
 
 @contextlib.contextmanager
-def started(path):
-    """Start a script as a worker, a parameter server and a chief; yield and at last end them."""
-    ports = free_ports(2)
-    cluster = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{ports[1]}"]}
-    tasks = [start(path, job, cluster) for job in ("worker", "ps", "chief")]
+def ending():
+    """Yield a list for tasks; at last end those in it."""
+    tasks = []
     try:
         yield tasks
     finally:
         for task in tasks:
             task.kill()
             task.communicate()
+
+
+@contextlib.contextmanager
+def started(path, servers=1):
+    """Start a script as a worker, parameter servers and a chief; yield and at last end them."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(1 + servers)]
+    cluster = {"ps": addresses[:servers], "worker": addresses[servers:]}
+    with ending() as tasks:
+        tasks.append(start(path, "worker", cluster))
+        tasks += [start(path, "ps", cluster, index) for index in range(servers)]
+        tasks.append(start(path, "chief", cluster))
+        yield tasks
+
+
+def recovering(tmp_path):
+    """Return the begin of a script whose servers write snapshots, and may be started again."""
+    return BEGIN.replace(
+        "ParameterServerStrategy()",
+        f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "
+        "recover=True)",
+    )
+
+
+def let_continue(chief):
+    """End the chief's call of input()."""
+    chief.stdin.write("\n")
+    chief.stdin.flush()

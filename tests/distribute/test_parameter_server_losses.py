@@ -7,7 +7,16 @@ import time
 
 import hangs
 import pytest
-from server_clusters import BEGIN, MODEL, results, run, start, started
+from server_clusters import (
+    BEGIN,
+    MODEL,
+    let_continue,
+    recovering,
+    results,
+    run,
+    start,
+    started,
+)
 
 
 @pytest.mark.slow
@@ -217,13 +226,8 @@ os.kill(int(open("pid").read()), signal.SIGKILL)
 @pytest.mark.slow
 def test_lost_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, transport):
     path = tmp_path / "script.py"
-    begin = BEGIN.replace(
-        "ParameterServerStrategy()",
-        f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "
-        "recover=True)",
-    )
     path.write_text(
-        begin
+        recovering(tmp_path)
         + MODEL
         + """
 @tf.function
@@ -287,21 +291,6 @@ report(begin=begin, norm=norm, saved=saved, steps=int(optimizer.iterations))
 
 
 # Errors that are no losses, and losses that a call survives --------------------------------------------
-
-
-def recovering(tmp_path):
-    """Return the begin of a script whose servers write snapshots, and may be started again."""
-    return BEGIN.replace(
-        "ParameterServerStrategy()",
-        f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "
-        "recover=True)",
-    )
-
-
-def let_continue(chief):
-    """End the chief's call of input()."""
-    chief.stdin.write("\n")
-    chief.stdin.flush()
 
 
 @pytest.mark.slow
@@ -499,3 +488,75 @@ for what in ("assign", "lookup", "describe", "create"):
         "True describe False\n",
         "2.0 create False\n",
     ]
+
+
+TWO_SERVERS = """
+with strategy.scope():
+    totals = [tf.Variable(0.0), tf.Variable(0.0)]
+
+@tf.function
+def add():
+    for total in totals:
+        total.assign_add(1.0)
+
+for _ in range(50):  # until the servers have written snapshots with the variables
+    coordinator.schedule(add).fetch()
+    time.sleep(0.01)
+print("ready", flush=True)
+input()
+def schedule():
+    return coordinator.schedule(add)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", [False, True])
+def test_two_servers_lost_at_once_go_on_from_their_snapshots(tmp_path, transport, reads):
+    """The loss is noticed by a scheduled function, or by a read of the chief."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        recovering(tmp_path)
+        + TWO_SERVERS
+        + f"""
+before = [float(total) for total in totals] if {reads} else [50, 50]
+for _ in range(50):
+    schedule()
+coordinator.join()
+print(all(b + 30 < float(t) < b + 51 for b, t in zip(before, totals)), len(before))
+"""
+    )
+    with started(path, servers=2) as tasks:
+        chief = tasks[-1]
+        assert chief.stdout.readline() == "ready\n", chief.communicate()
+        for server in tasks[1:3]:
+            server.kill()
+        for server in tasks[1:3]:
+            server.communicate()
+        let_continue(chief)
+        for index in (1, 0):  # not in the order in which the chief looks for them
+            tasks.append(start(path, "ps", chief.cluster, index))
+        out, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert out == "True 2\n", errors
+    assert errors.count("is back") == 2, errors
+
+
+def test_two_servers_lost_at_once_raise_unavailable_error_from_every_call(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        BEGIN
+        + TWO_SERVERS
+        + """
+for call in (schedule, coordinator.join, coordinator.done, schedule):
+    print(raised(call))
+"""
+    )
+    with started(path, servers=2) as tasks:
+        chief = tasks[-1]
+        assert chief.stdout.readline() == "ready\n", chief.communicate()
+        for server in tasks[1:3]:
+            server.kill()
+        for server in tasks[1:3]:
+            server.communicate()
+        let_continue(chief)
+        out, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert out.count("UnavailableError: /job:ps/task:0 is lost") == 4, (out, errors)
