@@ -31,7 +31,7 @@ from pycollective.distribute.task_links import (
     listen,
 )
 from pycollective.distribute.task_values import error_message, error_of
-from pycollective.errors import UnavailableError
+from pycollective.errors import CheckpointError, UnavailableError
 from pycollective.launch.handshake import Channel, HandshakeError
 
 _log = logging.getLogger("pycollective")
@@ -278,9 +278,13 @@ class Server:
                     self._end.put("")
                     return
                 succeeded = _answer(link, answer, message, arrays)
-                if succeeded and message.get("request") == "begin":
-                    is_chief = True
-                    self._set_chief(link)
+                if message.get("request") == "begin":
+                    if succeeded:
+                        is_chief = True
+                        self._set_chief(link)
+                    elif not self._store.begun:  # else another chief is served
+                        self._end.put(f"{self._title}: no variables were restored, see the chief")
+                        return
         except LinkLostError as error:
             if is_chief and self._next_chief(link, _RETURN_SECONDS) is None:
                 self._end.put(f"{self._title}: the chief is lost: {error}")
@@ -327,11 +331,18 @@ class Chief:
         return link
 
     def find_servers_again(self, seconds: float) -> None:
-        """Connect to the parameter servers that are lost; raise UnavailableError after some seconds."""
+        """Connect to the parameter servers that are lost.
+
+        Raise UnavailableError after some seconds, or if a server cannot restore its snapshot.
+        """
         with self._recovering:
             for number in self.servers.lost():
                 _log.warning("/job:ps/task:%d is lost; start it again", number)
-                self.servers.reattach(number, self._server(number, seconds))
+                try:
+                    link = self._server(number, seconds)
+                except CheckpointError as error:
+                    raise UnavailableError(f"/job:ps/task:{number} is lost: {error}") from None
+                self.servers.reattach(number, link)
                 self.servers.restarts[number] += 1
                 _log.warning("/job:ps/task:%d is back", number)
 

@@ -67,6 +67,11 @@ class Store:
         #: The bytes that were sent to other tasks, and received, over connections.
         self._sent = self._received = 0
 
+    @property
+    def begun(self) -> bool:
+        """True once the store serves a chief."""
+        return self._run is not None
+
     def answer(
         self, message: dict[str, Any], arrays: list[Any], task: Any = None
     ) -> tuple[dict[str, Any], list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from pycollective.distribute.task_links import shape_and_dtype, spec_of
 from pycollective.errors import CheckpointError, FailedPreconditionError
 from pycollective.launch.handshake import HandshakeError
 
-_INDEX = "index.json"
+_INDEX, _PREVIOUS = "index.json", "previous.json"
 _log = logging.getLogger("pycollective")
 
 
@@ -26,12 +27,16 @@ class Snapshots:
     once, so that a snapshot is complete or has not been made. Only variables that have changed since
     the last snapshot are written. Each saved value is one that the variable had at some time. The values
     of different variables may be from different times.
+
+    The folder also has the snapshot before the last one, which is read if the last one is damaged.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         os.makedirs(directory, exist_ok=True)
         self._written: dict[int, dict[str, Any]] = {}
+        #: The index of the last snapshot that was written or read.
+        self._text = b""
 
     def write(self, run: str, variables: dict[str, Block]) -> None:
         """Write the variables that have changed, and the index for a run of the chief's program."""
@@ -48,14 +53,19 @@ class Snapshots:
                 write_atomically(os.path.join(self._directory, name), data)
                 spec = spec_of(block.value)
                 known = {"key": key, "number": block.number, "version": version, "spec": spec}
+                known["crc32"] = zlib.crc32(data)
                 fresh = True
             entries.append(known)
         if not fresh and len(entries) == len(self._written):
             return
-        text = json.dumps({"run": run, "variables": entries})
-        write_atomically(os.path.join(self._directory, _INDEX), text.encode())
+        if self._text:
+            write_atomically(os.path.join(self._directory, _PREVIOUS), self._text)
+        text = json.dumps({"run": run, "variables": entries}).encode()
+        write_atomically(os.path.join(self._directory, _INDEX), text)
+        self._text = text
+        kept = [*entries, *self._written.values()]
         self._written = {entry["number"]: entry for entry in entries}
-        names = {f"{entry['number']}.{entry['version']}" for entry in entries}
+        names = {f"{entry['number']}.{entry['version']}" for entry in kept}
         for name in os.listdir(self._directory):
             if name.replace(".", "").isdigit() and name not in names:
                 os.unlink(os.path.join(self._directory, name))
@@ -65,24 +75,47 @@ class Snapshots:
 
         There are none if there is no snapshot of the run.
         """
-        path = os.path.join(self._directory, _INDEX)
-        try:
-            with open(path, "rb") as file:
-                index = json.load(file)
-            if index["run"] != run:
-                return []
-            found: list[tuple[int, str, Any, int]] = []
-            for entry in index["variables"]:
-                number, version = int(entry["number"]), int(entry["version"])
-                if found and number <= found[-1][0]:
-                    raise ValueError(f"the numbers of variables do not ascend at {number}")
-                shape, dtype = shape_and_dtype(entry["spec"])
-                with open(os.path.join(self._directory, f"{number}.{version}"), "rb") as file:
-                    value = np.frombuffer(file.read(), dtype).reshape(shape)
-                found.append((number, str(entry["key"]), value, version))
-        except FileNotFoundError:
+        damage = None
+        for index in (_INDEX, _PREVIOUS):
+            path = os.path.join(self._directory, index)
+            try:
+                with open(path, "rb") as file:
+                    text = file.read()
+                saved = json.loads(text)
+                if saved["run"] != run:
+                    break
+                found = [self._value(entry) for entry in saved["variables"]]
+                numbers = [number for number, _, _, _ in found]
+                if numbers != sorted(set(numbers)):
+                    raise ValueError("the numbers of variables do not ascend")
+            except FileNotFoundError as error:
+                if error.filename == path:
+                    continue
+                damage = damage or f"{path!r}: {error}"
+            except (OSError, ValueError, KeyError, TypeError, HandshakeError) as error:
+                damage = damage or f"{path!r}: {error}"
+            else:
+                if index == _PREVIOUS:
+                    _log.error(
+                        "the last snapshot is damaged, so the one before is used: %s", damage
+                    )
+                self._text = text
+                self._written = {entry["number"]: entry for entry in saved["variables"]}
+                _log.warning("%d variables are restored from %s", len(found), self._directory)
+                return found
+        if damage is None:
             return []
-        except (OSError, ValueError, KeyError, TypeError, HandshakeError) as error:
-            raise CheckpointError(f"the snapshot {path!r} is damaged: {error}") from None
-        _log.warning("%d variables are restored from %s", len(found), self._directory)
-        return found
+        raise CheckpointError(
+            f"the snapshot is damaged, and there is no other one of this run: {damage}. End all tasks, "
+            "remove the snapshots, start the program again, and restore a checkpoint"
+        )
+
+    def _value(self, entry: dict[str, Any]) -> tuple[int, str, Any, int]:
+        """Return the number, the key, the value and the version of a variable."""
+        number, version = int(entry["number"]), int(entry["version"])
+        shape, dtype = shape_and_dtype(entry["spec"])
+        with open(os.path.join(self._directory, f"{number}.{version}"), "rb") as file:
+            data = file.read()
+        if zlib.crc32(data) != entry["crc32"]:
+            raise ValueError(f"the value of variable {entry['key']!r} has changed on the disk")
+        return number, str(entry["key"]), np.frombuffer(data, dtype).reshape(shape), version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 
@@ -560,3 +561,48 @@ for call in (schedule, coordinator.join, coordinator.done, schedule):
         let_continue(chief)
         out, errors = chief.communicate(timeout=hangs.SECONDS)
     assert out.count("UnavailableError: /job:ps/task:0 is lost") == 4, (out, errors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_server_with_a_damaged_snapshot_uses_the_one_before_or_raises(tmp_path, all_of_them):
+    path = tmp_path / "script.py"
+    path.write_text(
+        recovering(tmp_path)
+        + TWO_SERVERS
+        + """
+for call in (schedule, coordinator.join, coordinator.done):
+    print(raised(call))
+print(float(totals[0]) > 0 if coordinator._queue._fatal is None else raised(schedule))
+"""
+    )
+    with started(path) as tasks:
+        _, server, chief = tasks
+        assert chief.stdout.readline() == "ready\n", chief.communicate()
+        folder = tmp_path / "saved" / "ps-0"
+
+        def files(index):
+            variables = json.loads((folder / index).read_text())["variables"]
+            return {f"{v['number']}.{v['version']}" for v in variables}
+
+        while files("index.json") != {"0.51", "1.51"}:  # with all 50 updates
+            time.sleep(0.01)
+        server.kill()
+        server.communicate()
+        last, before = files("index.json"), files("previous.json")
+        for file in folder.glob("?.*"):
+            if all_of_them or file.name in last - before:
+                file.write_bytes(file.read_bytes()[:-1])
+        again = start(path, "ps", server.cluster)
+        tasks.append(again)
+        let_continue(chief)
+        out, errors = chief.communicate(timeout=hangs.SECONDS)
+        text = "no variables were restored" if all_of_them else "the last snapshot is damaged"
+        assert text in again.communicate(timeout=hangs.SECONDS)[1]
+    if all_of_them:
+        assert (
+            out.count("UnavailableError: /job:ps/task:0 is lost: the snapshot is damaged") == 3
+        ), out
+        assert "and restore a checkpoint" in out
+    else:
+        assert out == "None\nNone\nNone\nTrue\n", errors

@@ -941,10 +941,11 @@ def test_snapshot_without_a_dropped_variable_keeps_the_numbers_of_others(tmp_pat
     snapshots.write("a", blocks)
     blocks["u#0"].drop()
     snapshots.write("a", blocks)  # its writer has begun before
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["1.1", "2.1", "index.json"]
+    names = ["1.1", "2.1", "index.json", "previous.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.1", *names]
     del blocks["u#0"], blocks["v#0"]
     snapshots.write("a", blocks)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["2.1", "index.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names  # also for the snapshot before
     store = Store(Snapshots(str(tmp_path)), 3600)
     store.answer({"request": "begin", "run": "a"}, [])
     assert create(store, "w#0", np.zeros(3, int), given=False)["number"] == 2
@@ -958,14 +959,46 @@ def test_snapshot_holds_only_the_run_that_wrote_it(tmp_path):
     blocks["v#0"].value += 1
     blocks["v#0"].changed()
     snapshots.write("a", blocks)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.2", "1.1", "index.json"]
+    names = ["0.1", "0.2", "1.1", "index.json", "previous.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+    blocks["v#0"].changed()
+    snapshots.write("a", blocks)
+    names = ["0.2", "0.3", "1.1", "index.json", "previous.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
     again, other = [Store(Snapshots(str(tmp_path)), 3600) for _ in range(2)]
     again.answer({"request": "begin", "run": "a"}, [])
     number = create(again, "v#0", np.zeros(3), given=False)["number"]
     (version, _), (value,) = pulled(again, number)
-    assert version == 2 and value.tolist() == [1, 2, 3]
+    assert version == 3 and value.tolist() == [1, 2, 3]
     other.answer({"request": "begin", "run": "b"}, [])
     assert create(other, "v#0", np.zeros(3), given=False) == {"wanted": True}
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "missing", "index"])
+def test_damaged_snapshot_is_replaced_by_the_one_before(tmp_path, caplog, how):
+    snapshots, block = Snapshots(str(tmp_path)), Block.made(np.zeros(3), 0, None)
+    for number in range(3):
+        block.value[...] = number
+        block.changed()
+        snapshots.write("a", {"v#0": block, "w#0": Block.made(np.ones(2), 1, None)})
+    file = tmp_path / ("index.json" if how == "index" else "0.4")
+    data = file.read_bytes()
+    file.unlink()
+    if how in ("cut", "index"):
+        file.write_bytes(data[:-1])
+    elif how == "changed":
+        file.write_bytes(data[:-1] + b"x")
+    again = Snapshots(str(tmp_path))
+    (_, _, value, version), _ = again.read("a")
+    assert value.tolist() == [1] * 3 and version == 3
+    assert "the last snapshot is damaged" in caplog.text
+    if how != "index":
+        assert Snapshots(str(tmp_path)).read("b") == []
+    block.value[...] = 5
+    again.write("a", {"v#0": block, "w#0": Block.made(np.ones(2), 1, None)})
+    assert Snapshots(str(tmp_path)).read("a")[0][2].tolist() == [5] * 3
+    (tmp_path / "0.4").unlink()
+    assert Snapshots(str(tmp_path)).read("a")[0][2].tolist() == [1] * 3
 
 
 def test_snapshot_that_is_damaged_raises(tmp_path):
@@ -999,8 +1032,8 @@ def test_snapshot_that_cannot_be_written_leaves_the_last_one_and_is_tried_again(
         patch.setattr(snapshot_files, "write_atomically", full)
         with pytest.raises(OSError, match="No space left"):
             snapshots.write("a", {"v#0": block})
-        ((_, _, value, version),) = Snapshots(str(tmp_path)).read("a")
-        assert value.tolist() == [0, 0, 0] and version == 1
+    ((_, _, value, version),) = Snapshots(str(tmp_path)).read("a")
+    assert value.tolist() == [0, 0, 0] and version == 1
     snapshots.write("a", {"v#0": block})
     ((_, _, value, version),) = Snapshots(str(tmp_path)).read("a")
     assert value.tolist() == [1, 1, 1] and version == 2
