@@ -25,8 +25,8 @@ Timing
     Open MPI yields if there are more ranks than cores. MPI over TCP may use no shared memory.
 
 Checks
-    Each contestant's result is compared once per size with values computed here, but that of the bare
-    copies, whose ranks do not wait for each other. A wrong result of any
+    Each contestant's result is compared once per size with values computed here. The bare copies
+    are not compared, because their ranks do not wait for each other. A wrong result of any
     contestant, or no result of pycollective, ends the comparison with exit status 1.
 
 The --json file is written after each call of a part, and read at the start. A call that is in the file

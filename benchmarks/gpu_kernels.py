@@ -1,11 +1,11 @@
 """Measure the kernels that combine replicas on one GPU, as a share of the GPU's copy bandwidth.
 
-Run by tests/gpu/run.sh. Bandwidths count every byte read and every byte written: a copy reads and writes
-one array; an all-reduce in place among n replicas reads n arrays and writes n. Copies are measured first
-and again at the end, with the same clock. Percentages refer to the best copy from 64 MiB on. Numbers are
-medians between CUDA events, after a call that warms up. Before each measurement the GPU is kept busy
-until all its calls are enqueued, so that the host's time for a launch does not count. Arrays come from a
-large pool in turns, so that small arrays do not stay in the cache.
+Run by tests/gpu/run.sh. Bandwidths count every byte read and every byte written. A copy reads and
+writes one array; an all-reduce in place among n replicas reads n arrays and writes n. Copies are
+measured first and again at the end, with the same clock. Percentages refer to the best copy from 64
+MiB on. Numbers are medians between CUDA events, after a call that warms up. Before each measurement
+the GPU is kept busy until all its calls are enqueued, so that the host's time for a launch does not
+count. Arrays come from a large pool in turns, so that small arrays do not stay in the cache.
 """
 
 from __future__ import annotations

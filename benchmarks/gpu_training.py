@@ -10,9 +10,9 @@ waits for the device.
 
 Each contestant is a process that lives for the whole run. For each model, batch and type the contestants
 take turns, round after round; the number is the median of the windows. The contestant pycollective also
-runs with two logical replicas on the one device (the batch is that of both), and with the first batch
-size without cuDNN. The report names cases for which there was no time, and peers that are not installed.
-With ``--device cpu`` everything runs on the host.
+runs with two logical replicas on the one device (the batch is that of both). With the first batch
+size it runs without cuDNN, too. The report names cases for which there was no time, and peers that
+are not installed. With ``--device cpu`` everything runs on the host.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from models_keras import MODELS
 
 ROUNDS = 3
 L2 = 1e-5
-#: A function of model, batch size and half precision (or not) that returns two functions: one makes a
-#: step, the other one waits for the device and returns the loss.
+#: A function of model, batch size and half precision (or not) that returns two functions. One makes
+#: a step, the other one waits for the device and returns the loss.
 Maker = Callable[[str, int, bool], tuple[Callable[[], None], Callable[[], float]]]
 
 

@@ -6,8 +6,8 @@
 The steps are those of compare_training.py, with one replica. Each contestant lacks one kind of
 kernel: the package then uses the next best one, as for shapes that the kernel does not support. The
 contestants make a few steps each, in turns, in one process. A gain is the median step without the
-kernel, divided by the median step with all of them. Before the timing, the gradients of one batch are
-compared: each contestant must have the same ones, without a call of the kernel that it lacks.
+kernel, divided by the median step with all of them. Before the timing, the gradients of one batch
+are compared. Each contestant must have the same ones, without a call of the kernel that it lacks.
 """
 
 from __future__ import annotations

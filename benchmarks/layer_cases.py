@@ -1,9 +1,9 @@
 """The cases of layers.py: arguments, shapes, and the peers' counterparts of each registered name.
 
 A case's shapes are those of its inputs, separated by ";". "N" is the batch. A last word changes the
-values, which are normal by default: "<10" makes integers below 10, "p" numbers between 0.05 and 0.95,
-"s" rows that sum to 1, and "h" one-hot rows. Expressions name the inputs x, y and z, and a layer's
-trainable weights w and b, in its order. PyTorch's images are NCHW, and its kernels OIHW.
+values, which are normal by default. "<10" makes integers below 10, "p" numbers between 0.05 and
+0.95, "s" rows that sum to 1, and "h" one-hot rows. Expressions name the inputs x, y and z, and a
+layer's trainable weights w and b, in its order. PyTorch's images are NCHW, and its kernels OIHW.
 """
 
 from __future__ import annotations

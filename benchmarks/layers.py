@@ -6,7 +6,7 @@
 A row is one layer, activation, loss, metric, optimizer or tensor operation with a gradient, at one shape
 and one batch, in float32. The names come from the package's registry, and layer_cases.py has their
 shapes, their arguments and the peers' counterparts. A name without a case there gets a row with one
-generic shape and no peers if it can be built without arguments; otherwise the report lists it under
+generic shape and no peers if it can be built without arguments. Otherwise the report lists it under
 "No case yet".
 
 Peers
@@ -16,17 +16,17 @@ Peers
     of one batch; ours also accumulates. JAX has no optimizers.
 
 Checks
-    Each peer first compares its results with ours: outputs, gradients of all inputs and weights (of the
-    predictions only in losses), an optimizer's parameters after one step, a metric's result after one
-    update. Differences above 1e-3 of the largest value end the comparison with exit status 1. Random
-    results are not compared.
+    Each peer first compares its results with ours. The results are outputs and gradients of all
+    inputs and weights (in losses, of the predictions only). Of an optimizer they are the parameters
+    after one step, of a metric the result after one update. Differences above 1e-3 of the largest
+    value end the comparison with exit status 1. Random results are not compared.
 
 Timing
     The contestants take turns for --rounds rounds. In each round, calls are repeated for --seconds, and
     at least 3 times after one call to warm up. A contestant counts with its fastest call.
 
 The --json file is written after each row and read at the start. A row that is in the file is not run
-again unless it failed, so that a long comparison can be stopped and resumed (--again runs all rows).
+again unless it failed. So a long comparison can be stopped and resumed. --again runs all rows.
 Close other programs. --batches 16 --seconds 0.02 --rounds 1 is a trial.
 """
 

@@ -5,8 +5,9 @@
 
 The numbers are µs of a broadcast of 1 MiB, many times one after the other. Ordinary arrays are copied
 through shared memory; arrays of comm.empty() are read in place. A slow phase of both kinds means that a
-rank did not run all the time: the ranks shared a core, or another process had the core. A slow phase of
-ordinary arrays alone means that lines which one core has just written take long to reach the other one.
+rank did not run all the time. The ranks shared a core, or another process had the core. A slow
+phase of ordinary arrays alone means that lines which one core has just written take long to reach
+the other one.
 """
 
 import json

@@ -2,10 +2,10 @@
 
     pycollective run -n 4 benchmarks/process_vm_readv.py [--calls gather] [--sizes 1M 16M] > results.json
 
-µs of a call, timed as compare.py does it. With process_vm_readv, a barrier says that the arrays are
-ready, each rank reads the parts that it lacks, and a second barrier says that they may change. With
-process_vm_writev, each rank writes the parts that the others lack. The library's calls work on
-ordinary arrays and on arrays of comm.empty().
+µs of a call, timed as compare.py does it. With process_vm_readv, each rank reads the parts that it
+lacks after a barrier. After a second barrier the arrays may change. With process_vm_writev, each
+rank writes the parts that the others lack. The library's calls work on ordinary arrays and on
+arrays of comm.empty().
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Compare all-reduce over TCP with the rate of the same connection in both directions, in one run.
 
 Run with ``pycollective run --transport tcp -n 2 benchmarks/tcp_limit.py [bytes ...]``. For the limit,
-two processes exchange the bytes of a ring of two ranks: the whole array in each direction, in pieces of
-256 KiB, without using them. Numbers are medians of the slower rank, in turns.
+two processes exchange the bytes of a ring of two ranks. These are the whole array in each
+direction, in pieces of 256 KiB. The processes do not use the bytes. Numbers are medians of the
+slower rank, in turns.
 """
 
 from __future__ import annotations

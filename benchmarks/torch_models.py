@@ -4,8 +4,8 @@
                                       [--steps 200] [--batch 8] [--json FILE]
 
 Both backends train in the same processes, a step each in turns, from equal parameters and with equal
-data. The report has the median time of a step, without the first steps, and the largest difference
-between the parameters of the two after the last step. Needs PyTorch.
+data. The report has the median time of a step, without the first steps. It also has the largest
+difference between the parameters of the two backends after the last step. Needs PyTorch.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
                                           [--eagerly] [--data DIR] [--json FILE]
 
 The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read. The
-calling thread, which runs replica 0, is timed in all functions of ``pycollective._nn``, NumPy's matmul,
-replays of recorded kernels, the replicas' all-reduce, and waits for other replicas. Times are medians
-over the steps. With one replica the rest is the time of Python code. With several, the time to take the
-GIL again counts for the kernel that released it. Python calls are those of the calling thread, including
-functions in C, as cProfile counts them.
+calling thread, which runs replica 0, is timed in parts. These are all functions of
+``pycollective._nn``, NumPy's matmul, replays of recorded kernels, the replicas' all-reduce, and
+waits for other replicas. Times are medians over the steps. With one replica the rest is the time of
+Python code. With several, the time to take the GIL again counts for the kernel that released it.
+Python calls are those of the calling thread, including functions in C, as cProfile counts them.
 """
 
 from __future__ import annotations

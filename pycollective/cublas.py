@@ -1,8 +1,8 @@
 """Products of matrices on a GPU by cuBLAS, also in work that becomes a CUDA graph.
 
 CuPy refuses its own products while a stream records. The library is the one that CuPy has loaded. Each
-thread has a handle for each stream, with memory of its own, so that products of two streams, or of a
-graph and of the program, do not share it.
+thread has a handle for each stream, with memory of its own. So products of two streams, or of a
+graph and of the program, share no memory.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def run(
         continues with the other workers, and uses a replacement as soon as it can. By default all
         workers are needed.
     placement_timeout : float
-        Seconds to wait for resources for all workers, for a replacement if fewer than ``min_workers``
-        are left, and for a replacement to end after all others have ended.
+        Seconds to wait for resources for all workers, and for a replacement if fewer than
+        ``min_workers`` are left. A replacement has as long to end after all others have ended.
 
     Returns
     -------

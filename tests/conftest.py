@@ -20,8 +20,8 @@ import pytest
 os.environ["PYCOLLECTIVE_TUNING"] = "none"
 # Many tests wait for a deadline and compare stderr; only tests/observe turns warnings on.
 os.environ["PYCOLLECTIVE_WARN_AFTER"] = "inf"
-# For the processes that tests start: threads of BLAS that have no work spin, which makes an import of
-# NumPy take half as much processor time again.
+# For the processes that tests start. Idle threads of BLAS spin, which makes an import of NumPy take
+# half as much processor time again.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The tests and the imported modules are 300,000 objects. A collection of garbage that visits them takes

@@ -170,7 +170,7 @@ class _Pointer:
 
 
 class DeviceArray:
-    """A NumPy array that behaves as CuPy's do: it takes part in NumPy's functions through their
+    """A NumPy array that behaves as CuPy's do. It takes part in NumPy's functions through their
     protocols, and refuses to become a NumPy array or to mix with one silently."""
 
     def __init__(self, host, dtype=None, memptr=None):
@@ -396,8 +396,8 @@ def make_cupy():
 
     module.asarray, module.array = asarray, array
 
-    #: Copies to the host and from it, calls that would launch kernels, and of each wait for an event in
-    #: which thread it was, and how many calls were made since.
+    #: Copies to the host and from it, and calls that would launch kernels. Each wait for an event
+    #: is recorded with its thread and the number of calls before it.
     module.fetched = module.sent = module.calls = 0
     module.waits = []
 

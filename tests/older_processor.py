@@ -4,8 +4,8 @@
 
 Each function marked PYCOLLECTIVE_CLONES is compiled once for each instruction set. When a module is
 loaded, the function's resolver chooses the one for this processor. In the copy, FOLDER/pycollective,
-the resolvers choose the one that is asked for, so that tests run it: the same machine code that an
-older processor runs. The modules must have been built with their symbols (-DCMAKE_STRIP=true).
+the resolvers choose the one that is asked for. So tests run the same machine code as an older
+processor. The modules must have been built with their symbols (-DCMAKE_STRIP=true).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // Dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
-// 1988): in round j rank r signals rank r + 2^j and waits for rank r - 2^j.
+// 1988). In round j rank r signals rank r + 2^j and waits for rank r - 2^j.
 //
 // Cost: ceil(log2 size) rounds of empty messages.
 #include "algorithms/algorithms.h"

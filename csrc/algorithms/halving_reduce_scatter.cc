@@ -1,7 +1,7 @@
 // Recursive halving reduce-scatter for any number of ranks: the recursive doubling all-gather
-// (doubling_all_gather.cc) in reverse. In round j = ceil(log2 size) - 1 … 0, rank r sends its
-// partial sums for (at most) the 2^j ranks from r + 2^j on to rank r + 2^j. From rank r - 2^j it
-// receives partial sums for the ranks from r on, and adds its own.
+// (doubling_all_gather.cc) in reverse. The rounds are j = ceil(log2 size) - 1 … 0. In round j, rank
+// r sends its partial sums for (at most) the 2^j ranks from r + 2^j on to rank r + 2^j. From
+// rank r - 2^j it receives partial sums for the ranks from r on, and adds its own.
 //
 // Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the minimum.
 #include <bit>

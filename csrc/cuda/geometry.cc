@@ -9,8 +9,8 @@ namespace pycollective::cuda {
 namespace {
 
 // Blocks of a launch per multiprocessor. Several times the blocks that run at once, so that a
-// slower multiprocessor gets fewer of them; few enough that a block has several tiles of a large
-// array.
+// slower multiprocessor gets fewer of them. They are few enough that a block has several tiles of a
+// large array.
 constexpr std::size_t kBlocksEach = 32;
 
 // Blocks with tiles that run at once on a multiprocessor, limited by their registers.

@@ -3,7 +3,7 @@
 //
 // A send records an event in the sender's stream. The receive makes the receiver's stream wait for
 // the event, and reads the sender's memory. Within a run, the schedule guarantees that no rank
-// overwrites memory that a peer still reads (step.h): a later message carries an event after the
+// overwrites memory that a peer still reads (step.h). A later message carries an event after the
 // read. At the end, the stream of each rank that was read waits for the readers' streams.
 #pragma once
 

@@ -114,8 +114,8 @@ class Communicator {
   // Returns true if a call uses the direct path: the ranks share a board, and the algorithm is
   // "direct".
   bool uses_direct_path(const Algorithm& algorithm);
-  // Returns the number of polls for which a call or message of this size keeps the GIL, because
-  // reacquiring the GIL takes as long as the call. 0: the thread releases the GIL first.
+  // Returns the number of polls for which a call or message of this size keeps the GIL. Reacquiring
+  // the GIL would take as long as the call. 0: the thread releases the GIL first.
   int held_polls(std::size_t bytes);
   // Sets the warning of calls that wait long (waiting.h).
   void warn_after(Warning warning);

@@ -175,7 +175,7 @@ void DirectExecution::lay_out(Block& block) const {
   std::size_t most = kMappedChunkBytes;
   if (board_.has_staging()) {
     // Four blocks fit into an input ring. An output ring holds the blocks that a rank publishes
-    // ahead, one more, and the end of the ring that is too short for a block.
+    // ahead, and one more. The end of the ring may be too short for a block.
     std::size_t stride = kStagedChunkBytes + kCacheLine;
     if (has_exchange()) {
       stride = std::min(stride, board_.input_bytes() / 4 / (is_central() ? 1 : size));

@@ -142,8 +142,8 @@ class DirectExecution {
   bool is_released();
   std::byte* staged(int from, int to, const Block& block) const;
   std::byte* published(int rank, const Block& block) const;
-  // Returns true if the counters of all peers with the role have reached `position`, and the
-  // counters of the other peers have reached the beginning of this call. `seen` caches the result.
+  // Returns true if the counters of all peers with the role have reached `position`, and those of
+  // the other peers the beginning of this call. `seen` caches the result.
   bool reached(Counter counter, std::uint64_t position, Role role, std::uint64_t& seen) const;
   [[gnu::cold]] std::vector<int> behind(Counter counter, std::uint64_t position, Role role) const;
 

@@ -69,8 +69,8 @@ class Execution {
   Cut cut_;
   Endpoint& endpoint_;
   std::byte* scratch_ = nullptr;
-  // Staging for parts that are sent together but are not adjacent: its used bytes in this block,
-  // and whether it has the data of the next step.
+  // Staging for parts that are sent together but are not adjacent. packed_ bytes of it are used in
+  // this block. is_packed_ is true if it has the data of the next step.
   std::byte* packing_ = nullptr;
   std::size_t packed_ = 0;
   bool is_packed_ = false;

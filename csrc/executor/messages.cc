@@ -560,7 +560,7 @@ bool Messages::progress_until(IsOver is_over, Clock::time_point deadline,
   auto poll = [&] {
     std::lock_guard lock(mutex_);
     const bool wrote = write_all();
-    // Returns before reading when a send is done: the program's next call is likely to be the recv
+    // Returns before reading when a send is done. The program's next call is likely to be the recv
     // for the next message, which then needs no copy.
     if (is_over()) return Progress::done;
     const bool moved = read_all() || wrote;

@@ -1,4 +1,4 @@
-// The wait of a call, and the warning about a long wait: a rank that has waited long without
+// The wait of a call, and the warning about a long wait. A rank that has waited long without
 // progress reports once, well before its deadline, for which ranks it waits.
 #pragma once
 

@@ -77,8 +77,8 @@ PYCOLLECTIVE_INLINE void copy_step(const char* from, char* to) {
   *reinterpret_cast<Step*>(to) = *reinterpret_cast<const Step*>(from);
 }
 
-// Rows of this many bytes are copied in steps of constant size, because a call of memcpy for each
-// row would take longer than its copy.
+// Rows of this many bytes are copied in steps of constant size. A call of memcpy for each row would
+// take longer than the row's copy.
 constexpr Index kStep = 64, kMostSteps = 16;
 
 PYCOLLECTIVE_CLONES void copy_rows(const char* from, Index from_step, char* to, Index to_step,

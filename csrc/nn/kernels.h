@@ -201,8 +201,8 @@ struct Resampling {
   Index images, height, width, out_h, out_w, channels;
 };
 // y [images, out_h, out_w, channels] = the sums of the pixels of x [images, height, width,
-// channels] times their weights: down [out_h, height] times across [out_w, width]. Pixels of weight
-// 0 are not read.
+// channels] times their weights. A weight is down [out_h, height] times across [out_w, width].
+// Pixels of weight 0 are not read.
 void resample(const float* x, const float* down, const float* across, float* y,
               const Resampling& r);
 void resample(const double* x, const double* down, const double* across, double* y,

@@ -135,8 +135,9 @@ PYCOLLECTIVE_INLINE void normalize_rows_gradient_body(
   }
 }
 
-// A loss is a struct with value(t, p, c) and slope(t, p, c), its derivative by p, for a target t, a
-// prediction p and a parameter c. To add one, write it here, and name it once at the end.
+// A loss is a struct with value(t, p, c) and slope(t, p, c), its derivative by p. t is the target,
+// p the prediction, and c the loss's parameter. To add one, write it here, and name it once at the
+// end.
 // kMean: the loss of a row is a mean, not a sum. kLabels: c is 1 if all targets are 0 or 1, else 0.
 struct OfMeans {
   static constexpr bool kMean = true, kLabels = false;

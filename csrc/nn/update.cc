@@ -6,7 +6,7 @@
 namespace pycollective::nn {
 namespace {
 
-// A rule is a struct with step(g, m, v, c): it updates the slots m and v of one parameter, and
+// A rule is a struct with step(g, m, v, c). step() updates the slots m and v of one parameter, and
 // returns the step that is subtracted from the parameter. To add one, write it here, and name it
 // once at the end.
 template <typename T>

@@ -1,11 +1,11 @@
 // Convolution with 3 x 3 filters and stride 1 by Winograd's minimal filtering (Lavin and Gray,
 // 2015).
 //
-// F(2 x 2, 3 x 3): a tile of 4 x 4 pixels gives 2 x 2 outputs with 16 products per channel and
-// filter instead of 36. F(4 x 4, 3 x 3): a tile of 6 x 6 pixels gives 4 x 4 outputs with 36
+// F(2 x 2, 3 x 3): a tile of 4 x 4 pixels gives 2 x 2 outputs. Each channel and filter takes 16
+// products instead of 36. F(4 x 4, 3 x 3): a tile of 6 x 6 pixels gives 4 x 4 outputs with 36
 // products instead of 144. After the transforms, these are 16 or 36 matrix products: [tiles,
-// channels] by [channels, filters]. The transposed steps give the gradients. With the transforms V
-// = B' x B, U = G w G' and D = A dz A': dw = G' (V' D) G and dx = B (D U') B'.
+// channels] by [channels, filters]. The transposed steps give the gradients. The transforms are V =
+// B' x B, U = G w G' and D = A dz A'. Then dw = G' (V' D) G and dx = B (D U') B'.
 //
 // A tile has one or four whole 2 x 2 pooling windows, so that pooling works on outputs in
 // registers.

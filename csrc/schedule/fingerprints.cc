@@ -8,9 +8,9 @@
 //
 // Memory: one number for each chunk of a rank's output and scratch, 800 MB for a ring among 10,000
 // ranks. The values of inputs are computed when needed. A message holds no values: the receiver
-// reads the sender's chunks, as threads do. A hash of the sent chunks shows whether the sender has
-// overwritten them in the meantime, in the order in which the ranks are walked through. A chunk of
-// the data may be stored at its own index only, so that comparing indices suffices.
+// reads the sender's chunks, as threads do. The walk may be further in the sender than in the
+// receiver. A hash of the sent chunks shows whether the sender has overwritten them. A chunk of the
+// data may be stored at its own index only, so that comparing indices suffices.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>

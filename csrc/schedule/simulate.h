@@ -14,10 +14,10 @@
 //   copy, reduce The rank is busy for bytes / copy_rate or bytes / reduce_rate.
 //
 // If a link is *shared*, all ranks of a place (a host) share one pair of ports. If a place has
-// fewer cores than ranks, a busy rank waits for a core and keeps it until its part of the step is
-// over. Sends never wait for buffer space: the verifier has proved that space for one message
-// suffices. A rank is done when its steps are done and all its messages have been read. Buffers are
-// processed in blocks, as in the executor.
+// fewer cores than ranks, a busy rank waits for a core. The rank keeps the core until its part of
+// the step is over. Sends never wait for buffer space: the verifier has proved that space for one
+// message suffices. A rank is done when its steps are done and all its messages have been read.
+// Buffers are processed in blocks, as in the executor.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,8 @@ struct Link {
 };
 
 // Ranks in nested places: sockets, hosts, racks, innermost first. Two ranks use links[i] if i is
-// the innermost level on which they are in the same place, or the last link if they share no place.
+// the innermost level on which they are in the same place. Ranks that share no place use the last
+// link.
 struct Cluster {
   int ranks = 1;
   std::vector<std::vector<int>> places;  // by level: the place of each rank

@@ -1,4 +1,4 @@
-// Shared parts of the verifier and the simulator for many ranks: they walk through the steps of all
+// Shared parts of the verifier and the simulator for many ranks. Both walk through the steps of all
 // ranks in one thread, each rank as far as it can go. Memory holds only the current state, not the
 // plans.
 #pragma once
@@ -31,7 +31,7 @@ class Walk {
   }
 
   // Returns true if a rank may be able to advance. Before the walk moves to the next block, the
-  // ranks of two neighbouring blocks advance as far as they can: their data stays in the
+  // ranks of two neighbouring blocks advance as far as they can. Their data then stays in the
   // second-level cache.
   bool any() const { return queued_ > 0; }
   int pop() {

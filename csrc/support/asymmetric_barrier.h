@@ -1,8 +1,8 @@
-// A memory barrier with a cheap side and an expensive side, for a rank that goes to sleep and a
-// peer that may have to wake it. The sleeper announces its sleep, passes the heavy barrier, and
-// polls once more. The peer does its work, passes the light barrier, and reads the announcement.
-// Every call passes the light barrier: a full fence there would take longer than the rest of a
-// small call.
+// A memory barrier with an expensive side for a rank that goes to sleep. Its cheap side is for a
+// peer that may have to wake that rank. The sleeper announces its sleep, passes the heavy barrier,
+// and polls once more. The peer does its work, passes the light barrier, and reads the
+// announcement. Every call passes the light barrier: a full fence there would take longer than the
+// rest of a small call.
 //
 // On Linux the heavy barrier interrupts the other cores (membarrier), which makes the light barrier
 // free. Both processes need the permission for membarrier, and a container may refuse it. A sleeper

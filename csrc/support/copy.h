@@ -12,13 +12,14 @@
 
 namespace pycollective {
 
-// For a target that no other core has in its caches. Uses vectors on processors that have them: the
+// For a target that no other core has in its caches. Uses vectors on processors that have them. The
 // string instruction, which the C library may choose, is slow on some processors if source and
 // target have different offsets within their pages.
 void copy_long(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // For a target that another core has read. Uses the string instruction if the processor has a fast
-// one: it acquires the other core's cache lines without reading them first, as vector stores do.
+// one. The instruction acquires the other core's cache lines without reading them first, as vector
+// stores do.
 void copy_long_to_peer(std::byte* to, const std::byte* from, std::size_t bytes);
 
 inline constexpr std::size_t kLongCopy = 2048;
@@ -40,7 +41,7 @@ inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes
 }
 
 // Calls whose arrays (of all ranks together) have at least this many bytes may copy past the
-// caches: they do if `bench --tune` has set the value. Otherwise the value is the size of the
+// caches. They do if `bench --tune` has set the value. Otherwise the value is the size of the
 // last-level cache, at most kMostCacheBytes, and the calls try both ways (StoreTrials).
 std::size_t past_cache_from();
 void set_past_cache_from(std::size_t bytes);  // 0: the default

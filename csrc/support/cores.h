@@ -16,7 +16,7 @@ using CoreSet = std::array<std::uint64_t, 16>;
 // The cores of this process's affinity.
 CoreSet affinity();
 // Returns the number of cores that the CPU quotas of the process's control groups (version 1 or 2)
-// and of their ancestors allow; 0 without a quota. Tests set `root`, a prefix of all paths.
+// and of their ancestors allow. Returns 0 without a quota. Tests set `root`, a prefix of all paths.
 double quota_of_cores(const std::string& root = "");
 
 // Yields. Moves the calling thread to another core of its affinity, at most every kCoreMove, if its

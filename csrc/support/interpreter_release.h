@@ -2,7 +2,7 @@
 //
 // CPython puts a thread that waits for the GIL to sleep, and a wake-up takes tens of microseconds.
 // Replicas that are threads would pay it in every short collective and between the kernels of a
-// layer. The threads of this package therefore announce the release of the GIL to each other, and a
+// layer. The threads of this package therefore announce the release of the GIL to each other. A
 // waiting thread spins for such an announcement before it asks CPython.
 //
 // CPython ends a thread that requests the GIL after the end of the interpreter. Inside C++ frames

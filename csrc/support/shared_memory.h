@@ -1,6 +1,6 @@
-// Memory that processes share through a file descriptor. On Linux it is a memfd: it has no name, it
-// disappears with the processes even if they are killed, and the size of /dev/shm does not limit
-// it.
+// Memory that processes share through a file descriptor. On Linux it is a memfd, which has no name,
+// and which the size of /dev/shm does not limit. The memory disappears with the processes even if
+// they are killed.
 #pragma once
 
 #include <cstddef>

@@ -38,8 +38,8 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 // of the host can map it. Its sender has to wait for the reader.
 inline constexpr std::size_t kZeroCopyBytes = 32 * 1024;
 
-// The arena of a rank: its default address space (environment variable PYCOLLECTIVE_ARENA), the
-// pages of freed memory that it keeps, and the size from which it allocates pages at once.
+// The arena of a rank: its address space unless PYCOLLECTIVE_ARENA sets it, and the freed pages
+// that it keeps. From the last size on, it allocates pages at once.
 inline constexpr std::size_t kArenaBytes = std::size_t{64} << 30;
 inline constexpr std::size_t kKeptBytes = std::size_t{512} << 20;
 inline constexpr std::size_t kPopulatedFrom = 128 * 1024;
@@ -100,7 +100,7 @@ inline constexpr int kTcpSpins = 100;
 inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
 
 // Board slots of a rank. A rank can be kBoardSlots - 1 calls ahead of ranks on which it does not
-// depend: a root that sends short arrays need not wait for ranks without a core. CallHistory must
+// depend. A root that sends short arrays need not wait for ranks without a core. CallHistory must
 // keep more calls than this.
 inline constexpr std::uint64_t kBoardSlots = 8;
 
@@ -185,8 +185,8 @@ inline constexpr auto kEndedPipe = std::chrono::milliseconds(500);
 
 // Interval at which a waiting rank checks its deadline and Ctrl-C.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
-// Interval at which a waiting rank sends a heartbeat, and the seconds of silence after which the
-// waiting ranks name a rank as the late one.
+// Interval at which a waiting rank sends a heartbeat, and the seconds of silence after which
+// waiting ranks name a rank as late.
 inline constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 inline constexpr double kSilence = 2.5;
 

@@ -32,9 +32,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Returns memory that is aligned to a cache line, or to a page from 4096 bytes on; nullptr if the
-  // arena is full, or in a forked child. The arena stays alive while it has allocations. `is_zero`
-  // becomes true if the memory was never used before.
+  // Returns memory that is aligned to a cache line, or to a page from 4096 bytes on. Returns
+  // nullptr if the arena is full, or in a forked child. The arena stays alive while it has
+  // allocations. `is_zero` becomes true if the memory was never used before.
   std::byte* allocate(std::size_t bytes, bool* is_zero = nullptr) noexcept;
   // Frees memory of allocate(). capacity() returns its usable bytes.
   void free(std::byte* data) noexcept;

@@ -4,11 +4,11 @@
 //
 //     slots (kBoardSlots) | counters | input staging ring | output staging ring
 //
-// * Slots. A rank posts one slot for each call: the call's sequence number and fingerprint, and
-//   either the data of a very short array or handles of its arrays. All ranks make the same calls
-//   in the same order, so call n uses slot n % kBoardSlots everywhere. A rank reuses the slot of
-//   call n - kBoardSlots when every peer has posted the call after that one. Such a peer has read
-//   all slots of call n - kBoardSlots.
+// * Slots. A rank posts one slot for each call. A slot has the call's sequence number and
+//   fingerprint, and either the data of a very short array or handles of its arrays. All ranks make
+//   the same calls in the same order, so call n uses slot n % kBoardSlots everywhere. A rank reuses
+//   the slot of call n - kBoardSlots when every peer has posted the call after that one. Such a
+//   peer has read all slots of call n - kBoardSlots.
 // * Counters. Positions in the staging rings, which only grow. They synchronize the blocks of a
 //   call. A rank may read a block when its writer's `staged` or `published` has reached the end of
 //   the block. It may overwrite a block when the readers' `consumed` or `copied_out` has.
@@ -102,8 +102,8 @@ class Board {
   // Maps a peer's array by its handle. Returns nullptr if the peer has no such memory.
   virtual std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) = 0;
   // Begins a call that is not one-shot, of `bytes` for an array or a part. Returns true if the
-  // peers must read this rank's ordinary arrays through the system, and false if this rank stages
-  // them or all its arrays are mapped.
+  // peers must read this rank's ordinary arrays through the system. Returns false if this rank
+  // stages them or all its arrays are mapped.
   virtual bool begin_long_call(Collective, std::size_t /*bytes*/, bool /*is_mapped*/) {
     return false;
   }
@@ -114,8 +114,8 @@ class Board {
   virtual void end_long_message(std::size_t /*bytes*/, bool /*was_read*/, Clock::time_point) {}
   Clock::time_point began;  // when all awaited ranks had posted the present long call
   StoreTrials stores;
-  // Returns the address of an ordinary array for read_remote(); 0 if there is no array, or if the
-  // system cannot read it, such as a device's memory.
+  // Returns the address of an ordinary array for read_remote(). Returns 0 if there is no array, or
+  // if the system cannot read it, such as a device's memory.
   virtual std::uint64_t remote_address(const void* /*data*/) { return 0; }
   // Reads a peer's ordinary array. Returns false if the peer has no such memory.
   virtual bool read_remote(int /*peer*/, std::uint64_t /*address*/, std::byte* /*to*/,

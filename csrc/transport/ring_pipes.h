@@ -1,9 +1,9 @@
 // Pipes through rings in shared memory, between threads or processes of one host.
 //
-// A ring holds records, each on its own cache lines: a head; the type and shape, if they differ
-// from the record before; and the data. The sender writes the head's kind last, after it has
-// cleared the kind of the following record. So the receiver finds the next message, with the data
-// of a short one, by polling one cache line.
+// A ring holds records, each on its own cache lines. A record is a head; the type and shape, if
+// they differ from the record before; and the data. The sender writes the head's kind last, after
+// it has cleared the kind of the following record. So the receiver finds the next message, with the
+// data of a short one, by polling one cache line.
 //
 // There are four kinds of messages:
 //
@@ -16,8 +16,8 @@
 // * remote: the same for an ordinary array, which the receiver reads through the system
 //   (support/peer_memory.h).
 //
-// Messages choose between streamed and remote by time only after each page of the ring was used:
-// the first use of a page costs more than a copy.
+// Messages choose between streamed and remote by time only after each page of the ring was used.
+// The first use of a page costs more than a copy.
 #pragma once
 
 #include <atomic>

@@ -55,7 +55,7 @@ class ShmGroup final : public Group {
   // Makes this group a part of another group: it uses the other group's arenas, and loses the
   // processes that the other group loses.
   void follow(std::shared_ptr<ShmGroup> other) { followed_ = std::move(other); }
-  // For a part of a MixedGroup, whose ranks may sleep in a poll() over connections: sets the
+  // For a part of a MixedGroup, whose ranks may sleep in a poll() over connections. Sets the
   // function that ends a peer's poll(), and announces that this rank's next sleep is in a poll().
   void end_polls_by(std::function<void(int)> end_poll) { end_poll_ = std::move(end_poll); }
   void set_in_poll(bool in_poll) { state(rank_).queue.set_in_poll(in_poll); }

@@ -46,8 +46,9 @@ class Stream {
   // broken. `moved` counts the system calls that moved bytes.
   bool write(std::uint64_t& moved);
 
-  // Receiving, one frame at a time: read() returns when the frame is complete, when its header has
-  // arrived (call accept() then), or when no data is available or the connection is broken.
+  // Receiving, one frame at a time. read() returns when the frame is complete, or when its header
+  // has arrived (call accept() then). It also returns when no data is available or the connection
+  // is broken.
   enum class Read { whole, header, waiting };
   Read read(std::uint64_t& moved);
   bool whole() const { return whole_; }

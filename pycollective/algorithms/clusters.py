@@ -249,10 +249,11 @@ class Cluster:
     def infiniband_nvlink(cls, ranks: int, ranks_per_host: int = 8) -> Cluster:
         """Return hosts of GPUs: NVLink within, one 100 Gb/s InfiniBand adapter for each host.
 
-        The latencies are 3.4 µs over NVLink and 9.6 µs over the network, those of NCCL's own model of
-        2020 (``hwLat`` in ``src/graph/tuning.cc``, ring, simple protocol). NVLink 3 carries 300 GB/s in
-        each direction (NVIDIA A100 data sheet: 600 GB/s both ways), EDR InfiniBand 12.5 GB/s. A
-        reduction reads two operands and writes one at the A100's memory rate of 1,555 GB/s.
+        The latencies are 3.4 µs over NVLink and 9.6 µs over the network. Both are those of NCCL's
+        own model of 2020 (``hwLat`` in ``src/graph/tuning.cc``, ring, simple protocol). NVLink 3
+        carries 300 GB/s in each direction (NVIDIA A100 data sheet: 600 GB/s both ways), EDR
+        InfiniBand 12.5 GB/s. A reduction reads two operands and writes one at the A100's memory
+        rate of 1,555 GB/s.
         """
         return cls.of_hosts(
             [rank // ranks_per_host for rank in range(ranks)],

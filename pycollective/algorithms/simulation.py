@@ -154,8 +154,8 @@ def simulate(
     Raises
     ------
     ValueError
-        The schedule's sends and receives do not match or deadlock (the text names ranks as for root 0),
-        or the cluster or the root is not valid.
+        The schedule's sends and receives do not match or deadlock, or the cluster or the root is
+        not valid. The text names ranks as for root 0.
 
     Examples
     --------

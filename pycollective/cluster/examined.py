@@ -26,8 +26,9 @@ CHECK = "PYCOLLECTIVE_CHECK_ADDRESSES"
 _LOOKUP_SECONDS = 5.0
 _AGAIN_SECONDS = 0.5
 _MOST_RESOLVED = 64
-"""Most names that each worker looks up. In larger clusters a worker looks up its own name and worker
-0's only, because all workers together would send a number of requests that grows quadratically."""
+"""Most names that each worker looks up. In larger clusters a worker looks up its own name and
+worker 0's only. Otherwise the number of all requests would grow with the square of the number of
+workers."""
 
 
 class NoAddress(str):

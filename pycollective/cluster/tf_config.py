@@ -30,8 +30,8 @@ class TFConfigClusterResolver(ClusterResolver):
     Raises
     ------
     ValueError
-        At the first use: the variable does not hold JSON (``json.JSONDecodeError``) or an object, or
-        the task's type, its number or the protocol has the wrong type.
+        At the first use: the variable does not hold JSON (``json.JSONDecodeError``) or an object.
+        Or the task's type, its number or the protocol has the wrong type.
     TypeError
         From `cluster_spec`: see `ClusterSpec`.
     """

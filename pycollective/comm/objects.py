@@ -25,7 +25,7 @@ class Objects(Moves, Messages):
 
     An object is sent as JSON: None, bools, numbers, strings, lists, dictionaries with strings as keys. A
     tuple arrives as a list. With ``pickle=True`` on every rank that takes part, it is pickled instead. A
-    rank that unpickles runs code that any process with write access to the group can choose: use
+    rank that unpickles runs code that any process with write access to the group can choose. Use
     ``pickle=True`` only among ranks that trust each other.
     """
 

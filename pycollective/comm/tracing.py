@@ -306,9 +306,9 @@ def leave(member: Member) -> None:
 def timeline(file: str | os.PathLike[str]) -> Iterator[None]:
     """Write a timeline of all calls of this process within the block.
 
-    https://ui.perfetto.dev opens the file. It shows a process for each rank, a row for each thread, and
-    a slice for each call with bytes, dtype, shape, op, algorithm and transport. The command
-    ``pycollective timeline merge`` joins the files of several processes. The variable
+    https://ui.perfetto.dev opens the file. It shows a process for each rank, a row for each thread,
+    and a slice for each call. A slice has bytes, dtype, shape, op, algorithm and transport. The
+    command ``pycollective timeline merge`` joins the files of several processes. The variable
     ``PYCOLLECTIVE_TIMELINE`` has the same effect for a whole program.
 
     Parameters

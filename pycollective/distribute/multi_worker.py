@@ -106,8 +106,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     Notes
     -----
     Every worker must make the same collective calls in the same order. These are the creation of a
-    variable, a step, `reduce`, `gather`, the next element of a distributed dataset, and the read of an
-    ``ON_READ`` variable (metrics, checkpoints).
+    variable, a step, `reduce`, `gather`, the next element of a distributed dataset, and the read of
+    an ``ON_READ`` variable. Metrics and checkpoints read such variables.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             The smallest number of workers; by default all, so that each lost worker must be started
             again with the same command. More than half of the workers prevents two groups that
             train independently after a network fault. A worker that is started later joins when the
-            next checkpoint is saved: `Checkpoint.save` raises an `AbortedError`, which this method
-            catches, and all workers restart from that checkpoint.
+            next checkpoint is saved. `Checkpoint.save` then raises an `AbortedError`, which this
+            method catches, and all workers restart from that checkpoint.
         max_workers : int, optional
             The largest number of workers, at least the cluster's number, which is also the limit:
             only these have addresses.

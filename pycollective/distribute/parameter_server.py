@@ -297,7 +297,7 @@ class ParameterServerStrategy(Strategy):
     ----------
     cluster_resolver : ClusterResolver, optional
         The cluster and this process's task; by default that of ``TF_CONFIG``, if it has one. Else the
-        processes of another launcher that `pycollective.init` knows are the cluster: rank 0 is the
+        processes of another launcher that `pycollective.init` knows are the cluster. Rank 0 is the
         chief, the next ``num_ps`` ranks are parameter servers, and the others are workers.
     variable_partitioner : callable or str, optional
         A function ``variable_partitioner(shape=, dtype=)`` that returns the number of shards of each

@@ -73,7 +73,7 @@ class Server:
     program as the chief does, up to the first `ClusterCoordinator.schedule`. It then has the chief's
     variables, functions and datasets, and runs the functions that the chief schedules.
 
-    A program that makes all servers of its cluster itself needs none of their connections:
+    A program that makes all servers of its cluster itself needs none of their connections.
     `ParameterServerStrategy` then runs servers and workers as threads of the process.
 
     Parameters

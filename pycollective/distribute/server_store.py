@@ -254,8 +254,9 @@ class Store:
         """Make a step of an optimizer with the gradients of some variables, or of some of their rows.
 
         The message has the optimizer, the learning rate, the number of the step, and the factor of
-        weight decay. For each gradient it has the numbers of the variable and of its slots, True if the
-        gradient is that of some rows, and True for weight decay.
+        weight decay. For each gradient it has the numbers of the variable and of its slots, and two
+        flags. The first one is True if the gradient is that of some rows, the second one for weight
+        decay.
         """
         optimizer = self._optimizer(*message["rule"])
         names, rest = optimizer.slot_names(), iter(arrays)

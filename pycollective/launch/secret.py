@@ -73,9 +73,9 @@ def check_private(path: str, found: os.stat_result) -> None:
 def of_user() -> bytes:
     """Return a random key that only processes of this user on this machine can read.
 
-    The first process that needs the key creates it. Its file is in the first of these folders that
-    belongs to this user and that no other user can enter: ``$XDG_RUNTIME_DIR``, ``/run/user/<uid>``,
-    and ``pycollective-<uid>`` in the folder for temporary files.
+    The first process that needs the key creates it. Its file is in the first folder that belongs to
+    this user and that no other user can enter. The folders are ``$XDG_RUNTIME_DIR``,
+    ``/run/user/<uid>``, and ``pycollective-<uid>`` in the folder for temporary files.
     """
     where = ""
     try:

@@ -50,10 +50,10 @@ def spawn(
 ) -> list[T]:
     """Call ``fn(comm, *args)`` on each rank of a new group and return the results in rank order.
 
-    The ranks are processes of this host. When a rank raises, the group is aborted at once: the calls
-    of the other ranks raise `AbortedError`, and a rank that still runs after some seconds is killed.
-    Then `spawn` raises the error of the rank that failed first. No process outlives this call, not even
-    if Ctrl-C interrupts it or this process is killed.
+    The ranks are processes of this host. When a rank raises, the group is aborted at once. The
+    calls of the other ranks raise `AbortedError`, and a rank that still runs after some seconds is
+    killed. Then `spawn` raises the error of the rank that failed first. No process outlives this
+    call, not even if Ctrl-C interrupts it or this process is killed.
 
     Processes that are not forked import the program's main module again. A script that uses them
     calls `spawn` under ``if __name__ == "__main__":``.

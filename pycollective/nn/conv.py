@@ -35,8 +35,8 @@ from .window import Pair, Window, add_windows, is_same, make_window, padded, pai
 _DIRECT_CHANNELS = (1, 3)
 # With fewer channels or filters, the products of the Winograd kernels are too narrow.
 _WINOGRAD_CHANNELS = 8
-# With more numbers in the filters per output pixel, the transforms of the filters and of their gradients
-# take longer than the products that they save.
+# With more numbers in the filters per output pixel, the transforms of the filters and of their
+# gradients cost more than the saved products.
 _FILTERS_PER_PIXEL, _GRADIENTS_PER_PIXEL = 1000, 100
 # With fewer channels, the vectors of channels in sums over single pixels would be mostly empty.
 _SPARSE_CHANNELS = 8

@@ -30,7 +30,7 @@ class IndexedSlices:
     ------
     ValueError
         The numbers of indices and of rows differ, the indices are not integers in one dimension, or
-        ``dense_shape`` is not that of a tensor with such rows.
+        ``dense_shape`` has no such rows.
 
     Notes
     -----

@@ -3,7 +3,7 @@
     PYTHONPATH=tests python tests/distribute/worker_kills.py KILLS [SEED] [--tcp]
 
 The chief schedules functions that add 1 to a variable. Every function must end. The sum must be at
-least the number of functions, and larger by at most the number of kills: a function that was killed
+least the number of functions, and larger by at most the number of kills. A function that was killed
 between its update and its result runs again.
 """
 

@@ -404,8 +404,8 @@ class Rank:
     def _overwrite(self) -> None:
         """Overwrite the arrays: the failed calls must no longer write to them.
 
-        Ctrl-C may come when an asynchronous call has begun and its work is not yet returned: the
-        rank cannot wait for that call, and the library keeps its arrays.
+        Ctrl-C may come when an asynchronous call has begun and its work is not yet returned. The
+        rank then cannot wait for that call, and the library keeps its arrays.
         """
         self._watched = [a for a in self._arrays.values() if a.size and id(a) not in self._in_doubt]
         for array in self._watched:

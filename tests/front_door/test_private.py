@@ -6,8 +6,9 @@ import pathlib
 import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
-#: Read although they are another package's: the compiled modules; attributes of NumPy before 1.25, of
-#: ctypes (a documented one), of argparse, and of PyTorch, which has no public ones for these purposes.
+#: Read although they are another package's: the compiled modules, and attributes of NumPy before
+#: 1.25, of ctypes (a documented one), of argparse and of PyTorch. PyTorch has no public ones for
+#: these purposes.
 KNOWN = {"_core", "_nn", "_seed_seq", "_handle", "_actions"}
 KNOWN |= {
     "_register_backend",

@@ -12,8 +12,8 @@ from pycollective import GradientTape, data, keras, nn
 from pycollective.workspace import Workspace, workspace
 
 FIRST, STEPS, BATCH = 5, 10, 64
-#: The limit of temporary memory for a step's objects and small arrays, far below the size of one
-#: activation: 1.1 MiB, or half of that with 2 replicas.
+#: The limit of temporary memory for a step's objects and small arrays. It is far below the size of
+#: one activation, which is 1.1 MiB, or half of that with 2 replicas.
 SMALL = 256 << 10
 RANDOM = np.random.default_rng(7)
 X = RANDOM.standard_normal((STEPS * BATCH, 12, 12, 1)).astype(np.float32)

@@ -3,8 +3,8 @@
 // While a record is active in a thread, each kernel call of the thread adds itself to the record.
 // A record numbers the arrays as buffers. Each replay binds the buffers of inputs and outputs to
 // arrays. All other buffers are internal, and share the memory that each replay gets. The record is
-// refused if a kernel reads an array that is neither an input nor the result of a recorded kernel:
-// code that the record does not repeat computed that array.
+// refused if a kernel reads an array that is neither an input nor the result of a recorded kernel.
+// Code that the record does not repeat computed that array.
 #pragma once
 
 #include <pybind11/numpy.h>

@@ -75,8 +75,8 @@ class LossScaleOptimizer(Optimizer):
         self.inner_optimizer = inner_optimizer
         self.initial_scale = float(initial_scale)
         self.dynamic_growth_steps = int(dynamic_growth_steps)
-        #: The test of the last step of each replica on a GPU: the replica's count of steps, and a
-        #: result that is True if the gradients were finite. The key is the id of the count.
+        #: The last step of each replica on a GPU: the replica's count of steps, and a result that
+        #: is True if the gradients were finite. The key is the id of the count.
         self._pending: dict[int, tuple[Variable, Fetch]] = {}
         # Otherwise the inner optimizer would divide the gradients a second time.
         inner_optimizer.loss_scale_factor = None

@@ -26,8 +26,8 @@ class Executor:
     the steps and returns their results.
 
     Call an executor in its ``with`` block. If the block ends by an exception, the scheduled steps that
-    wait are cancelled, and those that run are waited for: no step changes the model afterwards. Other
-    functions that wait for the coordinator of the strategy are cancelled, too.
+    wait are cancelled, and those that run are waited for. No step changes the model afterwards.
+    Other functions that wait for the coordinator of the strategy are cancelled, too.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-// A model checker for the board (transport/board.h): explores every interleaving of two or three
+// A model checker for the board (transport/board.h). It explores every interleaving of two or three
 // ranks, and every point at which a rank dies or gives up. It runs the steps of executor/direct.cc
 // itself.
 //
@@ -7,8 +7,8 @@
 //
 // * A *program* is a list of calls that every rank makes.
 // * A *state* is the contents of the board and of the arrays, and each rank's private variables.
-// * An *action* is one step of one rank: it posts a slot, completes a short call, stages, produces
-//   or copies out a block, ends a call, dies, gives up, or leaves.
+// * An *action* is one step of one rank. The rank posts a slot, completes a short call, stages,
+//   produces or copies out a block, ends a call, dies, gives up, or leaves.
 //
 // The search visits all reachable states, and reports
 //
