@@ -45,6 +45,8 @@ def sources(tmp_path):
     folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "CMakeLists.txt"):
         shutil.copy(ROOT / name, folder)
+    (folder / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "pypi_readme.py", folder / "docs")
     return folder
 
 
@@ -65,11 +67,37 @@ def test_version_without_git_is_the_fallback_or_that_of_the_sdist(sources, tmp_p
     assert metadata(sources, tmp_path)["Version"] == "4.5.6"
 
 
-def test_metadata_has_addresses_and_the_readme(sources, tmp_path):
+def test_metadata_has_addresses_and_the_readme_whose_links_lead_to_the_repository(
+    sources, tmp_path
+):
     found = metadata(sources, tmp_path)
-    labels = {url.split(",")[0] for url in found.get_all("Project-URL")}
-    assert labels == {"Repository", "Documentation", "Issues", "Changelog"}
-    assert found.get_payload() == (ROOT / "README.md").read_text()
+    urls = dict(url.split(", ") for url in found.get_all("Project-URL"))
+    assert urls.keys() == {"Repository", "Documentation", "Issues", "Changelog"}
+    assert all(url.startswith(urls["Repository"]) for url in urls.values())
+    assert found["Description-Content-Type"] == "text/markdown"
+    shown, readme = found.get_payload(), (ROOT / "README.md").read_text()
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", shown)
+    assert len(links) == readme.count("](") > 5
+    for image, link in links:
+        assert link.startswith(f"{urls['Repository']}/{'raw' if image else 'blob'}/HEAD/")
+        assert (ROOT / link.split("/HEAD/")[1]).exists()
+    for way in ("raw", "blob"):
+        shown = shown.replace(f"{urls['Repository']}/{way}/HEAD/", "")
+    assert shown == readme
+
+
+def test_address_of_the_project_is_in_one_file_and_the_citation_has_the_fallback_version():
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    (address,) = re.findall(r'^Repository = "https://(.*)"$', pyproject, re.M)
+    named = subprocess.run(
+        ["git", "grep", "-lF", address, "--", ":!CONTRIBUTING.md", ":!.github/workflows/wheels.yml"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if named.returncode == 128:
+        pytest.skip("no git repository")
+    assert named.stdout.split() == ["pyproject.toml"]
+    (version,) = re.findall(r'^fallback_version = "(.*)"$', pyproject, re.M)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def configured(tmp_path, *options, path=os.environ["PATH"]):
