@@ -28,7 +28,8 @@ fi
 for package in "$work"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root"; done
 include=$(echo "$root"/usr/include/python3.*)
 version=${include##*/python}
-pip install -q --target "$work/site" --only-binary=:all: --python-version "$version" \
+# Compiled here: Python under qemu takes far longer.
+pip install -q --compile --target "$work/site" --only-binary=:all: --python-version "$version" \
   --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64 numpy pytest hypothesis ml_dtypes
 
 cmake -S . -B "$work/build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
