@@ -1,5 +1,5 @@
-// Memory accesses of kernels, and the types in which they compute. Also compiles for the host,
-// where host_kernels.cc runs the kernels' code.
+// Memory accesses of kernels, and the types in which they compute. This file also compiles for the
+// host, where host_kernels.cc runs the kernels' code.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
-"""A process that kills the ranks if their launcher ends without doing so.
+"""A process that kills the ranks if their launcher ends before them.
 
 The watchdog reads from a pipe, of which only the launcher has the other end. The launcher writes
 ``+12345`` when it has started process group 12345, and ``-12345`` when no process of the group is left.
-When the launcher ends, so does the pipe, and the watchdog kills the groups that are left. The watchdog
-runs this file as a script, with the standard library only.
+The pipe ends with the launcher. The watchdog then kills the groups that are left. The watchdog runs
+this file as a script, with the standard library only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ if hasattr(os, "register_at_fork"):
 def _alive(groups: set[int], number: int) -> set[int]:
     """Send a signal to process groups; return those that exist.
 
-    A process that has just started may not lead its group yet. Then the process gets the signal.
+    A process that has just started may not lead its group yet. The process itself then gets the
+    signal.
     """
     found = set()
     for group in groups:

@@ -13,7 +13,7 @@ DEBUG = "PYCOLLECTIVE_DEBUG"
 TIMELINE = "PYCOLLECTIVE_TIMELINE"
 WARN_AFTER = "PYCOLLECTIVE_WARN_AFTER"
 SECONDS_TO_WARNING = 10.0
-"""A call that has waited for this time, or for half of its timeout if shorter, names missing ranks."""
+"""After this time a waiting call names the missing ranks; earlier if half of its timeout is shorter."""
 LEVELS = ("INFO", "TRACE")
 TRACE = 5
 """The logging level of single calls."""

@@ -20,9 +20,10 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     ----------
     f : callable
         ``f(*args, **kwargs)`` returns ``(y, grad_fn)``, where y is a tensor or a nest of tensors.
-        ``grad_fn(*dys)`` takes the gradient of each tensor of y, and returns the gradient of each tensor
-        in ``args``, or a single gradient. If ``f`` reads trainable variables, ``grad_fn`` must take
-        them as ``variables=None`` (a list) and return ``(gradients, variable_gradients)``.
+        ``grad_fn(*dys)`` takes the gradient of each tensor of y. It returns the gradient of each
+        tensor in ``args``; if there is one tensor, its gradient. If ``f`` reads trainable
+        variables, ``grad_fn`` must take them as ``variables=None`` (a list) and return
+        ``(gradients, variable_gradients)``.
 
     Returns
     -------
@@ -34,8 +35,9 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     TypeError
         ``f`` reads trainable variables, and ``grad_fn`` does not take ``variables``.
     ValueError
-        While the gradient is computed: ``grad_fn`` returns another number of gradients, or another
-        shape. Gradients of another floating-point dtype are converted to the input's dtype.
+        While the gradient is computed: ``grad_fn`` returns too many or too few gradients, or one
+        whose shape is not its input's. Gradients of another floating-point dtype are converted to
+        the input's dtype.
     """
 
     @functools.wraps(f)

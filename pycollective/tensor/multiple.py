@@ -1,4 +1,4 @@
-"""Sums of gradients, some of which become arrays only when they are needed: multiples, and rows."""
+"""Gradients that become arrays only when they are needed, and their sums: multiples, and rows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Multiple:
             total += self.computed()
 
     def _add(self, other: Array | None, total: Array) -> None:
-        """Write the sum with ``other``, or the product, to an array; all are in C order."""
+        """Write the product to ``total``, plus ``other`` if given; all arrays are in C order."""
         a = self._array
         if other is not None and a.__class__ is np.ndarray:
             kernels.add_multiple(a, self._factor * self._scale, other, total)
@@ -101,7 +101,7 @@ def _source(dtype: np.dtype[Any]) -> str:
 
 
 class Rows:
-    """The gradient of a lookup of rows: zero except for some rows, which add up.
+    """The gradient of a lookup of rows: zero except for some rows. Rows with one index add up.
 
     A ``vjp`` may return it instead of an array. If it is the whole gradient of a variable, the tape
     returns an `IndexedSlices`.

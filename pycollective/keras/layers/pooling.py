@@ -113,7 +113,7 @@ class GlobalAveragePooling2D(_GlobalPooling):
     """The mean of all pixels, channel by channel."""
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return ``[n, channels]``, or with ``keepdims`` ``[n, 1, 1, channels]``."""
+        """Return ``[n, channels]``, or ``[n, 1, 1, channels]`` with ``keepdims``."""
         self._check_pixels(inputs.array.shape)
         return ops.reduce_mean(inputs, axis=[1, 2], keepdims=self.keepdims)
 
@@ -122,6 +122,6 @@ class GlobalMaxPooling2D(_GlobalPooling):
     """The maximum of all pixels, channel by channel."""
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return ``[n, channels]``, or with ``keepdims`` ``[n, 1, 1, channels]``."""
+        """Return ``[n, channels]``, or ``[n, 1, 1, channels]`` with ``keepdims``."""
         self._check_pixels(inputs.array.shape)
         return ops.reduce_max(inputs, axis=[1, 2], keepdims=self.keepdims)
