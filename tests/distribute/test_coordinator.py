@@ -16,7 +16,7 @@ import pytest
 from strategies import mirrored
 
 import pycollective as tf
-from pycollective.distribute import coordinator as coordinators
+from pycollective.distribute import function_queue
 from pycollective.distribute.coordinator import (
     ClosureInputError,
     ClusterCoordinator,
@@ -256,7 +256,7 @@ def test_functions_of_one_worker_run_in_their_order():
 
 
 def test_schedule_full_queue_waits_for_a_worker(coordinator, gate, monkeypatch):
-    monkeypatch.setattr(coordinators, "_QUEUE_SIZE", 1)
+    monkeypatch.setattr(function_queue, "_QUEUE_SIZE", 1)
     for _ in range(3):
         coordinator.schedule(gate.function)  # two run, one waits
         gate.started.acquire(timeout=0.05)

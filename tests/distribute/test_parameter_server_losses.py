@@ -300,7 +300,7 @@ def test_results_without_any_worker_raise_and_the_next_worker_is_used(tmp_path):
     path.write_text(
         BEGIN
         + """
-from pycollective.distribute import coordinator as module
+from pycollective.distribute import function_queue as module
 module._NO_WORKER = 0.5
 
 @tf.function
