@@ -235,6 +235,10 @@ class ProcessGroup(_base()):  # type: ignore[misc]
                 self._comm.close()
         finally:
             self._watcher.close()
+            # A DeviceMesh keeps this object, and a closed communicator keeps its shared memory.
+            (self._comm,) = comm.local_group(1, timeout=self._comm.timeout)
+            self._comm.close()
+            self._messages = Messages(self._comm)
 
     def abort(self) -> None:
         """Fail all calls of all ranks."""

@@ -155,6 +155,11 @@ def test_killed_rank_ends_the_others_and_torchrun_starts_all_again(tmp_path):
     assert "DistNetworkError" in text, text
 
 
+def test_lost_rank_in_training_is_named_on_the_others_which_leave_nothing(tmp_path):
+    """Under DDP, DDP with the hook `shared_buckets`, and FSDP2."""
+    python(tmp_path, PROGRAM, "lost_rank_in_training")
+
+
 def test_pytorchs_own_tests_pass(tmp_path):
     """Some of them; docs/reference/pytorch_tests.md has the results of all."""
     pytest.importorskip("expecttest", reason="PyTorch's tests need expecttest")

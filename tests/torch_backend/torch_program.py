@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import signal
@@ -520,11 +521,24 @@ def open_things():
     return Counter(names), len(os.listdir("/proc/self/fd"))
 
 
+def assert_nothing_left(before):
+    """Compare the threads and open files with those of ``before``, after time for threads to end."""
+    gc.collect()
+    threads, files = open_things()
+    for _ in range(100):  # the system lists a thread a moment longer than Python
+        if not threads - before[0]:
+            break
+        time.sleep(0.05)
+        threads, files = open_things()
+    assert not threads - before[0] and files <= before[1], (before, threads, files)
+
+
 def groups_end():
     """A destroyed group leaves no thread and no open file; a forked child cannot use its groups."""
-    before = None
+    before, kept = None, []
     for _ in range(3):
         group = dist.new_group(backend="pycollective")
+        kept.append(group)  # as PyTorch keeps the groups of a DeviceMesh
         x = torch.ones(4)
         dist.all_reduce(x, group=group, async_op=True).get_future().wait()
         child = os.fork()
@@ -540,14 +554,8 @@ def groups_end():
         assert x.tolist() == [dist.get_world_size() ** 2] * 4
         dist.destroy_process_group(group)
         dist.barrier()
-        threads, files = open_things()
-        before = before or (threads, files)
-        for _ in range(100):  # the system lists a thread a moment longer than Python
-            if not threads - before[0]:
-                break
-            time.sleep(0.05)
-            threads, files = open_things()
-        assert not threads - before[0] and files <= before[1], (before, threads, files)
+        before = before or open_things()
+        assert_nothing_left(before)
 
 
 def lost_rank():
@@ -562,6 +570,85 @@ def lost_rank():
     for _ in range(10):
         dist.all_reduce(x)
     print(f"rank {dist.get_rank()} after attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+
+
+def in_ddp(network):
+    return nn.parallel.DistributedDataParallel(network)
+
+
+def in_ddp_with_shared_buckets(network):
+    made = nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True)
+    made.register_comm_hook(None, pycollective.torch.shared_buckets)
+    return made
+
+
+def in_fsdp2(network):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(network, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def train_until_rank_1_is_lost(rank, size, wrap, where, address):
+    """Rank 1 is killed in step 3. The others get an error that names it, and leave nothing behind."""
+    nn.functional.mse_loss(model()(torch.ones(1, 8)), torch.ones(1, 4)).backward()
+    before = open_things()
+    dist.init_process_group("pycollective", init_method=address, rank=rank, world_size=size)
+    network = wrap(model())
+    optimizer = torch.optim.SGD(network.parameters(), 0.05)
+    try:
+        for step, (x, y) in enumerate(batches(100, rank)):
+            if (rank, step, where) == (1, 3, "before forward"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss = nn.functional.mse_loss(network(x), y)
+            if (rank, step, where) == (1, 3, "before backward"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    except RuntimeError as error:
+        text = str(error)
+        # PyTorch's C++ code makes a RuntimeError of a future's error.
+        assert wrap is not in_fsdp2 or isinstance(error, dist.DistNetworkError), repr(error)
+    assert step == 3 and "DistNetworkError: " * (wrap is not in_fsdp2) + "rank 1 is lost" in text
+    try:
+        dist.barrier()
+    except dist.DistNetworkError as error:
+        assert str(error).startswith("rank 1 is lost"), error
+    else:
+        raise AssertionError("a call after the error succeeded")
+    dist.destroy_process_group()
+    del network, optimizer, loss
+    assert_nothing_left(before)
+
+
+def lost_rank_in_training():
+    from torch.distributed import fsdp  # noqa: F401  the ranks need no import of their own
+
+    torch.optim.SGD(model().parameters())  # imports a part of PyTorch, too
+    gc.freeze()
+    fork = torch.multiprocessing.get_context("fork")
+    mark = Path(os.environ["FILE"])
+    for number, (wrap, where) in enumerate(
+        [
+            (in_ddp, "before backward"),
+            (in_ddp_with_shared_buckets, "before backward"),
+            (in_fsdp2, "before forward"),
+            (in_fsdp2, "before backward"),
+        ]
+    ):
+        address = f"file://{mark}{number}"
+        ranks = [
+            fork.Process(target=train_until_rank_1_is_lost, args=(rank, 3, wrap, where, address))
+            for rank in range(3)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(100)
+            process.kill()
+            process.join()
+        codes = [process.exitcode for process in ranks]
+        assert codes == [0, -signal.SIGKILL, 0], (wrap.__name__, where, codes)
 
 
 def rank_main(rank, size, address):
