@@ -216,10 +216,10 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         """The options that PyTorch hands to the groups into which it splits this one."""
         return Backend.Options(self.name(), timedelta(seconds=self._comm.timeout))
 
-    def split(self, store: Any, ranks: list[int], opts: Any) -> ProcessGroup | None:
-        """Return the group of these ranks, None on other ranks; called by ``dist.split_group``."""
-        if self._comm.rank not in ranks:
-            return None
+    def split(self, store: Any, ranks: list[int], opts: Any) -> ProcessGroup:
+        """Return the group of these ranks; called by ``dist.split_group`` on these ranks."""
+        if self._comm.rank not in ranks:  # PyTorch's C++ code crashes if a split returns None
+            raise ValueError(f"rank {self._comm.rank} is not one of the new group's ranks, {ranks}")
         return type(self)(store, ranks.index(self._comm.rank), len(ranks), opts._timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -314,8 +314,9 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     # Memory -------------------------------------------------------------------------------------
 
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
-        return bool(torch.device(device).type == "cpu")
+    def supports_tensor_alloc(self, device: torch.device | int) -> bool:
+        """Return True for CPUs; PyTorch's C++ code gives the index of a CPU only."""
+        return isinstance(device, int) or bool(torch.device(device).type == "cpu")
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Any:
         """Return a flat tensor in memory that all ranks of this host map; its calls are faster."""
@@ -438,6 +439,20 @@ class ProcessGroup(_base()):  # type: ignore[misc]
             opts, outputs, self._comm.gather, _host(tensor).reshape(-1), opts.rootRank,
             out=target, after=after,
         )  # fmt: skip
+
+    @_call("gather")
+    def gather_single(self, output: Any, tensor: Any, opts: Any) -> Work:
+        after: _Pairs = []
+        target = None
+        if self._comm.rank == opts.rootRank:
+            _check_dtypes(output, tensor)
+            target = _flat(output, after)
+        return self._run(
+            opts, [output], self._comm.gather, _host(tensor).reshape(-1), opts.rootRank,
+            out=target, after=after,
+        )  # fmt: skip
+
+    gather_into_tensor = gather_single
 
     @_call("scatter")
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:

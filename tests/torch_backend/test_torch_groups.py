@@ -1,5 +1,7 @@
 """The process groups of `pycollective.torch`, whose ranks are threads here."""
 
+import importlib.util
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 import hangs  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from pycollective.torch import ProcessGroup  # noqa: E402
+from pycollective.torch import ProcessGroup, backend  # noqa: E402
 
 pytestmark = pytest.mark.slow  # CI has PyTorch only there
 
@@ -146,6 +148,10 @@ def test_every_collective_has_the_expected_result(later):
         how = options("GatherOptions", later, rootRank=2)
         group.gather([parts] if rank == 2 else [], [ones * rank], how).wait()
         assert [p.tolist() for p in parts] == [[r, r] for r in range(SIZE)] * (rank == 2)
+        how = options("GatherOptions", later, rootRank=1)
+        whole = torch.empty(SIZE, 2) if rank == 1 else torch.empty(0)
+        group.gather_single(whole, ones * rank, how).wait()
+        assert whole.tolist() == [[r, r] for r in range(SIZE)] * (rank == 1)
         given = [[ones * r for r in range(SIZE)]] if rank == 0 else []
         mine = torch.empty(2)
         group.scatter([mine], given, options("ScatterOptions", later, rootRank=0)).wait()
@@ -452,6 +458,9 @@ def test_parts_of_several_dtypes_or_sizes_raise_errors_with_a_remedy():
             lambda: group.gather(
                 [[ones, halves]], [ones], options("GatherOptions", True, rootRank=group.rank())
             ),
+            lambda: group.gather_single(
+                ones, halves, options("GatherOptions", True, rootRank=group.rank())
+            ),
             lambda: group.scatter(
                 [halves], [[ones, ones]], options("ScatterOptions", True, rootRank=group.rank())
             ),
@@ -492,5 +501,98 @@ def test_tensor_of_another_device_raises_an_error_that_names_a_backend_for_it(de
         for call in calls:
             with pytest.raises(TypeError, match=f"not on {device}.*cpu:pycollective,cuda:nccl"):
                 call()
+
+    checked(work, 2)
+
+
+class BackendStandIn:
+    """PyTorch's `Backend`, of which Python makes no objects before PyTorch 2.14."""
+
+    Options = backend.Backend.Options
+
+    def __init__(self, rank, size):
+        self._place = rank, size
+
+    def rank(self):
+        return self._place[0]
+
+    def size(self):
+        return self._place[1]
+
+
+class GroupStandIn:
+    """PyTorch's `ProcessGroup`, which calls a `Backend` and keeps the works as they are."""
+
+    BackendType = dist.ProcessGroup.BackendType
+
+    def __init__(self, store, rank, size):
+        self._backend = None
+
+    def _register_backend(self, device, kind, made):
+        self._backend = made
+
+    def recv_anysource(self, tensors, tag):
+        return self._backend.recv_anysource(tensors, tag)
+
+
+def class_for_newer_versions(monkeypatch):
+    """Return the class of process groups for PyTorch 2.15, a subclass of `Backend`.
+
+    PyTorch 2.14 has this class, and loses the rank that sent a message; it does not matter here, where
+    the tests call the backend itself. The stand-in is for 2.13.
+    """
+
+    class Made(backend.Backend):
+        pass
+
+    try:
+        Made(0, 1)
+    except TypeError:
+        monkeypatch.setattr(torch._C._distributed_c10d, "Backend", BackendStandIn)
+    monkeypatch.setattr(dist, "ProcessGroup", GroupStandIn)
+    spec = importlib.util.spec_from_file_location("backend_of_newer_versions", backend.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.ProcessGroup.__bases__ == (torch._C._distributed_c10d.Backend,)
+    return module.ProcessGroup
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_recv_from_any_source_names_the_source_and_leaves_other_messages,
+        test_future_has_the_tensors_and_runs_callbacks,
+        test_coalesced_gathers_and_scatters_have_the_expected_results,
+        test_coalesced_calls_end_with_one_work,
+        test_allreduce_of_sparse_tensors_adds_equal_indices,
+        test_aborted_group_fails_on_all_ranks,
+        test_missing_rank_raises_after_the_timeout,
+        lambda: test_every_collective_has_the_expected_result(later=True),
+        lambda: test_different_calls_raise_dist_backend_error_with_both_calls(later=True),
+    ],
+)
+def test_subclass_of_backend_passes_the_tests_of_process_groups(test, monkeypatch):
+    made = class_for_newer_versions(monkeypatch)
+    monkeypatch.setattr(sys.modules[__name__], "ProcessGroup", made)
+    test()
+
+
+def test_subclass_of_backend_can_be_asked_by_pytorchs_c_code(monkeypatch):
+    """The C++ code gives other arguments than Python."""
+    monkeypatch.setattr(
+        sys.modules[__name__], "ProcessGroup", class_for_newer_versions(monkeypatch)
+    )
+
+    def work(group):
+        assert group.supports_splitting and group.options.backend == "pycollective"
+        assert group.supports_tensor_alloc(-1) and not group.supports_tensor_alloc("cuda")
+        how = dist.BarrierOptions()
+        how.timeout = timedelta(seconds=hangs.SECONDS)
+        group.monitored_barrier(how, True)
+        with pytest.raises(ValueError, match="not one of the new group's ranks"):
+            group.split(dist.HashStore(), [1 - group.rank()], group.options)
+        alone = group.split(dist.HashStore(), [group.rank()], group.options)
+        assert (alone.rank(), alone.size()) == (0, 1)
+        alone.shutdown()
 
     checked(work, 2)

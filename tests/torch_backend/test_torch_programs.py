@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 import hangs
 import namespaces
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 PROGRAM = Path(__file__).with_name("torch_program.py")
 
@@ -56,6 +57,22 @@ def torchrun(tmp_path, names, ranks, *options, **environment):
 )
 def test_program_has_the_expected_results(tmp_path, names):
     torchrun(tmp_path, names, 2)
+
+
+@pytest.mark.parametrize(
+    "names", ["is_a_backend ddp ddp_shared_buckets fsdp2_shared_memory dtensor", "groups_end"]
+)
+def test_program_with_a_backend_of_pytorchs_has_the_expected_results(tmp_path, names):
+    """PyTorch 2.14 has all of the class `Backend` for Python but the rank that sent a message."""
+
+    class Made(Backend):
+        pass
+
+    try:
+        Made(0, 1)
+    except TypeError:
+        pytest.skip("PyTorch before 2.14 makes no Backend of Python")
+    torchrun(tmp_path, names, 2, WITHOUT_SOURCE_RANKS="1")
 
 
 def test_spawned_program_meets_at_a_file_and_at_a_port(tmp_path):

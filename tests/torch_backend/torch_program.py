@@ -19,6 +19,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 
+if "WITHOUT_SOURCE_RANKS" in os.environ:
+    # With PyTorch 2.14, the package then makes a `Backend`, which loses the rank that sent a message.
+    dist.Work._source_rank = lambda work: -1
+
 import pycollective.torch
 from pycollective import _core
 
@@ -373,6 +377,12 @@ def api():
             dist.all_reduce(tensor)
     calls.wait()
     assert [t.tolist() for t in ones] == [[size] * 2, [size] * 3]
+    if hasattr(dist, "gather_single") and isinstance(
+        dist.group.WORLD, pycollective.torch.ProcessGroup
+    ):  # PyTorch 2.14 does not call it for backends of Python
+        whole = torch.empty(3 * size) if rank == 1 else None
+        dist.gather_single(torch.full((3,), float(rank)), whole, dst=1)
+        assert whole is None or whole.tolist() == [r for r in range(size) for _ in range(3)]
     other = torch.ones(1, device="meta")
     try:
         dist.all_reduce(other)
@@ -381,6 +391,18 @@ def api():
     else:  # PyTorch from 2.14 on chooses the backend itself
         assert not isinstance(dist.group.WORLD, pycollective.torch.ProcessGroup)
     dist.barrier()
+
+
+def is_a_backend():
+    """The group is PyTorch's own, which calls this package's `Backend`; see WITHOUT_SOURCE_RANKS."""
+    assert type(dist.group.WORLD) is dist.ProcessGroup
+    made = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert isinstance(made, torch._C._distributed_c10d.Backend)
+    half = dist.group.WORLD.split_group([dist.get_rank()])
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    half.allreduce([x]).wait()
+    assert half.size() == 1 and x.tolist() == [dist.get_world_size()] * 2
 
 
 def two_backends():
