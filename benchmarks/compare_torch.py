@@ -1,6 +1,7 @@
 """Compare the backend "pycollective" of torch.distributed with gloo, in one run.
 
-    python benchmarks/compare_torch.py [--ranks 2 4] [--seconds 0.3] [--json FILE]
+    python benchmarks/compare_torch.py [--ranks 2 4] [--seconds 0.3] [--sizes 8 1024]
+                                       [--parameters 26000] [--json FILE]
     python benchmarks/compare_torch.py --gbit 10 [--seconds 0.3] [--json FILE]
     python benchmarks/compare_torch.py --table FILE
 
@@ -16,6 +17,10 @@ the time of a call in a group of one rank, less that of the communicator's own c
 
 DDP's synchronization is a step with it less a step in `no_sync()`. The contestant "unsent" is DDP with a
 hook that sends nothing, for its own copies.
+
+The rows "overlap" are of eight layers, with a bucket of gradients for each. The share that is hidden
+behind the backward pass is 1 - (step - step in `no_sync()`) / (the buckets' all-reduces alone). It is
+negative if a step is slower than a step in `no_sync()` and the all-reduces after it.
 Needs PyTorch.
 """
 
@@ -44,6 +49,9 @@ import pycollective.torch
 BACKENDS = ("pycollective", "gloo")
 WARMUP = 20  # the first calls of a size choose the faster way to copy
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
+PARAMETERS = (26_000, 8_000_000)
+LAYERS = 8  # of the network for the overlap
+OVERLAP = ("step", "step in no_sync()", "all-reduces alone")
 
 
 def processor():
@@ -53,18 +61,20 @@ def processor():
     return "unknown"
 
 
+def ones(count, group, in_shared_memory):
+    if not in_shared_memory:
+        return torch.ones(count)
+    cpu = torch.device("cpu")
+    made = group._get_backend(cpu).allocate_tensor(count, dtype=torch.float32, device=cpu)
+    return made.fill_(1)
+
+
 def calls(ranks, nbytes, group, in_shared_memory):
     """Return the calls on tensors of about this many bytes in all."""
     count = max(nbytes // 4 // ranks, 1)
-
-    def ones(count):
-        if not in_shared_memory:
-            return torch.ones(count)
-        cpu = torch.device("cpu")
-        made = group._get_backend(cpu).allocate_tensor(count, dtype=torch.float32, device=cpu)
-        return made.fill_(1)
-
-    whole, part, other = ones(count * ranks), ones(count), ones(count * ranks)
+    whole, part, other = (
+        ones(n, group, in_shared_memory) for n in (count * ranks, count, count * ranks)
+    )
     return {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "all_gather": lambda: dist.all_gather_single(other, part, group=group),
@@ -126,7 +136,12 @@ def ddp(parameters, group, seconds, in_buckets, unsent=False):
         network.register_comm_hook(None, sends_nothing)
     elif in_buckets and dist.get_backend(group) == "pycollective":
         network.register_comm_hook(group, pycollective.torch.shared_buckets)
-    x = torch.ones(2, width)
+    step, alone = steps(network, torch.ones(2, width))
+    return median(step, seconds, group) - median(alone, seconds, group)
+
+
+def steps(network, x):
+    """Return a step with synchronization, and a step without it."""
 
     def step():
         network(x).sum().backward()
@@ -135,7 +150,28 @@ def ddp(parameters, group, seconds, in_buckets, unsent=False):
         with network.no_sync():
             network(x).sum().backward()
 
-    return median(step, seconds, group) - median(alone, seconds, group)
+    return step, alone
+
+
+def overlap(parameters, group, seconds, in_shared_memory):
+    """Return the times of a step, of a step in `no_sync()`, and of its all-reduces alone."""
+    width = int((parameters / LAYERS) ** 0.5)
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
+    count = sum(p.numel() for p in layers[0].parameters())
+    network = nn.parallel.DistributedDataParallel(
+        layers, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=4 * count / 2**20
+    )
+    if in_shared_memory:
+        network.register_comm_hook(group, pycollective.torch.shared_buckets)
+    buckets = [ones(count, group, in_shared_memory) for _ in range(LAYERS)]
+
+    def all_reduces():
+        for work in [dist.all_reduce(b, group=group, async_op=True) for b in buckets]:
+            work.wait()
+
+    every = [*steps(network, torch.ones(64, width)), all_reduces]
+    return [median(call, seconds, group) for call in every]
 
 
 def enter(namespace):
@@ -146,7 +182,8 @@ def enter(namespace):
             raise OSError(ctypes.get_errno(), f"setns() to {namespace} failed")
 
 
-def rank_main(rank, ranks, path, seconds, results, namespaces):
+def rank_main(rank, ranks, path, arguments, results, namespaces):
+    seconds = arguments.seconds
     torch.set_num_threads(1)
     if namespaces:
         enter(namespaces[rank])
@@ -155,7 +192,7 @@ def rank_main(rank, ranks, path, seconds, results, namespaces):
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     (sock,) = links.connect(rank, 1, 1) if namespaces else (None,)
     found = {}
-    for size in SIZES:
+    for size in arguments.sizes:
         for name in ("pycollective", "raw" if namespaces else "shared", "gloo"):
             group = groups.get(name, groups["pycollective"])
             made = (
@@ -165,13 +202,18 @@ def rank_main(rank, ranks, path, seconds, results, namespaces):
             )
             for what, call in made.items():
                 found[f"{what} {size} {name}"] = 1e6 * median(call, seconds, group)
-    for parameters in (26_000, 8_000_000):
+    for parameters in arguments.parameters:
         for what, in_buckets in (("DDP", False), ("DDP, gradients in buckets", True)):
             for name in BACKENDS:
                 took = ddp(parameters, groups[name], 3 * seconds, in_buckets)
                 found[f"{what} {parameters} {name}"] = 1e6 * took
             took = ddp(parameters, groups["pycollective"], 3 * seconds, in_buckets, unsent=True)
             found[f"{what} {parameters} unsent"] = 1e6 * took
+        for name in ("pycollective", "gloo") if namespaces else ("pycollective", "shared", "gloo"):
+            group = groups.get(name, groups["pycollective"])
+            times = overlap(parameters, group, 3 * seconds, name == "shared")
+            for what, took in zip(OVERLAP, times, strict=True):
+                found[f"overlap: {what} {parameters} {name}"] = 1e6 * took
     if rank == 0:
         Path(results).write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -209,25 +251,48 @@ def table(runs):
         key: statistics.median(took for run in runs if (took := run["microseconds"].get(key)))
         for key in every
     }
-    rows: dict[tuple[str, str], list[str]] = {}
+    kinds = {"shared": ", shared memory", "unsent": ", nothing sent", "raw": ", raw sockets"}
+    of_bytes: dict[tuple[str, str], dict[int, str]] = {}
+    of_parameters: dict[tuple[str, str], dict[int, str]] = {}
+    hidden: list[str] = []
     for key, took in middle.items():
         rest, _, name = key.rpartition(" ")
-        if name == "gloo" or " ranks " not in rest:
+        if " ranks " not in rest:
             continue
         ranks, _, call = rest.partition(" ranks ")
-        kinds = {"shared": ", shared memory", "unsent": ", nothing sent", "raw": ", raw sockets"}
-        what = call.rpartition(" ")[0] + kinds.get(name, "")
-        share = took / middle[f"{rest} gloo"]
-        rows.setdefault((ranks, what), []).append(f"{took:,.0f} ({share:.2f})")
-    sizes = " | ".join("8 B,1 KiB,64 KiB,1 MiB,16 MiB".split(","))
-    lines = [f"| ranks | call | {sizes} |", f"|---|---|{'---|' * len(SIZES)}"]
-    lines += [f"| {ranks} | {what} | {' | '.join(found)} |"
-              for (ranks, what), found in rows.items() if len(found) == len(SIZES)]  # fmt: skip
-    lines += ["", "| ranks | synchronization of | 26,000 parameters | 8,000,000 parameters |",
-              "|---|---|---|---|"]  # fmt: skip
-    lines += [f"| {ranks} | {what} | {' | '.join(found)} |"
-              for (ranks, what), found in rows.items() if len(found) == 2]  # fmt: skip
+        what, _, size = call.rpartition(" ")
+        if what == f"overlap: {OVERLAP[0]}":
+            times = [middle[f"{ranks} ranks overlap: {part} {size} {name}"] for part in OVERLAP]
+            cells = [f"{int(size):,}", *(f"{time:,.0f}" for time in times)]
+            share = 1 - (times[0] - times[1]) / times[2]
+            label = "pycollective, shared memory" if name == "shared" else name
+            hidden.append(f"| {ranks} | {label} | {' | '.join(cells)} | {share:.2f} |")
+        elif name != "gloo" and not what.startswith("overlap"):
+            rows = of_parameters if what.startswith("DDP") else of_bytes
+            cell = f"{took:,.0f} ({took / middle[f'{rest} gloo']:.2f})"
+            rows.setdefault((ranks, what + kinds.get(name, "")), {})[int(size)] = cell
+    lines: list[str] = []
+    for first, rows, label in (
+        ("call", of_bytes, in_bytes),
+        ("synchronization of", of_parameters, "{:,} parameters".format),
+    ):
+        sizes = sorted({size for found in rows.values() for size in found})
+        lines += [f"| ranks | {first} | {' | '.join(map(label, sizes))} |"]
+        lines += [f"|---|---|{'---|' * len(sizes)}"]
+        lines += [f"| {ranks} | {what} | {' | '.join(found.get(size, '') for size in sizes)} |"
+                  for (ranks, what), found in rows.items()]  # fmt: skip
+        lines += [""]
+    if hidden:
+        lines += [f"| ranks | backend | parameters | {' | '.join(OVERLAP)} | hidden |",
+                  f"|{'---|' * 7}", *hidden]  # fmt: skip
     return "\n".join(lines)
+
+
+def in_bytes(count):
+    for unit, power in (("MiB", 20), ("KiB", 10)):
+        if count >> power:
+            return f"{count >> power} {unit}"
+    return f"{count} B"
 
 
 def main():
@@ -237,6 +302,10 @@ def main():
         "--gbit", type=float, help="two namespaces with a link of this rate; 0: no limit"
     )
     parser.add_argument("--seconds", type=float, default=0.3, help="for each number")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the calls")
+    parser.add_argument(
+        "--parameters", type=int, nargs="+", default=PARAMETERS, help="of the models"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path, help="print the table of a file of --json, and stop")
     arguments = parser.parse_args()
@@ -263,7 +332,7 @@ def main():
             names = cleanup.enter_context(links.link(arguments.gbit, 1)) if over_tcp else ()
             results = f"{folder}/results"
             torch.multiprocessing.spawn(
-                rank_main, (ranks, f"{folder}/store", arguments.seconds, results, names), ranks
+                rank_main, (ranks, f"{folder}/store", arguments, results, names), ranks
             )
             found = json.loads(Path(results).read_text())
         for key, ours in found.items():
