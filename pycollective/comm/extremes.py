@@ -78,6 +78,8 @@ class Extremes(Reductions):
         ------
         TypeError
             ``x`` has no order or is on a GPU, or ``index`` has other elements than whole numbers.
+        ValueError
+            An index is above 2**63 - 2, or the shape of ``index`` does not broadcast to that of ``x``.
         """
         return self._located(x, "min", index, async_op, timeout)
 
@@ -115,19 +117,22 @@ class Extremes(Reductions):
         source = as_input(x)
         if not array_backend.on_host(source):
             raise TypeError(f"{op}loc takes host arrays: copy x to the host first")
-        # Refuse other dtypes here: an error within an asynchronous call would abort the group.
+        # Refuse invalid arguments here: an error within an asynchronous call would abort the group.
         nothing = np.empty(0, source.dtype)
         _core.reduce_arrays(op, [nothing], [nothing], 1)
         own = np.asarray(self.rank if index is None else index)
         if own.dtype.kind not in "iu":
             raise TypeError(f"index must be whole numbers, not {own.dtype}")
+        if own.size and int(own.max()) >= _BEYOND:
+            raise ValueError(f"index must be at most {_BEYOND - 1}, not {own.max()}")
         own = np.broadcast_to(own.astype(np.int64), source.shape)
+        seconds = self._seconds(timeout)
 
         def call() -> Located:
-            values = self.all_reduce(source, op, timeout=timeout)
+            values = self.all_reduce(source, op, timeout=seconds)
             # A NaN is the extreme wherever there is one.
             has = (source == values) | ((source != source) & (values != values))
-            indices = self.all_reduce(np.where(has, own, _BEYOND), "min", timeout=timeout)
+            indices = self.all_reduce(np.where(has, own, _BEYOND), "min", timeout=seconds)
             return Located(values, indices)
 
         return self._run_later(call) if switch("async_op", async_op) else call()

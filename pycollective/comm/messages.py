@@ -221,6 +221,7 @@ class Messages(Member):
         if dest is not None and x is not None:
             if source is not None:  # raise errors of the receive before anything is sent
                 rank_number("source", source, self.size)
+                whole("recvtag", recvtag, 0)
                 target = as_output(out)
                 x = disjoint(as_input(x), target, None) if together else x
             # The overloads need a literal async_op.

@@ -64,8 +64,9 @@ class _Parts:
         self._member, self._name, self._function = member, name, function
         self._source, self._seconds = source, seconds
         self._count = -(-source.size // member.size)
-        # The ranks compare the shape, and the function by a checksum of its name.
-        number = zlib.crc32(f"{name} {function.__name__}".encode())
+        # The core compares the shape. It shortens the label, so that a checksum must be equal, too.
+        self._label = f"{function.__name__} {source.dtype}"
+        number = zlib.crc32(f"{name} {self._label}".encode())
         self._agreed = [*source.shape, -2, number]
 
     def reduce(self, target: Array | None, root: int) -> None:
@@ -111,7 +112,7 @@ class _Parts:
         taken = None if shape is None else np.empty(shape, given.dtype)
         call = Call(
             collective, np.ascontiguousarray(given), taken, self._seconds,
-            root=root, count=self._count, shape=self._agreed,
+            root=root, count=self._count, shape=self._agreed, label=self._label,
         )  # fmt: skip
         self._member._submit(call)
         return given if taken is None else taken

@@ -66,3 +66,14 @@ def test_minloc_of_a_dtype_without_order_raises_type_error():
         comm.minloc(np.ones(2), [0.5, 1.5])
     with pytest.raises(ValueError, match="shape"):
         comm.minloc(np.ones(2), [1, 2, 3])
+    with pytest.raises(ValueError, match=f"index must be at most {2**63 - 2}, not {2**63 + 5}"):
+        comm.minloc(np.ones(2), np.array([1, 2**63 + 5], np.uint64))
+    assert comm.minloc(np.ones(1), np.array([2**63 - 2], np.uint64)).indices == 2**63 - 2
+
+
+def test_minloc_with_an_invalid_timeout_leaves_the_group_working():
+    (comm,) = pc.local_group(1)
+    for later in (False, True):
+        with pytest.raises(ValueError, match="timeout must be a positive number"):
+            comm.minloc(np.ones(2), async_op=later, timeout=-1)
+    assert comm.all_reduce(np.ones(1)) == 1

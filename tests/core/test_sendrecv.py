@@ -76,5 +76,7 @@ def test_sendrecv_with_wrong_arguments_sends_nothing():
     ):
         with pytest.raises(error, match=text):
             comm.sendrecv(*given)
+    with pytest.raises(ValueError, match="recvtag must be a number from 0"):
+        comm.sendrecv(np.ones(1), 0, None, 0, recvtag=-1)
     comm.send(np.zeros(1), 0)
     assert comm.recv(np.ones(1), 0).tolist() == [0.0]  # the first message there is

@@ -85,15 +85,29 @@ def test_ufunc_that_does_not_reduce_raises_type_error(op, text):
 @pytest.mark.parametrize("other", [np.logaddexp, np.add, "scan"])
 def test_ufunc_of_another_name_raises_mismatch_error(other, on_ranks):
     def work(comm):
-        with pytest.raises(pc.MismatchError):
+        with pytest.raises(pc.MismatchError) as caught:
             if comm.rank == 0:
                 comm.all_reduce(np.ones(3), np.hypot)
             elif other == "scan":
                 comm.scan(np.ones(3), np.hypot)
             else:
                 comm.all_reduce(np.ones(3), other)
+        names = ["hypot", {"scan": "hypot", np.add: "sum"}.get(other, "logaddexp")]
+        assert all(name in caught.value.calls[rank] for rank, name in enumerate(names))
 
     assert on_ranks(pc.local_group(2, timeout=20), work) == [None] * 2
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_ufunc_of_another_dtype_raises_mismatch_error(kind, on_ranks):
+    """Also where the names of both dtypes lie behind the part of the label that the core keeps."""
+    own = np.frompyfunc(lambda a, b: a, 2, 1)  # "<lambda> (vectorized)"
+
+    def work(comm):
+        with pytest.raises(pc.MismatchError):
+            comm.all_reduce(np.ones(3, "i4" if comm.rank else "f4"), own)
+
+    assert on_ranks(make_group(kind, 2, timeout=20), work) == [None] * 2
 
 
 def test_ufunc_error_on_one_rank_ends_the_call_on_all(on_ranks):
