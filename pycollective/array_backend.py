@@ -270,7 +270,13 @@ def empty(shape: Any, dtype: npt.DTypeLike, like: Any) -> Array:
 
 def empty_on_gpu(shape: Any, dtype: npt.DTypeLike) -> Array:
     """Return a new array on this thread's current CuPy device."""
-    cupy: Any = importlib.import_module("cupy")
+    try:
+        cupy: Any = importlib.import_module("cupy")
+    except ImportError:
+        raise ImportError(
+            "GPU arrays need CuPy, which is not installed: pip install 'pycollective[cuda12]' or "
+            "'[cuda13]'"
+        ) from None
     array: Array = cupy.empty(shape, dtype)
     return array
 

@@ -58,17 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Importing the modules of all commands takes twice as long as importing that of "run".
     named = [name for name in _COMMANDS if name in words[:1]]
-    args, unknown = parser(named or _COMMANDS).parse_known_args(words)
-    if unknown:  # parse_args() would print the usage without the command's options
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    args.words = words
     try:
-        environment.check(os.environ)
-    except ValueError as error:
-        print(f"pycollective: {error}", file=sys.stderr)
-        return 2
-    try:
-        return int(args.function(args))
+        try:
+            args, unknown = parser(named or _COMMANDS).parse_known_args(words)
+            if unknown:  # parse_args() would print the usage without the command's options
+                args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+            args.words = words
+            try:
+                environment.check(os.environ)
+            except ValueError as error:
+                print(f"pycollective: {error}", file=sys.stderr)
+                return 2
+            return int(args.function(args))
+        finally:
+            if sys.stdout is not None:  # None: the program was started with stdout closed
+                sys.stdout.flush()  # at the end of Python an error would make 120 of the status
     except WrongOptionError as error:
         args.parser.error(str(error))
         raise  # mypy does not know that the line above ends the program

@@ -293,13 +293,17 @@ def evaluate(
 
 
 def _strategy(args: argparse.Namespace) -> distribute.Strategy:
+    replicas = args.replicas or (2 if args.strategy == "mirrored" else 1)
+    if replicas > 1 and args.strategy != "mirrored":
+        raise options.WrongOptionError(f"--strategy {args.strategy} has one replica")
+    if args.batch_size < replicas:
+        raise options.WrongOptionError(
+            f"--batch-size {args.batch_size} leaves some of the {replicas} replicas without examples"
+        )
     if args.strategy == "mirrored":
-        replicas = args.replicas or 2
         return distribute.MirroredStrategy(
             [f"cpu:{i}" for i in range(replicas)], args.cross_device_ops
         )
-    if args.replicas not in (None, 1):
-        raise options.WrongOptionError(f"--strategy {args.strategy} has one replica")
     if args.strategy == "one_device":
         return distribute.OneDeviceStrategy("cpu:0")
     return distribute.get_strategy()
@@ -307,13 +311,8 @@ def _strategy(args: argparse.Namespace) -> distribute.Strategy:
 
 def run(args: argparse.Namespace) -> int:
     """Train, print a line for each epoch, and check the checkpoint."""
-    if args.batch_size < (args.replicas or 1):
-        raise options.WrongOptionError(
-            f"--batch-size {args.batch_size} leaves some of the {args.replicas} replicas without "
-            "examples"
-        )
-    options.need_folder(args.checkpoint_dir)
     strategy = _strategy(args)
+    options.need_folder(args.checkpoint_dir)
     what, training, test = load_digits(args.data)
     print(f"data: {what}")
     replicas = strategy.num_replicas_in_sync

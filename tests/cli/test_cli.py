@@ -119,6 +119,7 @@ def test_options_that_do_not_fit_together(capsys, tmp_path):
     for words, text in (
         ("train --strategy one_device --replicas 2 --data digits", "has one replica"),
         ("train -n 4 --batch-size 3 --data digits", "--batch-size 3 leaves some of the 4 replicas"),
+        ("train --batch-size 1 --data digits", "--batch-size 1 leaves some of the 2 replicas"),
         ("run -n 2 nowhere.py", "there is no script 'nowhere.py'"),
         ("run -n 2", "give a script"),
         (f"timeline merge x -o {tmp_path}/nowhere/x", "there is no such folder"),
@@ -148,10 +149,11 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch
     assert said == f"pycollective: [Errno 28] No space left on device: '{report}'\n"
 
 
-def test_reader_of_the_output_has_ended_the_status_is_0(tmp_path):
+@pytest.mark.parametrize("words", ["bench -n 2 -e 8 -i 1", "--version", "bench --help", "doctor"])
+def test_reader_of_the_output_has_ended_the_status_is_0(words, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTHONUNBUFFERED", None)  # programs seldom have it
-    command = [sys.executable, "-m", "pycollective", "bench", "-n", "2", "-e", "8", "-i", "1"]
+    command = [sys.executable, "-m", "pycollective", *words.split()]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         cwd=tmp_path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -275,3 +276,10 @@ def test_empty_wrong_arguments_raise(on_ranks):
             c.empty(2 + c.rank)
 
     on_ranks(shm_group(2), different)
+
+
+def test_empty_on_gpu_without_cupy_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    (comm,) = local_group(1)
+    with pytest.raises(ImportError, match=r"pip install 'pycollective\[cuda12\]'"):
+        comm.empty(3, device="gpu")
