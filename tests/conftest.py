@@ -94,8 +94,8 @@ def hosts() -> Iterator[list[str]]:
 def on_ranks() -> Callable[..., list[Any]]:
     """Return a function that calls ``work(communicator)`` for each rank in a thread of its own.
 
-    The results stand in rank order; a rank that raised has its exception there. Never hangs: threads
-    are joined with a time limit.
+    The results stand in rank order; a rank that raised has its exception there. An assertion that
+    failed on a rank fails the test. Never hangs: threads are joined with a time limit.
     """
 
     def run(communicators: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
@@ -113,6 +113,9 @@ def on_ranks() -> Callable[..., list[Any]]:
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive(), "a rank hangs"
+        for result in results:
+            if isinstance(result, (AssertionError, pytest.fail.Exception)):
+                raise result
         return results
 
     return run

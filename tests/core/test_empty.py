@@ -13,7 +13,6 @@ import pytest
 import rank_groups
 from rank_groups import make_group
 
-import pycollective as pc
 from pycollective.algorithms import names
 from pycollective.comm import local_group
 
@@ -42,10 +41,10 @@ def test_empty_all_reduce_works_on_mapped_memory(ranks, dtype, on_ranks):
             np.testing.assert_array_equal(x, whole)
             part = x[2:5]  # a part of it will do
             part[...] = c.rank
-            c.all_reduce(part, "max", out=part)
-            assert (part == c.size - 1).all()
+            c.all_reduce(part, out=part)
+            assert (part == c.size * (c.size - 1) // 2).all()
 
-    on_ranks(shm_group(ranks), work)
+    assert on_ranks(shm_group(ranks), work) == [None] * ranks
 
 
 def test_empty_on_some_ranks_only_is_right(on_ranks):
@@ -263,19 +262,13 @@ def test_empty_wrong_arguments_raise(on_ranks):
     def too_much(c):
         with pytest.raises(MemoryError):
             c.empty(1 << 58, "u1")
-        with pytest.raises(MemoryError, match=r"1125899906842624 bytes: cannot map shared memory"):
+        with pytest.raises(MemoryError, match="Unable to allocate"):
             c.empty(1 << 50, "u1")
-        x = c.empty(1000, "u1")  # the group lives on
+        x = c.empty(1000 + c.rank, "u1")[:1000]  # the group lives on, and lengths may differ
         x.fill(1)
-        assert c.all_reduce(x)[0] == c.size
+        return c.all_reduce(x).tolist()
 
-    on_ranks(shm_group(2), too_much)
-
-    def different(c):
-        with pytest.raises(pc.MismatchError, match=r"empty #1 \(float64\[(2|3)\]\)"):
-            c.empty(2 + c.rank)
-
-    on_ranks(shm_group(2), different)
+    assert on_ranks(shm_group(2), too_much) == [[2] * 1000] * 2
 
 
 def test_empty_on_gpu_without_cupy_names_the_extra(monkeypatch):
