@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -27,6 +26,10 @@ class CallerArray(NamedTuple):
     given: Any  # the caller's object, of which ``array`` is a view
 
 
+_ARRAY_PROTOCOLS = (
+    "array", "array_interface", "array_struct", "dlpack", "cuda_array_interface"
+)  # fmt: skip
+
 # Devices of DLPack whose memory the host can read: CPU, and pinned memory of CUDA and ROCm.
 _HOST_DEVICES = (1, 3, 11)
 
@@ -35,6 +38,8 @@ def _as_array(x: Any) -> Array:
     """Return an array on the memory of ``x`` if possible, else a copy: CuPy's on a GPU, else NumPy's."""
     if type(x) is np.ndarray:
         return x
+    if type(x) is bytes:  # NumPy would make a text of it, and drop zeros at its end
+        return np.frombuffer(x, np.uint8)
     if array_backend.is_on_gpu(x):
         return array_backend.gpu_array(x)
     if isinstance(x, np.ma.MaskedArray):
@@ -79,7 +84,7 @@ def is_fit(array: Array) -> bool:
 def as_output(out: Any) -> Array:
     """Return a writable view of ``out``; raise an error if there is none."""
     view = _as_array(out)
-    if isinstance(out, (np.generic, numbers.Number, str, list, tuple)):
+    if not _has_memory(out):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
     if view.dtype.hasobject:
         raise TypeError("out contains Python objects: give an array of a numeric dtype")
@@ -91,6 +96,19 @@ def as_output(out: Any) -> Array:
             f"{list(view.strides)} bytes): give an array whose elements have memory of their own"
         )
     return view
+
+
+def _has_memory(x: Any) -> bool:
+    """Return False for an object whose array is a copy, such as a number, a list or a range."""
+    if isinstance(x, np.generic):  # its buffer is a copy
+        return False
+    if any(hasattr(x, f"__{name}__") for name in _ARRAY_PROTOCOLS):
+        return True
+    try:
+        memoryview(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _overlaps_itself(array: Array) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+from collections import deque
 
 import numpy as np
 import pytest
@@ -140,6 +141,16 @@ def test_output_of_other_libraries_gets_the_result(alone, make):
     np.testing.assert_array_equal(np.asarray(out), [5.0, 6.0])
 
 
+def test_bytes_are_an_array_of_uint8_that_cannot_be_written(alone):
+    """NumPy makes a text of them, which has no zeros at its end."""
+    given = alone.broadcast(b"ab\0")
+    assert (given.dtype, given.tobytes()) == (np.uint8, b"ab\0")
+    alone.send(b"ab\0", 0)
+    assert alone.recv(bytearray(3), 0) == b"ab\0"
+    with pytest.raises(ValueError, match="out is read-only"):
+        alone.broadcast(b"ab", out=b"cd")
+
+
 def test_unsupported_arrays_raise_clear_errors(alone):
     x = np.ones(2)
     read_only = np.zeros(2)
@@ -148,7 +159,7 @@ def test_unsupported_arrays_raise_clear_errors(alone):
         for call in (alone.all_reduce, alone.broadcast, alone.all_gather):
             with pytest.raises(ValueError, match="out is read-only"):
                 call(x, out=out)
-    for out in ([0.0, 0.0], 3.0, np.float64(1), "text"):
+    for out in ([0.0, 0.0], 3.0, np.float64(1), "text", range(2), deque([0.0, 0.0])):
         with pytest.raises(TypeError, match="out must be an array, not"):
             alone.all_reduce(x, out=out)
     with pytest.raises(TypeError, match="would lose their masks"):
