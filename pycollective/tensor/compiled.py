@@ -57,7 +57,10 @@ def placed(source: Array, shape: Sequence[int], where: Any, fill: Any = 0) -> Ar
         return full
     whole: Array = workspace.empty(tuple(shape), source.dtype)
     put(whole, fill)
-    put(whole[where], source)
+    if source.ndim:
+        put(whole[where], source)
+    else:  # an index of one element gives no view
+        whole[where] = source
     return whole
 
 

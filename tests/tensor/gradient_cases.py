@@ -160,6 +160,9 @@ CASES = {
         (lambda x: x[tf.constant([True, False, True, True])], (numbers(4, 3),)),
         (lambda x: x[x > 0], (numbers(4, 3),)),
         (lambda x: x[tf.constant(1), 2], (numbers(4, 3),)),
+        (lambda x: x[-1], (numbers(4),)),
+        (lambda x: x[1, 2], (numbers(4, 3),)),
+        (lambda x: x[0, ..., 2], (numbers(4, 3),)),
     ],
     "gather": [
         (lambda x: tf.gather(x, IDS), (numbers(3, 2),)),
