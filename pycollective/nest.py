@@ -53,8 +53,14 @@ def children(value: Any) -> Iterable[Any]:
     return found
 
 
-def flatten(structure: Any) -> list[Any]:
-    """Return the leaves of ``structure`` in order."""
+def flatten(structure: Any, by_key: bool = False) -> list[Any]:
+    """Return the leaves of ``structure`` in order.
+
+    With ``by_key``, mappings are visited by sorted keys, so that mappings with equal keys give their
+    leaves in the same order.
+    """
+    if by_key:
+        structure = _sorted(structure)
     if not _is_container(structure.__class__):
         return [structure]
     leaves: list[Any] = []
@@ -64,6 +70,15 @@ def flatten(structure: Any) -> list[Any]:
         else:
             leaves.append(child)
     return leaves
+
+
+def _sorted(structure: Any) -> Any:
+    """Return the structure as lists and dicts with sorted keys."""
+    if not _is_container(structure.__class__):
+        return structure
+    if _is_mapping(structure.__class__):
+        return {key: _sorted(structure[key]) for key in sorted(structure, key=repr)}
+    return list(map(_sorted, structure))
 
 
 def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
@@ -94,8 +109,11 @@ def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
     return rebuild(first, items)
 
 
-def pack_as(structure: Any, leaves: Iterable[Any]) -> Any:
-    """Return ``leaves`` (in order) in the shape of ``structure``."""
+def pack_as(structure: Any, leaves: Iterable[Any], by_key: bool = False) -> Any:
+    """Return ``leaves`` in the shape of ``structure``; their order is that of `flatten`."""
+    if by_key:
+        packed = pack_as(_sorted(structure), leaves)
+        return map_structure(lambda _, leaf: leaf, structure, packed)
     source = iter(leaves)
     packed = _pack(structure, source)
     if next(source, source) is not source:

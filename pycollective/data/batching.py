@@ -147,7 +147,9 @@ class PaddedBatch(Transformed):
 
     def _iter(self) -> Iterator[Any]:
         for batch in _lists(self._source._iter(), self._size, self._drop):
-            columns = zip(*(nest.flatten(element) for element in batch), strict=True)
+            # Functions may return dicts whose keys are in another order.
+            alike = (nest.map_structure(lambda _, leaf: leaf, batch[0], e) for e in batch)
+            columns = zip(*map(nest.flatten, alike), strict=True)
             parts = zip(self._components(batch[0]), columns, strict=True)
             yield nest.pack_as(batch[0], [self._join(*c, arrays) for c, arrays in parts])
 

@@ -88,7 +88,8 @@ class FileCache(Transformed):
         # A pass that does not reach the end leaves no file.
         with replacing(self._filename) as file, zipfile.ZipFile(file, "w") as archive:
             for element in self._source._iter():
-                for k, leaf in enumerate(nest.flatten(element)):
+                alike = nest.map_structure(lambda _, leaf: leaf, self.element_spec, element)
+                for k, leaf in enumerate(nest.flatten(alike)):
                     _write(archive, f"{count}/{k}", to_numpy(leaf))
                 count += 1
                 yield element

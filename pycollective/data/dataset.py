@@ -176,15 +176,14 @@ class Dataset:
         state = nest.map_structure(as_tensor, initial_state)
         for element in self:
             new = nest.map_structure(as_tensor, reduce_func(state, element))
-            one, two = nest.flatten(state), nest.flatten(new)
+            one, two = nest.flatten(state, by_key=True), nest.flatten(new, by_key=True)
             if len(one) != len(two):
                 raise InvalidArgumentError(
                     "The number of components of the initial state and the reduce function output does "
                     f"not match. (initial_state={len(one)}, output={len(two)})."
                 )
-            for name, before, after in zip(
-                nest.flatten(component_names(state, "state")), one, two, strict=True
-            ):
+            names = nest.flatten(component_names(state, "state"), by_key=True)
+            for name, before, after in zip(names, one, two, strict=True):
                 if before.dtype != after.dtype:
                     raise TypeError(
                         f"reduce: {name} was {before.dtype}, but reduce_func returned {after.dtype}"

@@ -119,7 +119,7 @@ class ReplicaContext:
         self._require_here()
         options = options or CommunicationOptions()
         extended = self.strategy.extended
-        leaves = nest.flatten(value)
+        leaves = nest.flatten(value, by_key=True)
         sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices)]
         dense = [i for i in range(len(leaves)) if i not in sparse]
         inputs = [as_tensor(leaves[i]) for i in dense]
@@ -137,7 +137,7 @@ class ReplicaContext:
             summed = extended.reduce_slices_in_replica(self, op, slices, options)
             for i, rows in zip(sparse, summed, strict=True):
                 results[i] = rows
-        return nest.pack_as(value, results)
+        return nest.pack_as(value, results, by_key=True)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' values along an axis; every replica gets the result. Differentiable.
@@ -168,7 +168,7 @@ class ReplicaContext:
             As `all_reduce`.
         """
         self._require_here()
-        leaves = nest.flatten(value)
+        leaves = nest.flatten(value, by_key=True)
         if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
             raise NotImplementedError("all_gather does not support IndexedSlices")
         inputs = [as_tensor(leaf) for leaf in leaves]
@@ -190,7 +190,7 @@ class ReplicaContext:
             return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
 
         results = self._recorded([whole for whole, _ in gathered], inputs, backward)
-        return nest.pack_as(value, results)
+        return nest.pack_as(value, results, by_key=True)
 
     def _recorded(
         self,

@@ -84,13 +84,13 @@ def while_loop(
     done = 0
     while (most is None or done < most) and cond(*values):
         made = body(*values)
-        leaves = nest.flatten(made)
+        leaves = nest.flatten(made, by_key=True)
         if len(leaves) != count:
             raise ValueError(
                 f"'body' returned {len(leaves)} values for {count} loop variables: it must return "
                 "all of them, in the structure of 'loop_vars'"
             )
-        values = nest.pack_as(loop_vars, map(as_tensor, leaves))
+        values = nest.pack_as(loop_vars, map(as_tensor, leaves), by_key=True)
         done += 1
     return values if back_prop else nest.map_structure(stop_gradient, values)
 

@@ -366,7 +366,7 @@ class GradientTape:
             )
         places = nest.flatten(sources)
         source_keys = self._keys_of(places, "gradient")
-        targets = tuple([as_tensor(item) for item in nest.flatten(target)])
+        targets = tuple([as_tensor(item) for item in nest.flatten(target, by_key=True)])
         gradients = self._seed(targets, output_gradients)
 
         if self._persistent:
@@ -455,7 +455,7 @@ class GradientTape:
         if output_gradients is None:
             weights: list[Any] = [None] * len(targets)
         else:
-            weights = nest.flatten(output_gradients)
+            weights = nest.flatten(output_gradients, by_key=True)
             if len(weights) != len(targets):
                 raise ValueError(
                     f"output_gradients has {len(weights)} values for {len(targets)} targets"

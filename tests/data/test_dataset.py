@@ -840,6 +840,32 @@ def test_padded_shape_of_one_axis_may_be_a_number() -> None:
     assert padded.element_spec == TensorSpec((None, 5), np.int32)
 
 
+def in_turns(i: Any) -> dict[str, Any]:
+    """Return a dict whose keys are in another order for odd numbers."""
+    parts = {"a": tf.fill([i + 1], i), "b": tf.fill([i + 1], 10 * i)}
+    return parts if int(i) % 2 == 0 else dict(reversed(parts.items()))
+
+
+def test_padded_batch_of_dicts_in_other_orders_keeps_the_keys() -> None:
+    (batch,) = Dataset.range(2).map(in_turns).padded_batch(2)
+    assert batch["a"].numpy().tolist() == [[0, 0], [1, 1]]
+    assert batch["b"].numpy().tolist() == [[0, 0], [10, 10]]
+
+
+def test_cache_in_a_file_of_dicts_in_other_orders_keeps_the_keys(tmp_path: Any) -> None:
+    cached = Dataset.range(2).map(in_turns).cache(tmp_path / "kept")
+    for _ in range(2):
+        assert [int(element["b"][0]) for element in cached] == [0, 10]
+
+
+def test_reduce_state_in_another_order_keeps_the_keys() -> None:
+    state = {"sum": np.int64(0), "half": np.float32(0)}
+    found = Dataset.range(4).reduce(
+        state, lambda s, x: {"half": s["half"] + 0.5, "sum": s["sum"] + x}
+    )
+    assert int(found["sum"]) == 6 and float(found["half"]) == 2.0
+
+
 def test_long_range_takes_little_memory():
     """The numbers of a range of 2^40 are made in parts."""
     numbers = tf.data.Dataset.range(3, 1 << 40, 2, output_type="int64")

@@ -131,6 +131,23 @@ def test_local_results_are_the_components(strategy):
         assert strategy.experimental_local_results(value) == (value,)
 
 
+def test_collectives_of_dicts_in_other_orders_keep_the_keys(strategy):
+    def step():
+        parts = {"a": tf.constant([1.0]), "b": tf.constant([10.0])}
+        if replica_id() % 2:
+            parts = dict(reversed(parts.items()))
+        context = d.get_replica_context()
+        return context.all_reduce("sum", parts), context.all_gather(parts, axis=0)
+
+    n = strategy.num_replicas_in_sync
+    summed, gathered = strategy.run(step)
+    for key, number in (("a", 1.0), ("b", 10.0)):
+        for total in results(strategy, summed[key]):
+            np.testing.assert_array_equal(total, [n * number])
+        for rows in results(strategy, gathered[key]):
+            np.testing.assert_array_equal(rows, [number] * n)
+
+
 @pytest.mark.parametrize("op", ["SUM", "mean", d.ReduceOp.SUM])
 def test_reduce_and_gather(strategy, op):
     n = strategy.num_replicas_in_sync

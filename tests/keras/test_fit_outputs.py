@@ -393,3 +393,19 @@ def test_policy_names_select_dtypes():
     assert keras.mixed_precision.global_policy().name == "float32"
     with pytest.raises(ValueError, match="Cannot convert 'mixed_int8' to a mixed precision"):
         keras.mixed_precision.set_global_policy("mixed_int8")
+
+
+def test_predict_of_outputs_in_other_orders_keeps_the_keys():
+    class InTurns(keras.Model):
+        calls = 0
+
+        def call(self, x):
+            self.calls += 1
+            parts = {"a": x, "b": 10.0 * x}
+            return parts if self.calls % 2 else dict(reversed(parts.items()))
+
+    model = InTurns()
+    model.compile()
+    found = model.predict(np.ones((4, 1), np.float32), batch_size=2, verbose=0)
+    np.testing.assert_array_equal(found["a"], np.ones((4, 1)))
+    np.testing.assert_array_equal(found["b"], np.full((4, 1), 10))

@@ -30,6 +30,15 @@ def test_while_loop_returns_the_structure_and_its_gradient():
     assert float(tape.gradient(power, x)) == 5 * 3.0**4
 
 
+def test_while_loop_variables_keep_their_keys_in_another_order():
+    ((counts),) = tf.while_loop(
+        lambda c: c["steps"] < 3,
+        lambda c: [{"power": c["power"] * 2, "steps": c["steps"] + 1}],
+        [{"steps": 0, "power": 1}],
+    )
+    assert {key: int(value) for key, value in counts.items()} == {"steps": 3, "power": 8}
+
+
 def test_while_loop_stops_after_the_maximum_and_without_gradient():
     with tf.GradientTape() as tape:
         x = tf.constant(2.0)

@@ -470,3 +470,11 @@ def test_custom_gradient_of_another_precision_is_converted():
     gradient = tape.gradient(y, v)
     assert gradient.dtype == np.float64
     assert gradient.numpy().tolist() == [6.0, 6.0]
+
+
+def test_output_gradients_belong_to_the_targets_of_their_keys():
+    x = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        targets = {"square": x * x, "triple": x * 3.0}
+    weights = {"triple": tf.zeros([2]), "square": tf.ones([2])}
+    np.testing.assert_array_equal(tape.gradient(targets, x, weights), [2.0, 4.0])

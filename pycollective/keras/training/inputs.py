@@ -385,7 +385,7 @@ def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
     """Return the outputs of steps as NumPy arrays: all examples in order, on every worker."""
     if len(outputs) == 1 and outputs[0].__class__ is Tensor and strategy.extended.is_default:
         return np.array(to_numpy(outputs[0].array), order="C", ndmin=1)
-    leaves = [nest.flatten(output) for output in outputs]
+    leaves = [nest.flatten(output, by_key=True) for output in outputs]
     joined = []
     for column in zip(*leaves, strict=True):
         parts = [
@@ -395,7 +395,7 @@ def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
         ]
         parts = _of_all_workers(strategy, parts)
         joined.append(np.concatenate(parts) if parts[0].ndim else np.stack(parts))
-    return nest.pack_as(outputs[0], joined)
+    return nest.pack_as(outputs[0], joined, by_key=True)
 
 
 def _of_all_workers(strategy: Strategy, parts: list[Any]) -> list[Any]:
