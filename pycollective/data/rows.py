@@ -75,7 +75,7 @@ class Rows:
 
 def _rows_at(columns: Any, indices: Iterable[int]) -> Iterator[Any]:
     leaves = nest.flatten(columns)
-    flat = type(columns) is tuple and len(leaves) == len(columns)
+    flat = type(columns) is tuple and not any(map(nest.is_nested, columns))
     for i in indices:
         row = [leaf[i, ...] for leaf in leaves]
         yield tuple(row) if flat else nest.pack_as(columns, row)

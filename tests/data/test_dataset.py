@@ -866,6 +866,15 @@ def test_reduce_state_in_another_order_keeps_the_keys() -> None:
     assert int(found["sum"]) == 6 and float(found["half"]) == 2.0
 
 
+@pytest.mark.parametrize("one", [{"a": [1, 2]}, ([1, 2],)])
+def test_rows_of_a_structure_with_one_array_keep_the_structure(one: Any) -> None:
+    slices = Dataset.from_tensor_slices((one, [3, 4]))
+    for ds in (slices, slices.map(lambda x, y: (x, y)), slices.batch(2).unbatch()):
+        for (x, y), a, b in zip(ds, (1, 2), (3, 4), strict=True):
+            assert type(x) is type(one) and len(x) == 1
+            assert int(x["a"] if isinstance(x, dict) else x[0]) == a and int(y) == b
+
+
 def test_long_range_takes_little_memory():
     """The numbers of a range of 2^40 are made in parts."""
     numbers = tf.data.Dataset.range(3, 1 << 40, 2, output_type="int64")
