@@ -427,3 +427,18 @@ def test_metrics_wrong_arguments_raise_with_reason(make, text):
 def test_metric_names_equal_those_of_keras():
     assert keras.losses.Huber().name == "huber_loss"
     assert keras.metrics.get("mse").name == "mean_squared_error"
+
+
+@pytest.mark.parametrize("weight", [None, [1.0, 1.0, 1.0]])
+def test_predictions_that_are_nan_are_negative(weight):
+    labels, scores = [0.0, 1.0, 1.0], np.array([0.3, np.nan, 0.2], np.float32)
+    for kind, expected in [
+        (metrics.TruePositives, 0.0),
+        (metrics.FalseNegatives, 2.0),
+        (metrics.Precision, 0.0),
+        (metrics.Recall, 0.0),
+        (metrics.AUC, 0.0),
+    ]:
+        metric = kind()
+        metric.update_state(labels, scores, sample_weight=weight)
+        assert float(metric.result()) == expected

@@ -121,7 +121,7 @@ def _only_top(values: Array, k: int) -> Array:
 
 def _case_numbers(yes: Array, values: Array, threshold: Any) -> tuple[int, int, int, int]:
     """Return the number of predictions in each of `_CASES` at a threshold, for arrays on the host."""
-    negative = values <= threshold
+    negative = ~(values > threshold)  # NaN too
     labels, negatives, missed = (
         int(np.count_nonzero(mask)) for mask in (yes, negative, negative & yes)
     )
@@ -139,6 +139,7 @@ def _case_weights(
     order = np.argsort(thresholds, kind="stable")
     # The number of thresholds below each prediction, at which the prediction is positive.
     below = np.searchsorted(asarray(thresholds[order], like=values), values, side="left")
+    below = np.where(np.isnan(values), 0, below)
     given = asarray(np.argsort(order), like=values)
     size = len(thresholds) + 1
     positive, all_of = [], []
