@@ -211,6 +211,8 @@ def sum_of_squares(t: Any, factor: float) -> Tensor:
     """Return the sum of the squares times a factor, as one operation."""
     x = as_tensor(t)
     a = x.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(f"l2_loss needs a floating-point tensor, got {a.dtype}; use cast()")
     number = a.dtype.type
     found = native(a)
     total: Any

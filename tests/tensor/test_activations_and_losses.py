@@ -32,6 +32,11 @@ def test_extreme_logits_neither_overflow_nor_warn():
         np.testing.assert_allclose(loss.numpy(), [[1000, np.log(2), 0]], rtol=1e-6)
 
 
+def test_l2_loss_of_integers_raises():
+    with pytest.raises(TypeError, match="needs a floating-point tensor, got int32; use cast"):
+        nn.l2_loss([3, 4])
+
+
 def test_sparse_and_dense_cross_entropy_agree():
     x = tf.constant(np.random.default_rng(0).normal(size=(5, 4)))
     labels = np.array([0, 3, 1, 1, 2])

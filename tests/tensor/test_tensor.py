@@ -291,6 +291,39 @@ def test_making_tensors_has_shapes_and_dtypes():
         tf.range(0, 3, 0)
 
 
+def test_operators_of_integers_work_on_bits():
+    x, y = tf.constant([5, 6]), tf.constant([3, 3])
+    assert (x & y).numpy().tolist() == [1, 2] and (x & 1).dtype == np.int32
+    assert (x | y).numpy().tolist() == [7, 7]
+    assert (x ^ 3).numpy().tolist() == [6, 5]
+    assert (~x).numpy().tolist() == [-6, -7]
+    flags = tf.constant([True, False])
+    assert (flags ^ True).numpy().tolist() == (~flags).numpy().tolist() == [False, True]
+    for call in (lambda: x & tf.ones([2]), lambda: tf.ones([2]) | 1.0, lambda: ~tf.ones([2])):
+        with pytest.raises(
+            TypeError, match="different dtypes|needs bools or integers, got float32"
+        ):
+            call()
+
+
+def test_results_of_integers_have_the_dtypes_of_tensorflow():
+    assert tf.round([1, 2]).dtype == np.int32
+    small = tf.constant([7, 1], np.int8)
+    assert (small / tf.constant([2, 2], np.int8)).dtype == np.float32
+    assert (tf.constant([7]) / 2).dtype == np.float64
+    assert tf.one_hot([0, 1], 2, on_value=True, off_value=False).dtype == np.bool_
+    assert tf.one_hot([0, 1], 2, on_value=5, off_value=2).numpy().tolist() == [[5, 2], [2, 5]]
+    assert tf.one_hot([0], 2).dtype == np.float32
+    with pytest.raises(TypeError, match="on_value is int32 and off_value is float32"):
+        tf.one_hot([0], 2, on_value=1, off_value=0.5)
+
+
+@pytest.mark.parametrize("reduce", [tf.reduce_sum, tf.reduce_mean, tf.reduce_prod])
+def test_sums_of_bools_raise(reduce):
+    with pytest.raises(TypeError, match="reduce_.* needs numbers, got bool; use cast"):
+        reduce([True, False])
+
+
 def test_error_texts_name_the_values():
     x = tf.constant(np.zeros((2, 3), np.float32))
     for call, text in [
@@ -329,7 +362,8 @@ def test_reductions_and_logic():
     assert tf.reduce_mean(x).dtype == np.int32
     assert tf.reduce_mean(tf.constant([-1, -2])) == -1  # as in TensorFlow
     assert tf.reduce_mean(tf.constant([[250], [4]], np.uint8), 0).numpy().tolist() == [127]
-    assert tf.reduce_mean(tf.ones([300], np.int8)) == 0
+    assert tf.reduce_mean(tf.ones([300], np.int8)) == 1
+    assert tf.reduce_mean(tf.constant([2**31 - 1, 2**31 - 1])) == 2**31 - 1
     assert tf.reduce_prod(x) == 24
     assert tf.reduce_sum(tf.constant([200, 100], np.uint8)).dtype == np.uint8
     assert tf.reduce_any(x > 3)

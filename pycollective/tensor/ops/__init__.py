@@ -38,9 +38,9 @@ def _install() -> None:
         "mod": elementwise.mod,
         "pow": elementwise.pow,
         "matmul": reductions.matmul,
-        "and": elementwise.logical_and,
-        "or": elementwise.logical_or,
-        "xor": elementwise.not_equal,
+        "and": elementwise.bits_and,
+        "or": elementwise.bits_or,
+        "xor": elementwise.bits_xor,
     }
     for name, operation in two_operands.items():
         setattr(Operators, f"__{name}__", operation)
@@ -49,7 +49,7 @@ def _install() -> None:
         "neg": elementwise.negative,
         "pos": arrays.identity,
         "abs": elementwise.abs,
-        "invert": elementwise.logical_not,
+        "invert": elementwise.invert,
         "lt": elementwise.less,
         "le": elementwise.less_equal,
         "gt": elementwise.greater,

@@ -167,23 +167,32 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> T
 def one_hot(
     indices: Any,
     depth: Any,
-    on_value: Any = 1,
-    off_value: Any = 0,
+    on_value: Any = None,
+    off_value: Any = None,
     axis: int = -1,
-    dtype: Any = float32,
+    dtype: Any = None,
 ) -> Tensor:
     """Return vectors of ``depth`` elements: ``on_value`` at the index, ``off_value`` elsewhere.
 
-    An index outside 0 to ``depth - 1`` gives ``off_value`` everywhere, as in TensorFlow.
+    The values are by default 1 and 0. The result has their dtype if they are given, and is float32
+    otherwise. An index outside 0 to ``depth - 1`` gives ``off_value`` everywhere, as in TensorFlow.
     """
     index = as_tensor(indices).array
     if index.dtype.kind not in "iu":
         raise TypeError(f"one_hot needs integer indices, got {index.dtype}; use cast()")
     (place,) = axes_of(axis, index.ndim + 1, "one_hot")
     hits = np.expand_dims(index, -1) == array_module(index).arange(int(depth))
-    kind = as_dtype(dtype)
-    values = np.where(hits, kind.type(on_value), kind.type(off_value)).astype(kind, copy=False)
+    kind = _dtype_of(on_value, off_value) if dtype is None else as_dtype(dtype)
+    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    values = np.where(hits, kind.type(on), kind.type(off)).astype(kind, copy=False)
     return Tensor(np.moveaxis(values, -1, place))
+
+
+def _dtype_of(on_value: Any, off_value: Any) -> np.dtype[Any]:
+    kinds = [as_tensor(value).dtype for value in (on_value, off_value) if value is not None]
+    if len(set(kinds)) > 1:
+        raise TypeError(f"one_hot: on_value is {kinds[0]} and off_value is {kinds[1]}")
+    return kinds[0] if kinds else as_dtype(float32)
 
 
 # About tensors -----------------------------------------------------------------------------------

@@ -91,9 +91,17 @@ multiply = binary(
     "Return ``x * y``; the shapes broadcast.",
     kernel=True,
 )
+
+
+def _divide(x: Any, y: Any) -> Any:
+    if x.dtype.kind in "iu" and x.dtype.itemsize <= 2:
+        return np.true_divide(x, y, dtype=np.float32)  # NumPy's results depend on its version
+    return np.true_divide(x, y)
+
+
 divide = binary(
     "divide",
-    np.true_divide,
+    _divide,
     lambda g, x, y, z: g / y,
     lambda g, x, y, z: -(g * z / y),
     "Return ``x / y``; the shapes broadcast, and integers give floating-point numbers.",
@@ -186,6 +194,28 @@ logical_and = plain("logical_and", np.logical_and, "Return True if both are true
 logical_or = plain("logical_or", np.logical_or, "Return True if one or both are true, by element.")
 
 
+def _bits(symbol: str, function: Any) -> Any:
+    """Return the function of an operator on the bits of integers, or on bools."""
+
+    def forward(*arrays: Array) -> Any:
+        if arrays[0].dtype.kind not in "biu":
+            raise TypeError(f"{symbol} needs bools or integers, got {arrays[0].dtype}")
+        return function(*arrays)
+
+    return forward
+
+
+bits_and = plain("bits_and", _bits("&", np.bitwise_and), "Return ``x & y``.")
+bits_or = plain("bits_or", _bits("|", np.bitwise_or), "Return ``x | y``.")
+bits_xor = plain("bits_xor", _bits("^", np.bitwise_xor), "Return ``x ^ y``.")
+_inverted = _bits("~", np.invert)
+
+
+def invert(x: Any) -> Tensor:
+    """Return ``~x``."""
+    return Tensor(_inverted(as_tensor(x).array))
+
+
 def logical_not(x: Any) -> Tensor:
     """Return True for elements that are false, and False for others."""
     return Tensor(np.logical_not(as_tensor(x).array))
@@ -275,7 +305,8 @@ def floor(x: Any) -> Tensor:
 
 def round(x: Any) -> Tensor:
     """Return the nearest integers, halves rounded to even, without gradient."""
-    return Tensor(np.rint(as_tensor(x).array))
+    a = as_tensor(x).array
+    return Tensor(a if a.dtype.kind in "iu" else np.rint(a))
 
 
 # Choices -----------------------------------------------------------------------------------------

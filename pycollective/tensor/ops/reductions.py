@@ -63,11 +63,18 @@ def _with_axes(array: Any, axes: tuple[int, ...], ndim: int) -> Array:
     return expanded
 
 
+def _numbers(x: Tensor, name: str) -> Array:
+    """Return the array of a tensor of numbers."""
+    if x.array.dtype.kind == "b":
+        raise TypeError(f"{name} needs numbers, got bool; use cast()")
+    return x.array
+
+
 @differentiable
 def reduce_sum(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Return the sums over ``axis`` (all axes by default), in the tensor's dtype."""
     x = as_tensor(input_tensor)
-    a = x.array
+    a = _numbers(x, "reduce_sum")
     axes = axes_of(axis, a.ndim, "reduce_sum")
     shape = a.shape
 
@@ -112,18 +119,19 @@ def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
     The mean of no elements is NaN. Means of integers are rounded towards 0, as in TensorFlow.
     """
     x = as_tensor(input_tensor)
-    a = x.array
+    a = _numbers(x, "reduce_mean")
     axes = axes_of(axis, a.ndim, "reduce_mean")
     shape = a.shape
     count = prod([shape[i] for i in axes])
-    total = reduced("sum", a, axes, keepdims)
     if a.dtype.kind in "iu":
         if not count:
             raise ZeroDivisionError(f"reduce_mean: integers of shape {shape} have no mean")
-        wide = np.dtype(np.int64 if a.dtype.kind == "i" else np.uint64)  # may not fit a.dtype
-        totals, divisor = asarray(total).astype(wide), wide.type(count)
+        # The sum and the count may not fit a.dtype.
+        wide = np.dtype(np.int64 if a.dtype.kind == "i" else np.uint64)
+        totals, divisor = asarray(a.sum(axis=axes, dtype=wide, keepdims=keepdims)), wide.type(count)
         multiples = totals - array_module(totals).fmod(totals, divisor)
         return Tensor((multiples // divisor).astype(a.dtype))
+    total = reduced("sum", a, axes, keepdims)
     if count:
         mean = total / a.dtype.type(count)
     else:
@@ -178,7 +186,7 @@ reduce_min = _extremum(
 def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Return the products over ``axis`` (all axes by default), in the tensor's dtype."""
     x = as_tensor(input_tensor)
-    a = x.array
+    a = _numbers(x, "reduce_prod")
     axes = axes_of(axis, a.ndim, "reduce_prod")
 
     product = reduced("prod", a, axes, keepdims)
