@@ -61,7 +61,7 @@ def globals_of(function: Any) -> list[str]:
 def take_digests() -> None:
     """Take the digests of all functions that ``tf.function`` has returned.
 
-    The chief and the workers call this function at the same place of the program: later the chief can
+    The chief and the workers call this function at the same place of the program. Later the chief can
     change a global, and the workers do not.
     """
     for function in functions_made():

@@ -77,8 +77,9 @@ class Store:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Carry out a request of another task, and return the reply with its arrays.
 
-        Each request can have ``"dropped"``, the keys of variables that the chief's program has dropped,
-        and ``"prepares"``: True or False for a worker that runs the program, or has run it.
+        Each request can have ``"dropped"``: the keys of variables that the chief's program has dropped.
+        ``"prepares"`` is True for a worker that still runs the program, and False for one that has run
+        it.
         """
         request = self._answers.get(str(message.get("request")))
         if request is None:
