@@ -33,7 +33,8 @@ from pycollective.distribute.server import (
     all_made_here,
     worker_of_this_process,
 )
-from pycollective.distribute.server_variables import Servers, ServerVariable, of_one_element
+from pycollective.distribute.server_connections import Servers
+from pycollective.distribute.server_variables import ServerVariable, of_one_element
 from pycollective.distribute.sharded import ShardedVariable
 from pycollective.distribute.shared_values import ROWS_FROM
 from pycollective.distribute.strategy import Strategy

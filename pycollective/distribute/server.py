@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from pycollective import arguments
 from pycollective.cluster import rules
+from pycollective.distribute.server_connections import Servers
 from pycollective.distribute.server_store import Store
-from pycollective.distribute.server_variables import Servers
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import (
     JOIN_SECONDS,

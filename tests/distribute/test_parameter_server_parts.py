@@ -23,8 +23,8 @@ from ports import free_ports
 
 from pycollective.distribute import server_variables, task_links
 from pycollective.distribute import snapshots as snapshot_files
+from pycollective.distribute.server_connections import Servers
 from pycollective.distribute.server_store import Store
-from pycollective.distribute.server_variables import Servers
 from pycollective.distribute.shared_values import Block, SharedFile
 from pycollective.distribute.snapshots import Snapshots
 from pycollective.distribute.task_links import (
