@@ -69,10 +69,9 @@ def op_name(op: Any, dtype: Any = None) -> OpName:
             name = _FUNCTIONS.get(called)
     if name is None:
         raise TypeError(
-            f"op must be one of {', '.join(map(repr, _OPS))}; a NumPy function of two arguments such as "
-            "numpy.add, multiply, minimum, maximum, bitwise_and, bitwise_or or bitwise_xor "
-            "(all_reduce_many takes only the listed ones); or a pycollective.distribute.ReduceOp, "
-            f"not {op!r}"
+            f"op must be one of {', '.join(map(repr, _OPS))}, a pycollective.distribute.ReduceOp, or a "
+            f"NumPy function of two arguments, not {op!r}. Of NumPy's functions, all_reduce_many "
+            "takes only add, multiply, minimum, maximum, bitwise_and, bitwise_or and bitwise_xor"
         )
     found: OpName = name
     return found

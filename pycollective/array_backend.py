@@ -216,7 +216,7 @@ def gpu_array(value: Any) -> Array:
     except ImportError:
         raise TypeError(
             f"{name} is on a GPU, and CuPy, which handles GPU arrays, is not installed: "
-            "pip install 'pycollective[cuda12]' or '[cuda13]', or copy it to the host first"
+            "pip install 'pycollective[cuda12]' or '[cuda13]'. Or copy the array to the host first"
         ) from None
     try:
         if not hasattr(value, "__dlpack__"):

@@ -29,18 +29,18 @@ VARIABLES = {
     "PYCOLLECTIVE_CHOICES": "set by `pycollective run`: the table of algorithms for all ranks",
     "PYCOLLECTIVE_ARENA": "bytes of address space for each rank's shared arrays; 64 GiB unless set, "
     "0: none",
-    "PYCOLLECTIVE_TRANSPORT": "force a transport: `tcp`, also between ranks of one host; `shm`, an "
-    "error if a rank is on another host; `thread`, an error with several processes",
-    "PYCOLLECTIVE_SECRET": "the secret of the group, at least 16 bytes, the same on every rank; "
-    "without it only processes of the same user on the same machine join",
+    "PYCOLLECTIVE_TRANSPORT": "force a transport. `tcp`: also between ranks of one host; `shm`: an "
+    "error if a rank is on another host; `thread`: an error with several processes",
+    "PYCOLLECTIVE_SECRET": "the secret of the group, at least 16 bytes, the same on every rank. "
+    "Without it only processes of the same user on the same machine join",
     "PYCOLLECTIVE_SECRET_FILE": "a file that holds the secret; only you may read it if it is yours",
     "PYCOLLECTIVE_INSECURE": "1: accept addresses beyond loopback without a secret",
     "PYCOLLECTIVE_TLS_CERT": "a file with this rank's certificate, in PEM; it must serve as client and "
     "server",
     "PYCOLLECTIVE_TLS_KEY": "a file with the key of the certificate, in PEM, of mode 0600",
     "PYCOLLECTIVE_TLS_CA": "a file with the certificate of the cluster's own authority, in PEM",
-    "PYCOLLECTIVE_SOCKET_IFNAME": "the network interfaces through which a rank and its peers connect, "
-    "in NCCL's grammar: `eth,ib` beginnings of names, `=eth0,eth1` exact names that must exist, `^` all "
+    "PYCOLLECTIVE_SOCKET_IFNAME": "the network interfaces through which a rank and its peers connect. "
+    "In NCCL's grammar: `eth,ib` beginnings of names, `=eth0,eth1` exact names that must exist, `^` all "
     "others. Streams use the interfaces in turn; control and messages use the first one",
     "PYCOLLECTIVE_SOCKET_STREAMS": "the connections of every two ranks for collectives, 1 to 8; "
     "rank 0's value counts",

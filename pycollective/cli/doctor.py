@@ -272,7 +272,7 @@ _LOOK = {
     "refused": "Look for a firewall that rejects port {port} on {b}'s host or on the way. Check that "
     "{a} resolves {host} to that host (`ip route get {host}`, `ip neigh`)",
     "silent": "Look for a firewall or a security group that drops port {port} on {b}'s host or on the "
-    "way, and for routes that end on the way (`ip route get` on both hosts)",
+    "way. Look also for routes that end on the way (`ip route get` on both hosts)",
     "here": "Look at the routes (`ip route get {host}`) and the firewall of {a}'s own host",
     "unreachable": "Look at the routes of {a}'s host (`ip route get {host}`), and at routers between",
     "turned away": "All workers need the same secret, and TLS or none",

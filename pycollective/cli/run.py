@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     add("--bind", choices=["cores", "none"], default="cores",
         help="cores: each rank has an equal share of the cores for itself, if there are as many "
-        "cores as ranks (default); none: the system places every rank on any core",
+        "cores as ranks (default). none: the system places every rank on any core",
     )  # fmt: skip
     add("--prefix", choices=["auto", "always", "never"], default="auto",
         help="begin each line of output with the rank (auto: on a terminal)")  # fmt: skip

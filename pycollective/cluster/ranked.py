@@ -178,7 +178,7 @@ class _MPIClusterResolver(RankedClusterResolver):
             except LookupError as error:
                 raise ValueError(
                     f"{self.launcher} does not tell the address of worker 0, and its {size} processes "
-                    f"are not all on this host; {error}: set {_ADDRESS}=host:port of worker 0, as in "
+                    f"are not all on this host; {error}. Set {_ADDRESS}=host:port of worker 0, as in "
                     f"mpirun -x {_ADDRESS}=node1:8476"
                 ) from None
         job = [self._environ[name] for name in self.jobs if name in self._environ]

@@ -137,7 +137,7 @@ class SlurmClusterResolver(ClusterResolver):
             return
         raise RuntimeError(
             f"Task {self._rank} should be number {j} on {host}, and Slurm says that it is number "
-            f"{said} on {name} (SLURM_DISTRIBUTION={env.get('SLURM_DISTRIBUTION')!r}): start it "
+            f"{said} on {name} (SLURM_DISTRIBUTION={env.get('SLURM_DISTRIBUTION')!r}). Start it "
             "with srun --distribution=block, or set TF_CONFIG"
         )
 

@@ -137,7 +137,7 @@ class Objects(Moves, Messages):
         forms = {_JSON: "as JSON", _PICKLE: "pickled"}
         error = MismatchError(
             f"rank {sender} sends an object {forms.get(form, 'in an unknown form')} of {length} bytes, "
-            f"but rank {self.rank} expects one {forms[int(pickle)]} of at most {MOST_BYTES}: give the "
+            f"but rank {self.rank} expects one {forms[int(pickle)]} of at most {MOST_BYTES}. Give the "
             "same pickle= on all ranks",
             ranks=(sender, self.rank),
             calls={

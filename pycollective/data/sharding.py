@@ -254,7 +254,7 @@ def empty_batches_warning(share: Share, num_workers: int, worker_index: int, rep
     if worker_index < parts:
         return ""
     return (
-        f"worker {worker_index} of {num_workers} gets empty batches only: each global batch of "
+        f"worker {worker_index} of {num_workers} gets empty batches only. Each global batch of "
         f"{size} rows is cut into mini-batches of {rows} row(s), and these {parts} go to workers "
         f"0 to {parts - 1}. Use batches of {replicas} rows or a multiple of it."
     )

@@ -160,7 +160,7 @@ class Scope:
         if not mine:
             raise RuntimeError(
                 f"this thread has not entered the scope of {self._strategy}, or an error has ended the "
-                "scope; exit each scope once, in the thread that entered it"
+                "scope. Exit each scope once, in the thread that entered it"
             )
         entry = entries[mine[-1]]
         if entry.creators_inside is entry.creators_before:

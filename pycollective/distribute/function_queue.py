@@ -90,8 +90,8 @@ def called(message: dict[str, Any]) -> Any:
     function = function_made(name, number)
     if function is None:
         raise NotFoundError(
-            f"function {name!r} (number {number} of this name) is not known to the worker: a worker "
-            "runs the chief's program up to the first ClusterCoordinator.schedule(), so decorate all "
+            f"function {name!r} (number {number} of this name) is not known to the worker. A worker "
+            "runs the chief's program up to the first ClusterCoordinator.schedule(). Decorate all "
             "functions with @tf.function before that, and keep them"
         )
     if digest_of(function) != digest:

@@ -235,7 +235,7 @@ class ReplicaRun:
         )
         text = (
             f"replica {late} {_ReplicaState.RUNNING.value} and made no call in {waited:.3g} s, while "
-            f"{others}: every replica must make the same calls and return; if the function needs more "
+            f"{others}. Every replica must make the same calls and return. If the function needs more "
             "time, set strategy.extended.timeout (seconds)"
         )
         # The caller of run() gets the error only when replica 0's function returns, so it is logged.
@@ -280,7 +280,7 @@ class ReplicaRun:
                     return (
                         f"replica {q} is in collective number {self._collectives[q]} of this run, "
                         f"while replica {p} {self._doing(p)} and has begun only "
-                        f"{self._collectives[p]}: every replica must make the same all_reduce calls"
+                        f"{self._collectives[p]}. Every replica must make the same all_reduce calls"
                     )
         if _ReplicaState.MERGE in states and _ReplicaState.FINISHED in states:
             p, q = states.index(_ReplicaState.FINISHED), states.index(_ReplicaState.MERGE)

@@ -213,7 +213,7 @@ class ShardedVariable(Variable):
         if value is not None:
             raise ValueError(
                 f"variable {self._name!r} has {len(self._shards)} shards, and a constraint needs all of "
-                "its rows at once: leave the constraint out, or let the variable_partitioner return 1 "
+                "its rows at once. Leave the constraint out, or let the variable_partitioner return 1 "
                 f"shard for the shape {tuple(self.shape)}"
             )
 

@@ -84,9 +84,9 @@ class Sockets:
         """Raise RendezvousError if an address is beyond loopback and the group needs a secret."""
         if not self.about.secret and not self.about.insecure and not _is_loopback(address):
             raise RendezvousError(
-                f"{address} is not a loopback address, and there is no secret: set "
+                f"{address} is not a loopback address, and there is no secret. Set "
                 "PYCOLLECTIVE_SECRET (or PYCOLLECTIVE_SECRET_FILE) to the same long random text on "
-                "every rank, or PYCOLLECTIVE_INSECURE=1 if you trust everybody on the network"
+                "every rank. If you trust everybody on the network, PYCOLLECTIVE_INSECURE=1 is enough"
             )
 
     def resolve(self) -> tuple[Any, Any]:

@@ -230,7 +230,7 @@ class _Call:
         except Exception as error:
             raise TypeError(
                 f"{_name(self._call[0])} or its arguments cannot be pickled for processes that are "
-                f"started by {self._method!r} ({_named(error)}): define the function at the top of a "
+                f"started by {self._method!r} ({_named(error)}). Define the function at the top of a "
                 "module, or give context='fork' or threads=True"
             ) from error
 
@@ -352,7 +352,7 @@ def _in_processes(
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
             "a daemon of multiprocessing, such as a worker of multiprocessing.Pool, cannot start "
-            "processes: give threads=True, or call spawn in a process with daemon=False, such as a "
+            "processes. Give threads=True, or call spawn in a process with daemon=False, such as a "
             "worker of concurrent.futures.ProcessPoolExecutor"
         )
     group = launcher.new_group(transport, size)

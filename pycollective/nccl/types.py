@@ -34,8 +34,8 @@ def count_and_type(
     number, since = _TYPES.get(dtype.name, (None, 0))
     if number is None or not dtype.isnative:
         raise TypeError(
-            f"NCCL has no reduction for dtype {dtype}: it reduces bool, ints of 8, 32 and 64 bits, "
-            "float16, bfloat16, float32, float64 and complex; convert the array, or give a host array"
+            f"NCCL has no reduction for dtype {dtype}. It reduces bool, ints of 8, 32 and 64 bits, "
+            "float16, bfloat16, float32, float64 and complex. Convert the array, or give a host array"
         )
     if library.version < since:
         raise TypeError(

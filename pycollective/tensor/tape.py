@@ -591,8 +591,8 @@ def _array_of(gradient: Any) -> Array:
 
 def _no_second_order(_gradient: Array, _need: tuple[bool, ...]) -> Sequence[Any]:
     raise NotImplementedError(
-        "gradients of gradients are not implemented: a result of GradientTape.gradient() was used "
-        "under another recording tape, whose gradient() needs its derivative; call gradient() "
+        "gradients of gradients are not implemented. A result of GradientTape.gradient() was used "
+        "under another recording tape, whose gradient() needs its derivative. Call gradient() "
         "outside of that tape's block, or use stop_gradient() on its result"
     )
 

@@ -227,7 +227,7 @@ def _problem(index: Mapping[str, Any]) -> str:
     if not is_bare_name(data.get("file")):
         return (
             f"data file {data.get('file')!r} is not the name of a file in the same folder, and a "
-            "checkpoint has no files elsewhere; do not use checkpoints of this origin"
+            "checkpoint has no files elsewhere. Do not use checkpoints of this origin"
         )
     if not isinstance(tensors, dict):
         return f"tensors={tensors!r} is not a table of tensors"

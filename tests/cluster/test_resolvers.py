@@ -408,7 +408,7 @@ def test_a_step_whose_tasks_are_elsewhere(monkeypatch):
     with pytest.raises(
         RuntimeError,
         match="Task 1 should be number 1 on node01, and Slurm says that it is number 0 on gpu-a2 "
-        r"\(SLURM_DISTRIBUTION='arbitrary'\): start it with srun --distribution=block",
+        r"\(SLURM_DISTRIBUTION='arbitrary'\). Start it with srun --distribution=block",
     ):
         SlurmClusterResolver()
     in_step(monkeypatch, {**MIXED, "SLURM_DISTRIBUTION": "plane"}, 0, "node01", 0)

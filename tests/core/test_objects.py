@@ -67,7 +67,7 @@ class Bomb:
 @pytest.mark.parametrize("call", ["broadcast_object", "all_gather_object", "gather_object", "send"])
 def test_pickled_object_without_pickle_true_is_not_unpickled(call, on_ranks):
     def work(comm):
-        with pytest.raises((pc.MismatchError, pc.AbortedError), match="give the same pickle="):
+        with pytest.raises((pc.MismatchError, pc.AbortedError), match="Give the same pickle="):
             if call != "send":
                 getattr(comm, call)(Bomb() if comm.rank == 0 else 1, pickle=comm.rank == 0)
             elif comm.rank == 0:

@@ -608,7 +608,7 @@ def test_a_worker_that_gets_nothing_is_warned_once():
     ones = Dataset.range(3).batch(1)
     with pytest.warns(
         RuntimeWarning,
-        match=r"worker 1 of 2 gets empty batches only: each global batch of 1 rows is cut into "
+        match=r"worker 1 of 2 gets empty batches only. Each global batch of 1 rows is cut into "
         r"mini-batches of 1 row\(s\), and these 1 go to workers 0 to 0",
     ):
         dataset = distribute(ones)

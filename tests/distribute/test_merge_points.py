@@ -56,7 +56,7 @@ def test_a_replica_that_never_returns_is_named(what, never):
     with pytest.raises(
         tf.CollectiveTimeoutError,
         match=rf"replica 2 is still running its function and made no call in [\d.]+ s, while "
-        rf"replica 0 {waits}.*; replica 1 {waits}.*: every replica must .*"
+        rf"replica 0 {waits}.*; replica 1 {waits}.*\. Every replica must .*"
         r"strategy.extended.timeout \(seconds\)",
     ) as raised:
         three.run(replica)

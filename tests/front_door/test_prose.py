@@ -47,6 +47,18 @@ def comments_of_python(source):
         yield "\n".join(block)
 
 
+def texts_of_errors(source):
+    """Yield the texts of the errors that a module raises; a value in braces is one word."""
+    for error in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)):
+        inner = set()
+        for part in ast.walk(error):
+            if isinstance(part, ast.JoinedStr):
+                inner.update(part.values)
+                yield "".join(v.value if isinstance(v, ast.Constant) else "X" for v in part.values)
+            elif isinstance(getattr(part, "value", None), str) and part not in inner:
+                yield part.value
+
+
 def texts_of_python(source):
     """Yield the docstrings, also those of attributes, and the comments."""
     for node in ast.walk(ast.parse(source)):
@@ -128,6 +140,22 @@ def faults_below(folder):
 )
 def test_sentences_are_short_and_open_with_their_subject(folder):
     assert not faults_below(folder)
+
+
+def test_sentences_of_errors_are_short():
+    found = [
+        f"{path.name}: {sentence}"
+        for path in sorted((ROOT / "pycollective").rglob("*.py"))
+        for text in texts_of_errors(path.read_text())
+        for sentence in SENTENCE_END.split(CODE.sub("X", text))
+        if words_of(sentence) > MOST_WORDS
+    ]
+    assert not found
+
+
+def test_texts_of_errors_are_found():
+    source = 'text = "no"\nif x:\n    raise E(f"a {x!r}: " "b", "c") from e\n'
+    assert sorted(texts_of_errors(source)) == ["a X: b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,8 @@ def _all_values(h5py: Any, stored: Any, where: str, size: int) -> dict[str, Arra
         left -= dataset.nbytes
         if left < 0:
             raise CheckpointError(
-                f"{where} is refused: with {dataset.name!r}, which would have {dataset.nbytes} bytes, "
-                f"the values of one layer in it are too large for a file of {size} bytes"
+                f"{where} is refused: {dataset.name!r} would have {dataset.nbytes} bytes. "
+                f"With it, the values of one layer are too large for a file of {size} bytes"
             )
         values[name] = _numbers(dataset, where)
     return values

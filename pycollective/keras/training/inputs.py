@@ -103,7 +103,7 @@ def batches_of(
             raise NotImplementedError(
                 "Only `tf.keras.utils.experimental.DatasetCreator`, `tf.Tensor`, numpy arrays, "
                 "`tf.data.Dataset` and other sources of batches are supported types at this time, not "
-                "a distributed dataset: under ParameterServerStrategy give the dataset itself"
+                "a distributed dataset. Under ParameterServerStrategy give the dataset itself"
             )
         if x.extended is not strategy.extended:
             raise ValueError(

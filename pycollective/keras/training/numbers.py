@@ -128,8 +128,8 @@ class LossWatch:
         self._warned = True
         where = f"step {first + 1}" if first == last else f"steps {first + 1} to {last + 1}"
         warnings.warn(
-            f"the loss is {loss} since {where} of epoch {epoch + 1}: the learning rate may be too "
-            "high, or the input may contain NaN or infinite numbers; add the callback "
+            f"the loss is {loss} since {where} of epoch {epoch + 1}. The learning rate may be too "
+            "high, or the input may contain NaN or infinite numbers. Add the callback "
             "keras.callbacks.TerminateOnNaN() to end training when the loss is not finite",
             RuntimeWarning,
             stacklevel=5,

@@ -161,8 +161,8 @@ def _check(
 ) -> None:
     if not (labels is None or labels == "inferred" or isinstance(labels, (list, tuple))):
         raise ValueError(
-            "`labels` argument should be a list/tuple of integer labels, of the same size as the "
-            "number of image files in the target directory, 'inferred', or None. Received: "
+            "`labels` argument should be 'inferred', None, or a list/tuple of integer labels, of the "
+            "same size as the number of image files. Received: "
             f"labels={labels!r}"
         )
     if class_names is not None and labels != "inferred":
@@ -194,8 +194,8 @@ def _check_split(
         raise ValueError("`validation_split` and `subset` must be set together, or neither")
     if validation_split and shuffle and seed is None:
         raise ValueError(
-            "If using `validation_split` and shuffling the data, you must provide a `seed` argument, "
-            "to make sure that there is no overlap between the training and validation subset."
+            "If using `validation_split` and shuffling the data, you must provide a `seed` argument. "
+            "Otherwise the training and validation subsets would overlap."
         )
 
 

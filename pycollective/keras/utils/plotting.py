@@ -87,7 +87,7 @@ def plot_model(
     else:
         raise ImportError(
             f"plot_model: a file of type {ending!r} needs Graphviz (https://graphviz.org), whose "
-            "program 'dot' was not found; install it, or give a name that ends in .svg or .dot"
+            "program 'dot' was not found. Install it, or give a name that ends in .svg or .dot"
         )
     return _shown(path, ending)
 
