@@ -98,20 +98,34 @@ def raw_calls(nbytes, sock):
 
 def median(call, seconds, group):
     """Return the median time of a call, of the slowest rank; all ranks make as many calls."""
+    return medians([call], seconds, group)[0]
+
+
+def medians(calls, seconds, group):
+    """Return the median time of each call, as `median`. Several calls are made in turns.
+
+    The ranks begin each of several calls together, since the call before need not synchronize them.
+    """
     for _ in range(WARMUP):
-        call()
+        for call in calls:
+            call()
     begin = time.perf_counter()
-    call()
-    turns = torch.tensor(seconds / max(time.perf_counter() - begin, 1e-5))
-    dist.all_reduce(turns, dist.ReduceOp.MIN, group=group)
-    times = []
-    for _ in range(min(max(int(turns), 5), 2000)):
-        begin = time.perf_counter()
+    for call in calls:
         call()
-        times.append(time.perf_counter() - begin)
-    slowest = torch.tensor(statistics.median(times), dtype=torch.float64)
+    took = (time.perf_counter() - begin) / len(calls)
+    turns = torch.tensor(seconds / max(took, 1e-5))
+    dist.all_reduce(turns, dist.ReduceOp.MIN, group=group)
+    times = [[] for _ in calls]
+    for _ in range(min(max(int(turns), 5), 2000)):
+        for call, found in zip(calls, times, strict=True):
+            if len(calls) > 1:
+                dist.barrier(group=group)
+            begin = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - begin)
+    slowest = torch.tensor([statistics.median(found) for found in times], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-    return float(slowest)
+    return slowest.tolist()
 
 
 def sends_nothing(_, bucket):
@@ -136,8 +150,8 @@ def ddp(parameters, group, seconds, in_buckets, unsent=False):
         network.register_comm_hook(None, sends_nothing)
     elif in_buckets and dist.get_backend(group) == "pycollective":
         network.register_comm_hook(group, pycollective.torch.shared_buckets)
-    step, alone = steps(network, torch.ones(2, width))
-    return median(step, seconds, group) - median(alone, seconds, group)
+    step, alone = medians(steps(network, torch.ones(2, width)), seconds, group)
+    return step - alone
 
 
 def steps(network, x):
@@ -170,8 +184,7 @@ def overlap(parameters, group, seconds, in_shared_memory):
         for work in [dist.all_reduce(b, group=group, async_op=True) for b in buckets]:
             work.wait()
 
-    every = [*steps(network, torch.ones(64, width)), all_reduces]
-    return [median(call, seconds, group) for call in every]
+    return medians([*steps(network, torch.ones(64, width)), all_reduces], seconds, group)
 
 
 def enter(namespace):
