@@ -21,7 +21,7 @@ from pycollective.comm.prefixes import Prefixes
 from pycollective.comm.reductions import DEFAULT_ALGORITHM, all_reduce_together
 from pycollective.comm.shared_arrays import shared_arrays
 from pycollective.comm.signatures import Later, Now, Options
-from pycollective.comm.split import Threads, split_groups
+from pycollective.comm.split import GroupFactory, Threads, split_groups
 from pycollective.comm.staged import Staged
 from pycollective.comm.tracing import Traced, group_made, timeline
 from pycollective.comm.ufuncs import ByFunction
@@ -167,11 +167,19 @@ class Communicator(Extremes, Prefixes, Objects):
         if isinstance(self._group, MPIGroup):
             self.barrier(timeout=seconds)
             mpi_group = self._group.split(color, key)
-            return None if mpi_group is None else _on_mpi(mpi_group, self.timeout, self._lane)
-        made = split_groups(self, color, key, seconds)
-        if made is None:
+            if mpi_group is None:
+                return None
+            part = _on_mpi(mpi_group, self.timeout, self._lane)
+        elif (made := split_groups(self, color, key, seconds)) is None:
             return None
-        group, rank, factory = made
+        else:
+            part = self._made(*made)
+        part._family = self._family
+        part._family.add(part)
+        return part
+
+    def _made(self, group: _core.Group, rank: int, factory: GroupFactory) -> Communicator:
+        """Make the communicator of a rank in a group that was split from this one."""
         choices = None
         if group.transport in ("threads", "shared memory"):  # all ranks read the same file
             choices = tuning.rows(group.transport, group.size)

@@ -61,6 +61,9 @@ class Member(_core.CommunicatorBase):
         self._gpu: GpuEngines | None = None  # made by the first call on GPU arrays
         self._tracer: tracing.Tracer | None = None
         self._lane = rank if lane is None else lane  # in timelines: the rank in the first group
+        self._family: weakref.WeakSet[Member] = weakref.WeakSet(
+            [self]
+        )  # and all groups split from it
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
@@ -172,6 +175,13 @@ class Member(_core.CommunicatorBase):
     def abort(self, reason: str) -> None:
         """Fail the group: every rank's current or next call raises ``AbortedError(reason)``."""
         self._group.abort(str(reason), ranks=[self.rank])
+
+    def _abort_family(self, reason: str) -> None:
+        """Abort this group and all groups that were split from it, directly or not."""
+        self.abort(reason)  # first: its failure is the cause
+        for member in list(self._family):
+            if member is not self and not member._closed:
+                member.abort(reason)
 
     @property
     def hosts(self) -> list[int]:

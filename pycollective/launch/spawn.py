@@ -176,7 +176,7 @@ def _run(
         comm.close()
     except BaseException as error:
         came_first = comm._group.failure is None
-        comm.abort(f"rank {comm.rank} raised {_named(error)}")
+        comm._abort_family(f"rank {comm.rank} raised {_named(error)}")
         with contextlib.suppress(CollectiveError):
             comm.close()
         return _failure(comm.rank, error, came_first=came_first)
@@ -205,7 +205,8 @@ def _in_threads(
         while len(ended) < size and not any(one.is_failure for one in ended):
             ended.append(said.get())
     except BaseException:
-        communicators[0].abort("the caller of spawn was interrupted")
+        for comm in communicators:
+            comm._abort_family("the caller of spawn was interrupted")
         raise
     finally:  # A thread cannot be killed. After this time it keeps running.
         until = time.monotonic() + launcher.GRACE

@@ -121,6 +121,29 @@ def test_spawn_rank_raises_its_error_with_rank_and_traceback(how):
     assert 'raise OwnError("the reason", 7)' in str(cause)
 
 
+@pytest.mark.parametrize("how", [*WAYS, {"context": "fork", "transport": "tcp"}])
+def test_spawn_rank_raises_ranks_that_wait_in_a_split_group_are_aborted(how, tmp_path):
+    def work(comm):
+        half = comm.split(comm.rank // 2)
+        both = half.split(0)  # of these groups only the last one is kept
+        del half
+        if comm.rank == 0:
+            raise OwnError("the reason", 7)
+        try:
+            both.barrier()
+            both.barrier()
+        except pc.CollectiveError as error:
+            (tmp_path / str(comm.rank)).write_text(f"{type(error).__name__} {error}")
+            raise
+        comm.barrier()
+
+    with pytest.raises(OwnError, match="the reason"):
+        pc.spawn(work, 4, timeout=600, **how)
+    said = (tmp_path / "1").read_text()
+    assert said.startswith("AbortedError rank 0 raised ")
+    assert said.endswith("OwnError: ('the reason', 7)")
+
+
 def test_spawn_error_of_a_main_module_that_is_imported_again_keeps_its_class(tmp_path):
     (tmp_path / "script.py").write_text("""
 import pycollective as pc
