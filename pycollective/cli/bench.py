@@ -25,6 +25,7 @@ from pycollective.benchmark.cases import (
 from pycollective.benchmark.measure import Row, measure_all
 from pycollective.benchmark.tune import choose, past_cache_from
 from pycollective.cli import options
+from pycollective.cluster.membership import membership_of_environment
 from pycollective.comm import Communicator
 from pycollective.launch import launcher
 from pycollective.launch.description import RANK, forced
@@ -32,8 +33,8 @@ from pycollective.plots import size_text
 
 _DESCRIPTION = """\
 Time collectives of growing arrays among threads of this process, or among processes that are started on
-this host. Within 'pycollective run', or if PYCOLLECTIVE_ADDRESS describes a group of several hosts, the
-ranks of that group are timed; rank 0 prints.
+this host. In a group of several processes, which pycollective run, mpirun, srun, torchrun or TF_CONFIG
+describes, the ranks of that group are timed, and rank 0 prints.
 
 Every result is checked before it is timed. The columns:
   bytes, count   of the whole array, as in nccl-tests: of all_gather's result, of reduce_scatter's input.
@@ -125,8 +126,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; return 1 if a result was wrong."""
-    launched = RANK in os.environ
     try:
+        launched = _is_launched(args.transport)
         transport = args.transport or ("group" if launched else forced(os.environ) or "thread")
         _check(args, args.ranks if transport != "group" else None)
         if transport in ("shm", "tcp") and not launched:
@@ -138,6 +139,19 @@ def run(args: argparse.Namespace) -> int:
         return _bench(args, args.ranks, "threads", True, None)
     with comm:
         return _bench(args, comm.size, comm.transport, comm.rank == 0, comm)
+
+
+def _is_launched(transport: str | None) -> bool:
+    """Return True if this process is a rank of a launcher's group, as for `pycollective.init`."""
+    if RANK in os.environ:
+        return True
+    if "thread" in (transport, forced(os.environ)):
+        return False
+    try:
+        member = membership_of_environment(os.environ)
+    except ValueError as error:
+        raise ValueError(f"{error}. To time threads, give --transport thread") from None
+    return member is not None and member.size > 1
 
 
 def _check(args: argparse.Namespace, ranks: int | None) -> None:

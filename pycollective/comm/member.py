@@ -176,13 +176,6 @@ class Member(_core.CommunicatorBase):
         """Fail the group: every rank's current or next call raises ``AbortedError(reason)``."""
         self._group.abort(str(reason), ranks=[self.rank])
 
-    def _abort_family(self, reason: str) -> None:
-        """Abort this group and all groups that were split from it, directly or not."""
-        self.abort(reason)  # first: its failure is the cause
-        for member in list(self._family):
-            if member is not self and not member._closed:
-                member.abort(reason)
-
     @property
     def hosts(self) -> list[int]:
         """The number of each rank's host, from 0; ranks with the same number share memory.
@@ -414,6 +407,14 @@ def _end_calls() -> None:
     """Close communicators whose threads run Python, before the interpreter ends."""
     for member in list(_need_python):
         member._close_at_exit()
+
+
+def abort_with_parts(member: Member, reason: str) -> None:
+    """Abort a group and all groups that were split from it on this rank, directly or not."""
+    member.abort(reason)  # first: its failure is the cause
+    for part in list(member._family):
+        if part is not member and not part._closed:
+            part.abort(reason)
 
 
 def leave_processes() -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pycollective.arguments import seconds, switch, whole
 from pycollective.comm import DEFAULT_TIMEOUT, Communicator, local_group
+from pycollective.comm.member import abort_with_parts
 from pycollective.environment import MAX_RANKS
 from pycollective.errors import CollectiveError, RankError
 from pycollective.launch import cores, init, launcher, leave_all
@@ -176,7 +177,7 @@ def _run(
         comm.close()
     except BaseException as error:
         came_first = comm._group.failure is None
-        comm._abort_family(f"rank {comm.rank} raised {_named(error)}")
+        abort_with_parts(comm, f"rank {comm.rank} raised {_named(error)}")
         with contextlib.suppress(CollectiveError):
             comm.close()
         return _failure(comm.rank, error, came_first=came_first)
@@ -206,7 +207,7 @@ def _in_threads(
             ended.append(said.get())
     except BaseException:
         for comm in communicators:
-            comm._abort_family("the caller of spawn was interrupted")
+            abort_with_parts(comm, "the caller of spawn was interrupted")
         raise
     finally:  # A thread cannot be killed. After this time it keeps running.
         until = time.monotonic() + launcher.GRACE

@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 from fast_cases import some_fast
+from ports import free_ports
 
 from pycollective import _core, local_group, spawn, tuning
 from pycollective.benchmark import load
@@ -121,6 +122,32 @@ def test_in_a_launched_group(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("2 ranks (shared memory)") == 1
+
+
+def test_in_a_group_of_another_launcher(tmp_path):
+    words = "-m pycollective bench -b 8 -e 8 --seconds 0.01".split()
+    (port,) = free_ports(1)
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **where}  # of torchrun
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *words], env={**environment, "RANK": str(rank)}, cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert "2 ranks (shared memory)" in said[0]
+    assert said[1] == ""
+
+
+def test_in_an_incomplete_group_says_how_to_time_threads(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        bench("-e", "8")
+    assert "To time threads, give --transport thread" in capsys.readouterr().err
+    assert bench("-e", "8", "--transport", "thread") == 0
 
 
 def test_iterations_are_agreed(on_ranks):
