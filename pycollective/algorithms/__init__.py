@@ -199,27 +199,31 @@ def verify(
         raise ValueError(problem)
 
 
-def show(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
-    """Return the steps of every rank as text, a line each."""
-    made = schedule(what, size, collective)
-    return text_of(_name(what), made)
+def show(
+    what: str | Algorithm | Schedule, size: int | None = None, collective: str = "all_reduce"
+) -> str:
+    """Return the steps of every rank as text, a line each; the parameters are those of `draw`."""
+    return text_of(*_named(what, size, collective))
 
 
-def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
+def rounds(
+    what: str | Algorithm | Schedule, size: int | None = None, collective: str = "all_reduce"
+) -> str:
     """Return the messages as a text table: one line for each round, one column for each rank.
 
     A message takes one round. The message begins when its sender has all data that it waits for,
     and when the previous message between the same two ranks is over. The text ``2+0:4`` under a
     rank means that the rank receives chunks 0 to 3 from rank 2 and reduces them. With ``2<0:4`` the rank
     only stores them. Ranges of ranks' parts wrap around: of 4 parts, ``3:5`` is the last and the first.
+    The parameters are those of `draw`.
     """
-    made = schedule(what, size, collective)
-    return f"{title_of(_name(what), made)}\n{table_of_rounds(made.steps)}"
+    name, made = _named(what, size, collective)
+    return f"{title_of(name, made)}\n{table_of_rounds(made.steps)}"
 
 
 def draw(
-    what: str | Algorithm,
-    size: int,
+    what: str | Algorithm | Schedule,
+    size: int | None = None,
     collective: str = "all_reduce",
     *,
     file: str | Path | None = None,
@@ -231,9 +235,10 @@ def draw(
 
     Parameters
     ----------
-    what : str or Algorithm
-        The algorithm.
-    size : int
+    what : str, Algorithm or Schedule
+        The name of an algorithm or an `Algorithm` (both need ``size``), or a schedule, such as that of
+        `hierarchical`.
+    size : int, optional
         The number of ranks.
     collective : str
         The collective of a named algorithm.
@@ -251,9 +256,19 @@ def draw(
     ValueError
         No algorithm has this name, or the algorithm does not work with this number of ranks.
     """
+    name, made = _named(what, size, collective)
+    return draw_rounds(made.steps, title_of(name, made), file)
+
+
+def _named(
+    what: str | Algorithm | Schedule, size: int | None, collective: str
+) -> tuple[str, Schedule]:
+    """Return a name and the schedule."""
+    if isinstance(what, Schedule):
+        if size not in (None, len(what.steps)):
+            raise ValueError(f"the schedule has {len(what.steps)} ranks, not {size}")
+        return "schedule", what
+    if size is None:
+        raise TypeError("size is missing: the number of ranks of the algorithm")
     made = schedule(what, size, collective)
-    return draw_rounds(made.steps, title_of(_name(what), made), file)
-
-
-def _name(what: str | Algorithm) -> str:
-    return what if isinstance(what, str) else what.name
+    return what if isinstance(what, str) else what.name, made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pycollective import _core
+from pycollective.arguments import switch
 
 
 class shared_arrays:
@@ -29,7 +30,7 @@ class shared_arrays:
     """
 
     def __init__(self, on: bool = True) -> None:
-        self._before = _core.share_arrays() if on else _core.set_handler(None)
+        self._before = _core.share_arrays() if switch("on", on) else _core.set_handler(None)
 
     def __enter__(self) -> None:
         pass

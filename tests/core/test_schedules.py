@@ -408,3 +408,18 @@ def test_draw_has_an_arrow_for_each_message_and_a_line_for_each_rank(
 def test_draw_of_one_rank_has_no_arrow():
     pytest.importorskip("matplotlib")
     assert list(algorithms.draw("ring", 1).axes[0].texts) == []
+
+
+def test_schedule_of_several_hosts_is_shown_and_drawn():
+    pytest.importorskip("matplotlib")
+    made = algorithms.hierarchical([0, 0, 1, 1])
+    first = "schedule all_reduce: 4 ranks, 4 chunks"
+    assert algorithms.show(made).splitlines()[:2] == [first, "rank 0:"]
+    assert algorithms.rounds(made, 4).splitlines()[0] == first
+    assert algorithms.draw(made).axes[0].get_title() == first
+    with pytest.raises(ValueError, match="the schedule has 4 ranks, not 5"):
+        algorithms.draw(made, 5)
+    with pytest.raises(TypeError, match="size is missing"):
+        algorithms.rounds("ring")
+    with pytest.raises(TypeError, match="an algorithm is a name from"):
+        algorithms.show(3, 4)

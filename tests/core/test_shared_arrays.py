@@ -47,6 +47,12 @@ def test_shared_arrays_called_last_until_they_are_turned_off(comms):
     assert not _core.is_shared(np.ones(100_000))
 
 
+def test_shared_arrays_with_an_argument_that_is_no_bool_raise_type_error(comms):
+    with pytest.raises(TypeError, match="on must be True or False, not 'off'"):
+        pc.shared_arrays("off")
+    assert not _core.is_shared(np.ones(100_000))
+
+
 def test_zeros_in_reused_memory_are_zero(comms):
     with pc.shared_arrays():
         for _ in range(3):
