@@ -234,7 +234,7 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
     elif isinstance(value, Tensor):
         tensor = value
     else:
-        return Tensor(_convert(value, dtype, like)) if _is_plain(value) else _pack(value, dtype)
+        return Tensor(_convert(value, dtype, like)) if is_plain(value) else _pack(value, dtype)
     if dtype is not None and tensor.dtype != as_dtype(dtype):
         raise TypeError(
             f"a tensor of dtype {tensor.dtype} was given where {as_dtype(dtype)} is needed; use "
@@ -248,12 +248,12 @@ _PYTHON_SCALARS = frozenset((bool, int, float))
 _USUAL = frozenset(map(np.dtype, "?bhiqBHIQefd"))
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Return True if ``value`` is neither a tensor nor a list with tensors in it."""
     if value.__class__ in _PYTHON_SCALARS:
         return True
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
+        return all(is_plain(item) for item in value)
     return not (
         isinstance(value, Tensor) or hasattr(value, "_read") or hasattr(value, "__tensor__")
     )
@@ -261,7 +261,7 @@ def _is_plain(value: Any) -> bool:
 
 def _pack(values: Any, dtype: Any) -> Tensor:
     """Stack a list with tensors; its scalars take the dtype of the first tensor."""
-    tensors = [item for item in values if not _is_plain(item)]
+    tensors = [item for item in values if not is_plain(item)]
     first = as_tensor(tensors[0], dtype)
     return Operators.stack([as_tensor(item, dtype, like=first) for item in values])
 

@@ -253,6 +253,12 @@ def test_map_of_a_function_that_writes_to_an_array_calls_it_for_each_row():
     assert others == [first + 2 * i for i in range(1, 6)]
 
 
+def test_map_by_rows_divides_bytes_to_float32():
+    mapped = tf.data.Dataset.from_tensor_slices(np.arange(6, dtype=np.uint8)).map(lambda x: x / 255)
+    assert mapped._rows() is not None
+    assert {x.dtype for x in mapped} == {np.dtype(np.float32)}
+
+
 def test_map_looks_at_its_function_again_in_each_pass(monkeypatch):
     """A function that it calls may have another meaning then."""
     monkeypatch.setitem(globals(), "halved", lambda x: x / 2)

@@ -318,6 +318,12 @@ def test_results_of_integers_have_the_dtypes_of_tensorflow():
         tf.one_hot([0], 2, on_value=1, off_value=0.5)
 
 
+def test_lists_beside_lists_with_tensors_take_their_dtype():
+    x = tf.constant(3, np.int64)
+    assert tf.concat([[x], [7]], 0).dtype == np.int64
+    assert tf.stack([[1.0, 2.0], [tf.constant(3.0, np.float64), 4.0]]).dtype == np.float64
+
+
 @pytest.mark.parametrize("reduce", [tf.reduce_sum, tf.reduce_mean, tf.reduce_prod])
 def test_sums_of_bools_raise(reduce):
     with pytest.raises(TypeError, match="reduce_.* needs numbers, got bool; use cast"):

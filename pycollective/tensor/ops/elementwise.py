@@ -95,7 +95,7 @@ multiply = binary(
 
 def _divide(x: Any, y: Any) -> Any:
     if x.dtype.kind in "iu" and x.dtype.itemsize <= 2:
-        return np.true_divide(x, y, dtype=np.float32)  # NumPy's results depend on its version
+        x, y = x.astype(np.float32), y.astype(np.float32)  # NumPy would give float64, or float16
     return np.true_divide(x, y)
 
 

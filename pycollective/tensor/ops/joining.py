@@ -12,7 +12,7 @@ from ...array_backend import Array, array_module, asarray, is_array, on_host, sc
 from ..compiled import contiguous, joined, placed
 from ..multiple import Rows
 from ..tape import new_key, record, record_many, thread_state
-from ..tensor import Tensor, as_tensor
+from ..tensor import Tensor, as_tensor, is_plain
 from ._define import check_dtypes, differentiable
 from .arrays import cast, shape_of
 from .reductions import axes_of
@@ -56,8 +56,12 @@ def _tensors(name: str, values: Any) -> list[Tensor]:
     items = list(values)
     if not items:
         raise ValueError(f"{name} needs at least one tensor")
-    first = next((item for item in items if isinstance(item, Tensor)), None)
-    tensors = [as_tensor(item, like=first) for item in items]
+    known = [None if is_plain(item) else as_tensor(item) for item in items]
+    first = next((tensor for tensor in known if tensor is not None), None)
+    tensors = [
+        as_tensor(item, like=first) if tensor is None else tensor
+        for item, tensor in zip(items, known, strict=True)
+    ]
     check_dtypes(name, *tensors)
     return tensors
 
