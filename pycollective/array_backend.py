@@ -182,6 +182,16 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
     np.add.at(target, index, values)
 
 
+def scattered(shape: tuple[int, ...], index: Any, values: Array) -> Array:
+    """Return zeros to which ``values`` are added at ``index``, in the dtype of the values."""
+    dtype = values.dtype
+    # Sum halves in float32: in half precision many small summands would be lost.
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
+    whole: Array = array_module(values).zeros(shape, wide)
+    scatter_add(whole, index, values.astype(wide, copy=False))
+    return whole.astype(dtype, copy=False)
+
+
 # Devices of DLPack that belong to CUDA: device memory, and managed memory.
 _CUDA_DEVICES = (2, 13)
 

@@ -268,7 +268,7 @@ def gelu(features: Any, approximate: bool = False) -> Tensor:
 def log_softmax_of(logits: Array, axis: int) -> Array:
     """Return ``logits - log(sum(exp(logits)))`` along an axis, without overflow."""
     shifted: Array = logits - logits.max(axis=axis, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=axis, keepdims=True, dtype=shifted.dtype))
+    shifted -= np.log(compiled.reduced("sum", np.exp(shifted), (axis,), True))
     return shifted
 
 
@@ -297,7 +297,7 @@ def _softmax(name: str, logits: Any, axis: int, logarithm: bool) -> Tensor:
         y = log_softmax_of(a, place)
     else:
         y = np.exp(a - a.max(axis=place, keepdims=True))
-        y /= y.sum(axis=place, keepdims=True)
+        y /= compiled.reduced("sum", y, (place,), True)
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
         if rows is not None and (upstream := native(g, y)) is not None:
@@ -306,8 +306,8 @@ def _softmax(name: str, logits: Any, axis: int, logarithm: bool) -> Tensor:
             kernels.softmax_gradient(above, result, dx.reshape(matrix), logarithm)
             return (dx,)
         if logarithm:
-            return (g - np.exp(y) * g.sum(axis=place, keepdims=True),)
-        return (y * (g - (g * y).sum(axis=place, keepdims=True)),)
+            return (g - np.exp(y) * compiled.reduced("sum", g, (place,), True),)
+        return (y * (g - compiled.reduced("sum", g * y, (place,), True)),)
 
     return record(y, (x,), vjp)
 

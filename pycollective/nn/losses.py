@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import REAL_DTYPES, Array, array_module, asarray, native, on_host
+from ..tensor.compiled import reduced
 from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
 from ..tensor.tape import is_tracked, record, recording, thread_state
@@ -166,11 +167,11 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) 
         if need[0]:
             by_labels = -weights * logs
         if need[1]:
-            total = target.sum(axis=place, keepdims=True)
+            total = reduced("sum", target, (place,), True)
             by_logits = weights * (np.exp(logs) * total - target)
         return by_labels, by_logits
 
-    return record(-(target * logs).sum(axis=place), (y, x), vjp)
+    return record(-reduced("sum", target * logs, (place,)), (y, x), vjp)
 
 
 @differentiable

@@ -51,7 +51,7 @@ def column_sums(rows: Array) -> Array:
     use a single block for few columns. Halves are added in float32.
     """
     if on_host(rows) or rows.dtype.kind != "f" or not rows.size:
-        floats = rows.dtype.kind == "f"
+        floats = rows.dtype.kind in "fV"
         total: Array = reduced("sum", rows, (0,)) if floats else rows.sum(axis=0)
         return total
     if rows.dtype not in REAL_DTYPES:

@@ -160,12 +160,27 @@ def selected(mask: Array, a: Any, b: Any) -> Any:
     return z
 
 
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Return True for float16 and bfloat16."""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def narrowed(wide: Any, dtype: np.dtype[Any]) -> Any:
+    """Return float32 numbers in a half dtype; numbers that are too large become infinite."""
+    with np.errstate(over="ignore"):
+        return wide.astype(dtype)
+
+
 def reduced(name: str, a: Array, axes: tuple[int, ...], keepdims: bool = False) -> Any:
     """Return the sums, maxima, minima or products along axes.
 
-    ``name`` is NumPy's method: ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``.
+    ``name`` is NumPy's method: ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``. Sums and products of
+    halves are computed in float32: in half precision, many small summands would be lost.
     """
     if not axes or not _supported(a):
+        if is_half(a.dtype) and name in ("sum", "prod"):
+            wide = getattr(a, name)(axis=axes, keepdims=keepdims, dtype=np.float32)
+            return narrowed(wide, a.dtype)
         kind = {"dtype": a.dtype} if name in ("sum", "prod") else {}
         return getattr(a, name)(axis=axes, keepdims=keepdims, **kind)
     shape = list(a.shape)

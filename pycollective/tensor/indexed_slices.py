@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import array_module, scatter_add, to_numpy
+from ..array_backend import scattered, to_numpy
 from .shape import TensorShape
 from .tensor import Tensor, as_tensor
 
@@ -81,9 +81,7 @@ class IndexedSlices:
         length = self.dense_shape[0]
         if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= length):
             raise ValueError(f"an index is outside the {length} rows of the dense shape")
-        whole = array_module(rows).zeros(self.dense_shape, rows.dtype)
-        scatter_add(whole, indices, rows)
-        return Tensor(whole)
+        return Tensor(scattered(self.dense_shape, indices, rows))
 
     def __repr__(self) -> str:
         return (

@@ -57,3 +57,74 @@ def test_layer_half_precision_is_accurate(cls, policy):
                 assert a.dtype == np.float32
                 size = np.abs(b.numpy()).max(initial=1)
                 np.testing.assert_allclose(a.numpy() / size, b.numpy() / size, **close)
+
+
+def gradient_of(variable, function):
+    with tf.GradientTape() as tape:
+        result = function(variable)
+    return np.asarray(tf.convert_to_tensor(tape.gradient(result, variable)), np.float64)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: tf.reduce_sum(x), 5000),
+        (lambda x: tf.reduce_sum(tf.reshape(x, [5000, 1]), axis=0), 5000),
+        (lambda x: tf.reduce_mean(100 * x), 100),
+        (lambda x: tf.reduce_mean(tf.broadcast_to(100 * x, [40, 5000])), 100),
+        (lambda x: 5000 * tf.reduce_max(tf.nn.softmax(x)), 1),
+        (lambda x: 5000 * tf.reduce_max(tf.nn.softmax(tf.reshape(x, [5000, 1]), axis=0)), 1),
+        (lambda x: -tf.reduce_max(tf.nn.log_softmax(x)), np.log(5000)),
+        (lambda x: tf.nn.softmax_cross_entropy_with_logits(x / 5000, x), np.log(5000)),
+        (lambda x: gradient_of(tf.Variable(x[0]), lambda v: tf.reduce_sum(v * x)), 5000),
+        (lambda x: gradient_of(tf.Variable(x[:1]), lambda v: tf.tile(v, [5000])), 5000),
+        (lambda x: gradient_of(tf.Variable(x[:1]), lambda v: tf.gather(v, [0] * 5000)), 5000),
+        (lambda x: gradient_of(tf.Variable(x[:1]), lambda v: v[tf.zeros([5000], tf.int32)]), 5000),
+        (
+            lambda x: tf.convert_to_tensor(tf.IndexedSlices(x, tf.zeros([5000], tf.int32), [1])),
+            5000,
+        ),
+        (
+            lambda x: gradient_of(
+                tf.Variable(x[:1]), lambda v: tf.nn.bias_add(tf.reshape(0 * x, [-1, 1]), v)
+            ),
+            5000,
+        ),
+        (
+            lambda x: 5000 * tf.reduce_max(gradient_of(tf.Variable(x), tf.reduce_max)),
+            1,
+        ),
+        (
+            lambda x: (
+                8e4
+                * gradient_of(
+                    tf.Variable(x[0]), lambda v: tf.reduce_mean(tf.pad([v], [[0, 79_999]]))
+                )
+            ),
+            1,
+        ),
+    ],
+)
+def test_sums_of_many_halves_keep_small_summands(function, expected, dtype):
+    found = np.asarray(function(tf.ones([5000], dtype)), np.float64)
+    np.testing.assert_allclose(found, expected, rtol=2.0**-7)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda dtype: layers.Dense(2, dtype=dtype),
+        lambda dtype: layers.Conv2DTranspose(2, 1, dtype=dtype),
+        lambda dtype: layers.DepthwiseConv2D(1, dtype=dtype),
+    ],
+)
+def test_layer_bias_gradient_of_many_rows_is_their_number(layer, dtype):
+    made = layer(dtype)
+    images = tf.cast(tf.zeros([5, 40, 40, 3]), dtype)
+    made(images)
+    with tf.GradientTape() as tape:
+        result = made(images)
+    (gradient,) = tape.gradient(result, [made.bias])
+    np.testing.assert_allclose(np.asarray(gradient, np.float64), 8000, rtol=2.0**-7)

@@ -18,7 +18,7 @@ from ...array_backend import (
 )
 from ...dtypes import as_dtype, float32
 from ...workspace import workspace
-from ..compiled import contiguous, placed, put
+from ..compiled import contiguous, placed, put, reduced
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import differentiable, sum_to_shape
@@ -333,7 +333,7 @@ def tile(input: Any, multiples: Any) -> Tensor:
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
         parts = g.reshape([n for pair in zip(times, old, strict=True) for n in pair])
-        return (parts.sum(axis=tuple(builtins.range(0, 2 * len(old), 2)), dtype=g.dtype),)
+        return (reduced("sum", parts, tuple(builtins.range(0, 2 * len(old), 2))),)
 
     return record(np.tile(x.array, times), (x,), vjp)
 

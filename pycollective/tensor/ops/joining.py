@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, array_module, asarray, is_array, on_host, scatter_add
+from ...array_backend import Array, asarray, is_array, on_host, scattered
 from ..compiled import contiguous, joined, placed
 from ..multiple import Rows
 from ..tape import new_key, record, record_many, thread_state
@@ -155,9 +155,7 @@ def getitem(tensor: Any, index: Any) -> Tensor:
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
         if basic:
             return (placed(g, a.shape, places),)
-        full = array_module(a).zeros(a.shape, a.dtype)
-        scatter_add(full, places, g)
-        return (full,)
+        return (scattered(a.shape, places, g),)
 
     return record(result, (x,), vjp)
 
@@ -200,11 +198,7 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
         if place == 0 and a.__class__ is np.ndarray:
             return (Rows(index.reshape(-1), g.reshape(index.size, *a.shape[1:]), a.shape),)
-        # Sum halves in float32: in half precision many small summands would be lost.
-        wide = np.float32 if a.dtype.itemsize == 2 else a.dtype
-        full = array_module(a).zeros(a.shape, wide)
-        scatter_add(full, places, g.astype(wide, copy=False))
-        return (full.astype(a.dtype, copy=False),)
+        return (scattered(a.shape, places, g),)
 
     result = np.take(a, index, axis=place)
     if wrong is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from ...arguments import whole
 from ...array_backend import Array, array_module, asarray, filled, on_host
 from ...workspace import workspace
-from ..compiled import binary, reduced
+from ..compiled import binary, is_half, narrowed, reduced
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import check_dtypes, differentiable, operands, sum_to_shape
@@ -104,12 +104,27 @@ def sum_over(input_tensor: Any, count: float) -> Tensor:
     a = x.array
     if a.dtype.kind not in "fV":
         raise TypeError(f"sum_over needs a floating-point tensor, got {a.dtype}; use cast()")
-    divisor, axes, shape = a.dtype.type(count), tuple(range(a.ndim)), a.shape
+    axes, shape = tuple(range(a.ndim)), a.shape
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        return (_spread(asarray(g / divisor), axes, shape, False),)
+        return (_spread(asarray(_divided(g, count)), axes, shape, False),)
 
-    return record(reduced("sum", a, axes) / divisor, (x,), vjp)
+    return record(_mean(a, axes, count), (x,), vjp)
+
+
+def _divided(a: Array, count: float) -> Any:
+    """Return an array divided by a number, which may be too large for halves."""
+    if is_half(a.dtype):
+        return narrowed(a.astype(np.float32) / np.float32(count), a.dtype)
+    return a / a.dtype.type(count)
+
+
+def _mean(a: Array, axes: tuple[int, ...], count: float, keepdims: bool = False) -> Any:
+    """Return the sums along axes, divided by a number; the sums may be too large for halves."""
+    if is_half(a.dtype):
+        total = a.sum(axis=axes, dtype=np.float32, keepdims=keepdims)
+        return narrowed(total / np.float32(count), a.dtype)
+    return reduced("sum", a, axes, keepdims) / a.dtype.type(count)
 
 
 @differentiable
@@ -131,14 +146,13 @@ def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
         totals, divisor = asarray(a.sum(axis=axes, dtype=wide, keepdims=keepdims)), wide.type(count)
         multiples = totals - array_module(totals).fmod(totals, divisor)
         return Tensor((multiples // divisor).astype(a.dtype))
-    total = reduced("sum", a, axes, keepdims)
     if count:
-        mean = total / a.dtype.type(count)
+        mean = _mean(a, axes, count, keepdims)
     else:
-        mean = total + a.dtype.type(np.nan)
+        mean = reduced("sum", a, axes, keepdims) + a.dtype.type(np.nan)
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        return (_spread(g / g.dtype.type(count or 1), axes, shape, keepdims),)
+        return (_spread(_divided(g, count or 1), axes, shape, keepdims),)
 
     return record(mean, (x,), vjp)
 
@@ -159,7 +173,7 @@ def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
                 top, spread = _with_axes(result, axes, a.ndim), _with_axes(g, axes, a.ndim)
             if a.__class__ is not np.ndarray or a.dtype.kind != "f":
                 hits = (a == top).astype(a.dtype)
-                return (hits * (spread / hits.sum(axis=axes, keepdims=True)),)
+                return (hits * (spread / reduced("sum", hits, axes, True)),)
             hits = np.equal(a, top, out=workspace.empty(a.shape, a.dtype))
             return (np.multiply(hits, spread / reduced("sum", hits, axes, True), out=hits),)
 
