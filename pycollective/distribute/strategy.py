@@ -28,6 +28,7 @@ from pycollective.distribute.values import (
 from pycollective.distribute.variables import MirroredVariable
 from pycollective.distribute.verify import verify_equivalence
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
+from pycollective.tensor.compiled import is_half, narrowed
 
 _HOST = Device("CPU", 0)
 
@@ -175,14 +176,15 @@ class Strategy:
         components = value.values if isinstance(value, DistributedValues) else (value,)
         locally = [_sum_within(c, axes, op) for c in components]
         total = self._reduce_across(ReduceOp.SUM, _per_replica([s for s, _ in locally]))
-        if op is ReduceOp.SUM:
-            return total
-        count = self.extended.workers.total(sum(n for _, n in locally))
-        with (
-            array_backend.beside(total.array),
-            np.errstate(invalid="ignore", divide="ignore"),  # the mean of no elements is NaN
-        ):
-            return Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
+        dtype = as_tensor(components[0]).dtype
+        if op is ReduceOp.MEAN:
+            count = self.extended.workers.total(sum(n for _, n in locally))
+            with (
+                array_backend.beside(total.array),
+                np.errstate(invalid="ignore", divide="ignore"),  # the mean of no elements is NaN
+            ):
+                total = Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
+        return Tensor(narrowed(total.array, dtype)) if is_half(dtype) else total
 
     def _reduce_across(self, op: ReduceOp, value: Any) -> Any:
         reduced = self.extended.reduce_to(op, value, "cpu:0")
@@ -365,9 +367,10 @@ def _sum_within(component: Any, axes: tuple[int, ...], op: ReduceOp) -> tuple[Te
                 f"{array.shape}"
             )
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
-    # The sum of small integers must not overflow before it is divided for a mean.
+    # The sum of small integers must not overflow before it is divided for a mean. The sum of halves
+    # would lose small summands.
     wide = op is ReduceOp.MEAN and array.dtype.kind in "iu"
-    dtype = None if wide else array.dtype
+    dtype = np.float32 if is_half(array.dtype) else None if wide else array.dtype
     with array_backend.beside(array):
         return Tensor(array_backend.asarray(array.sum(axis=axes, dtype=dtype))), count
 

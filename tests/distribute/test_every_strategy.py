@@ -131,6 +131,22 @@ def test_local_results_are_the_components(strategy):
         assert strategy.experimental_local_results(value) == (value,)
 
 
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_reduce_of_many_halves_keeps_small_summands(strategy, dtype):
+    n = strategy.num_replicas_in_sync
+    ones = strategy.run(lambda: tf.ones([5000], dtype))
+    total, mean = (strategy.reduce(op, ones, axis=0) for op in ("sum", "mean"))
+    assert total.dtype == mean.dtype == dtype
+    np.testing.assert_allclose(float(total), 5000 * n, rtol=2.0**-7)
+    assert (
+        float(
+            strategy.reduce("mean", strategy.run(lambda: tf.fill([5000], tf.cast(100, dtype))), 0)
+        )
+        == 100
+    )
+    assert float(mean) == 1
+
+
 def test_collectives_of_dicts_in_other_orders_keep_the_keys(strategy):
     def step():
         parts = {"a": tf.constant([1.0]), "b": tf.constant([10.0])}
