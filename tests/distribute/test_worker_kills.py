@@ -20,7 +20,9 @@ def test_workers_killed_at_random_lose_no_function(tmp_path, monkeypatch, transp
     check(kill_workers(tmp_path, 30), 30)
 
 
-@pytest.mark.parametrize("found", [(20, 19, 20.0), (20, 32, 20.0), (20, 20, 19.5), (0, 0, 0.0)])
+@pytest.mark.parametrize(
+    "found", [(200, 199, 200.0), (200, 212, 200.0), (200, 200, 199.5), (180, 180, 180.0)]
+)
 def test_check_of_lost_or_unexplained_functions_raises(found):
     with pytest.raises(AssertionError):
         check(found, 10)
