@@ -292,7 +292,9 @@ class ParameterServerStrategy(Strategy):
     `ClusterCoordinator` schedules functions on the workers. Without a cluster, servers and workers are
     threads of this process. In a cluster, every task runs the same program. The constructor returns on
     the chief, and on a worker, which runs the program up to the first scheduled function. On a
-    parameter server the constructor serves until the chief ends, and then ends the process.
+    parameter server the constructor serves until the chief ends, and then ends the process. The
+    cluster's evaluator connects to no other task: its servers and workers are threads, as without a
+    cluster.
 
     Parameters
     ----------
@@ -324,8 +326,6 @@ class ParameterServerStrategy(Strategy):
 
     Raises
     ------
-    NotAvailableError
-        This process is the cluster's evaluator.
     UnavailableError
         A task of the cluster does not listen within 180 seconds.
     RendezvousError
@@ -465,6 +465,12 @@ def _cluster_of(
             "threads of this process"
         )
     rules.validate(cluster, None, None)
+    if resolver.task_type == "evaluator":
+        _log.warning(
+            "this is the cluster's evaluator: its servers and workers are threads of this process, and "
+            "it connects to no other task. Restore the chief's checkpoints, and do not train"
+        )
+        return None, None, 0
     for job in ("ps", "worker"):
         if not rules.task_count(cluster, job):
             raise ValueError(f"There must be at least one {job}. The {source} has none.")
@@ -483,11 +489,6 @@ def _task_of(
         if task == "ps":
             server.join()
         return server
-    if task == "evaluator":
-        raise NotAvailableError(
-            "an evaluator is not a task of ParameterServerStrategy: restore the chief's checkpoints in "
-            "a program without a strategy"
-        )
     chief = Chief(cluster, recover)
     atexit.register(chief.end)
     return chief

@@ -8,9 +8,11 @@ import time
 
 import hangs
 import pytest
+from ports import free_ports
 from server_clusters import (
     BEGIN,
     MODEL,
+    ending,
     let_continue,
     recovering,
     results,
@@ -166,7 +168,7 @@ report(got=got, caught=caught)
     assert "runs again" not in errors
 
 
-def test_second_chief_and_evaluator_are_refused_and_the_cluster_continues(tmp_path):
+def test_second_chief_is_refused_and_the_cluster_continues(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(
         BEGIN
@@ -184,15 +186,55 @@ while not os.path.exists("stop"):
     with started(path) as tasks:
         chief = tasks[-1]
         assert chief.stdout.readline() == "1\n"
-        others = [start(path, job, chief.cluster) for job in ("chief", "evaluator")]
-        tasks += others
-        ends = [task.communicate(timeout=hangs.SECONDS) for task in others]
-        assert "FailedPreconditionError: the server already serves another chief" in ends[0][1]
-        assert "NotAvailableError: an evaluator is not a task" in ends[1][1]
+        tasks.append(start(path, "chief", chief.cluster))
+        _, errors = tasks[-1].communicate(timeout=hangs.SECONDS)
+        assert "FailedPreconditionError: the server already serves another chief" in errors
         assert chief.poll() is None
         (tmp_path / "stop").touch()
         ended = [task.communicate(timeout=hangs.SECONDS) for task in tasks[:3]]
         assert [task.returncode for task in tasks[:3]] == [0, 0, 0], ended
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_evaluator_of_a_cluster_evaluates_checkpoints_and_delays_no_task(tmp_path, named):
+    """The cluster may name the evaluator's address, at which nobody needs to listen."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import json\n"
+        + BEGIN
+        + """
+with strategy.scope():
+    weight = tf.Variable(0.0)
+checkpoint = tf.train.Checkpoint(weight=weight)
+
+@tf.function
+def step():
+    weight.assign_add(1.0)
+    return weight
+
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "evaluator":
+    while not (saved := tf.train.latest_checkpoint("saved")):
+        time.sleep(0.02)
+    checkpoint.restore(saved)
+    print(float(strategy.run(lambda: weight * 2)), coordinator.schedule(step).fetch())
+else:
+    for _ in range(4):
+        coordinator.schedule(step)
+    coordinator.join()
+    checkpoint.save("saved/ckpt")
+    print(float(weight))
+"""
+    )
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    cluster = {"ps": addresses[:1], "worker": addresses[1:2]}
+    if named:
+        cluster["evaluator"] = addresses[2:]
+    with ending() as tasks:
+        tasks += [start(path, job, cluster) for job in ("evaluator", "chief", "worker", "ps")]
+        ended = [task.communicate(timeout=hangs.SECONDS) for task in tasks]
+        assert [task.returncode for task in tasks] == [0] * 4, ended
+    assert [out for out, _ in ended[:2]] == ["8.0 5.0\n", "4.0\n"]
+    assert "this is the cluster's evaluator" in ended[0][1]
 
 
 @pytest.mark.slow

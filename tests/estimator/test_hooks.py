@@ -227,12 +227,14 @@ def test_train_and_evaluate_without_throttle_evaluates_each_checkpoint(tmp_path)
         assert np.array_equal(plain.get_variable_value(name), estimator.get_variable_value(name))
 
 
-def test_train_and_evaluate_of_an_evaluator_evaluates_checkpoints(tmp_path, monkeypatch):
+@pytest.mark.parametrize("servers", [False, True])
+def test_train_and_evaluate_of_an_evaluator_evaluates_checkpoints(tmp_path, monkeypatch, servers):
     regressor(tmp_path).train(endless, steps=3)
     monkeypatch.setenv(
         "TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
     )
-    estimator, exporter = regressor(tmp_path), Exporter()
+    strategy = tf.distribute.ParameterServerStrategy() if servers else None
+    estimator, exporter = regressor(tmp_path, train_distribute=strategy), Exporter()
     evaluation = tf.estimator.EvalSpec(once, start_delay_secs=0, exporters=[exporter])
     result, exports = tf.estimator.train_and_evaluate(
         estimator, tf.estimator.TrainSpec(endless, max_steps=3), evaluation
