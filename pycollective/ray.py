@@ -43,6 +43,11 @@ def run(
     One placement group holds all actors. Ray gives every actor all addresses and a secret, as
     ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. If Ray does not run, `run` starts it on this machine.
 
+    ``ray list actors`` shows the actors as ``pycollective-RUN-JOB-INDEX``, such as
+    ``pycollective-1f0c9a3e-worker-0``. RUN has eight digits, others in each call of `run`. JOB is
+    ``worker``, ``chief`` or ``ps``. The name of the first replacement of an actor ends with
+    ``-again-1``.
+
     Parameters
     ----------
     train_fn : callable
@@ -160,6 +165,9 @@ class _Workers:
         self._bundle = bundle
         self._timeout = timeout
         self._actors: list[Any] = []
+        #: The begin of the actors' names, and the number of actors that each rank has had.
+        self._name = f"pycollective-{secrets.token_hex(4)}"
+        self._counts = [0] * count
         self._group = ray.util.placement_group([bundle] * count, strategy="PACK")
         try:
             ray.get(self._group.ready(), timeout=timeout)
@@ -182,7 +190,16 @@ class _Workers:
             num_gpus=self._bundle.get("GPU", 0),
             scheduling_strategy=placed,
         )(_Worker)
-        return kind.remote()
+        job, index = self._task(rank)
+        name = f"{self._name}-{job}-{index}"
+        if self._counts[rank]:  # Ray may still know the actor before it
+            name += f"-again-{self._counts[rank]}"
+        self._counts[rank] += 1
+        return kind.options(name=name).remote()
+
+    def _task(self, rank: int) -> tuple[str, int]:
+        """Return the job of a rank, and its number in this job."""
+        return "worker", rank
 
     def call(
         self,
@@ -324,9 +341,12 @@ class _Tasks(_Workers):
     def __init__(
         self, ray: Any, servers: int, workers: int, bundle: dict[str, float], timeout: float
     ) -> None:
-        super().__init__(ray, 1 + servers + workers, bundle, timeout)
         self._jobs = [("chief", 0)]
         self._jobs += [("ps", k) for k in range(servers)] + [("worker", k) for k in range(workers)]
+        super().__init__(ray, len(self._jobs), bundle, timeout)
+
+    def _task(self, rank: int) -> tuple[str, int]:
+        return self._jobs[rank]
 
     def call(
         self,
@@ -349,7 +369,7 @@ class _Tasks(_Workers):
             for (job, _), (_, address) in zip(self._jobs, places, strict=True):
                 cluster.setdefault(job, []).append(address)
             for task in tasks:
-                environment = _environment(cluster, *self._jobs[task], secret)
+                environment = _environment(cluster, *self._task(task), secret)
                 call = self._actors[task].call.remote(environment, function, args, kwargs)
                 under_way[call] = task
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -178,6 +179,7 @@ def count_with_servers(folder):
         time.sleep(0.01)
         return worker
 
+    names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
     calls, found = 0, set()
     until = time.monotonic() + 120
     while found != {0, 1} and time.monotonic() < until:
@@ -185,7 +187,7 @@ def count_with_servers(folder):
         coordinator.join()
         found.update(int(result.fetch()) for result in results)
         calls += 10
-    return sorted(found), float(total.numpy()) - calls
+    return sorted(found), float(total.numpy()) - calls, names
 
 
 def test_lost_worker_of_a_cluster_with_servers_comes_back(tmp_path):
@@ -193,7 +195,9 @@ def test_lost_worker_of_a_cluster_with_servers_comes_back(tmp_path):
         count_with_servers, 2, num_ps=1, args=(str(tmp_path),), max_failures=1, cpus_per_worker=0.5
     )
     assert (tmp_path / "died").exists()
-    assert found == ([0, 1], 0.0)
+    assert found[:2] == ([0, 1], 0.0)
+    names = sorted(re.fullmatch("pycollective-[0-9a-f]{8}-(.*)", name)[1] for name in found[2])
+    assert names == ["chief-0", "ps-0", "worker-0", "worker-1"]
 
 
 def test_run_without_resources_raises():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import re
 import sys
 import threading
 import time
@@ -45,7 +46,7 @@ class Ray:
             placement_group=lambda *_, **__: types.SimpleNamespace(ready=self.done),
             remove_placement_group=lambda _: None,
         )
-        self.calls = []
+        self.calls, self.names = [], []
 
     def done(self):
         future = concurrent.futures.Future()
@@ -59,7 +60,12 @@ class Ray:
         return {}
 
     def remote(self, scheduling_strategy, **_):
-        return lambda kind: types.SimpleNamespace(remote=lambda: Actor(self, scheduling_strategy))
+        def options(name):
+            assert name not in self.names
+            self.names.append(name)
+            return types.SimpleNamespace(remote=lambda: Actor(self, scheduling_strategy))
+
+        return lambda kind: types.SimpleNamespace(options=options)
 
     def get(self, refs, timeout=None):
         if isinstance(refs, list):
@@ -315,6 +321,10 @@ def test_server_or_worker_is_replaced_at_its_address(ray_of, lost):
 
     assert tf.ray.run(train, 2, num_ps=1, max_failures=1) == "trained"
     assert sorted(tasks) == sorted([0, 1, 2, 3, lost])
+    names = ["chief-0", "ps-0", "worker-0", "worker-1"]
+    names += [f"{names[lost]}-again-1"]
+    job = re.fullmatch("pycollective-[0-9a-f]{8}-chief-0", ray.names[0])[0].removesuffix("chief-0")
+    assert ray.names == [job + name for name in names]
     assert {tuple(workers) for _, workers in ray.calls} == {("c:1", "d:1")}
 
 
