@@ -53,6 +53,9 @@ _log = logging.getLogger("pycollective")
 #: The minimum bytes of a shard of the partitioner "balanced".
 _LEAST_SHARD = 256 << 10
 
+#: The elements of an initial value above which there is a warning, as in TensorFlow.
+_LARGE = 10**9
+
 
 class _ParameterServerExtended(StrategyExtended):
     """One replica for each worker, and variables on servers in turn."""
@@ -166,6 +169,14 @@ class _ParameterServerExtended(StrategyExtended):
             ]
         if len(servers) == 1:
             return self._on_server(next_creator(**kwargs), servers[0], *owners[:1])
+        if not by_parts and math.prod(shape) > _LARGE:
+            _log.warning(
+                "variable %r: its initial value has %d elements, and this task makes all of them before "
+                "it divides them among the servers. An initial_value with the arguments partition_shape "
+                "and partition_offset makes the rows of one shard at a time; give shape and dtype too",
+                name,
+                math.prod(shape),
+            )
         shards, begin = [], 0
         for number, (length, server) in enumerate(zip(lengths, servers, strict=True)):
             part = TensorShape((length, *shape[1:]))

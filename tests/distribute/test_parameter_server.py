@@ -18,7 +18,7 @@ from pycollective.cluster import ClusterSpec, SimpleClusterResolver
 from pycollective.distribute import task_links
 from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.sharded import ShardedVariable
-from pycollective.errors import NotAvailableError, UnavailableError
+from pycollective.errors import UnavailableError
 
 P = tf.distribute.experimental.partitioners
 
@@ -66,11 +66,16 @@ def test_strategy_task_that_does_not_listen_raises(monkeypatch):
     text = "chief did not reach /job:ps/task:0 at 127.0.0.1:.* Start the same program"
     with pytest.raises(UnavailableError, match=text):
         tf.distribute.ParameterServerStrategy(resolver(**jobs))
+
+
+def test_evaluator_connects_to_no_task(monkeypatch, caplog):
+    jobs = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
     monkeypatch.setenv(
         "TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "evaluator", "index": 0}})
     )
-    with pytest.raises(NotAvailableError, match="an evaluator is not a task"):
-        tf.distribute.ParameterServerStrategy()
+    strategy = tf.distribute.ParameterServerStrategy(num_workers=3)
+    assert "workers: 3 threads of this process" in strategy.describe()
+    assert "this is the cluster's evaluator" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -214,6 +219,20 @@ def test_initializer_of_partitions_makes_each_shard_by_itself():
         v = tf.Variable(rows, shape=(5, 2), dtype=tf.float32)
     assert asked == [((3, 2), (0, 0)), ((2, 2), (3, 0))]
     assert v.numpy()[:, 0].tolist() == [1, 1, 1, 2, 2]
+
+
+def test_large_initial_value_that_is_made_at_once_is_warned_about(monkeypatch, caplog):
+    monkeypatch.setattr("pycollective.distribute.parameter_server._LARGE", 13)
+
+    def rows(partition_shape, partition_offset):
+        return np.zeros(partition_shape, np.float32)
+
+    with servers(2).scope():
+        tf.Variable(rows, shape=(7, 2), dtype=tf.float32)
+        tf.Variable(np.zeros((6, 2)))
+        assert "its initial value has" not in caplog.text
+        tf.Variable(np.zeros((7, 2)), name="big")
+    assert "variable 'big': its initial value has 14 elements" in caplog.text
 
 
 # Sharded variables --------------------------------------------------------------------------------
