@@ -22,6 +22,9 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   set_name(call.dtype, array.type);
   call.root = has_root(algorithm.collective()) ? root : -1;
   call.detail = algorithm.fingerprint();
+  for (std::size_t i = sizeof call.dtype - 1; i < array.type.size(); ++i) {  // not in the record
+    call.detail = call.detail * kOddFactor + static_cast<unsigned char>(array.type[i]);
+  }
   call.dims = static_cast<int>(array.shape.size());
   for (int i = 0; i < std::min(call.dims, CallRecord::kMaxDims); ++i) {
     call.shape[i] = array.shape[static_cast<std::size_t>(i)];

@@ -10,7 +10,12 @@ namespace pycollective {
 std::string CallRecord::describe() const {
   std::string text = std::string(collective) + " #" + std::to_string(number);
   if (dtype[0] == 0) return text;
-  text += " (" + std::string(dtype) + "[";
+  // The hash distinguishes names of types by their other letters, and shapes by their other lengths.
+  std::ostringstream hash;
+  hash << "…" << std::hex << (detail & 0xffff);
+  text += " (" + std::string(dtype);
+  if (std::strlen(dtype) == sizeof dtype - 1) text += hash.str();
+  text += "[";
   for (int i = 0; i < std::min(dims, kMaxDims); ++i) {
     if (shape[i] == kNextArray) {
       text += "] [";
@@ -19,11 +24,7 @@ std::string CallRecord::describe() const {
     if (i && shape[i - 1] != kNextArray) text += ", ";
     text += shape[i] < 0 ? "*" : std::to_string(shape[i]);
   }
-  if (dims > kMaxDims) {  // the hash distinguishes shapes by their other lengths
-    std::ostringstream hash;
-    hash << std::hex << (detail & 0xffff);
-    text += (shape[kMaxDims - 1] == kNextArray ? "… " : ", … ") + hash.str();
-  }
+  if (dims > kMaxDims) text += (shape[kMaxDims - 1] == kNextArray ? "" : ", ") + hash.str();
   text += "]";
   if (op[0]) text += std::string(", ") + op;
   if (algorithm[0]) text += std::string(", ") + algorithm;

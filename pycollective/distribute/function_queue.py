@@ -97,10 +97,10 @@ def called(message: dict[str, Any]) -> Any:
     if digest_of(function) != digest:
         names = ", ".join(globals_of(function)) or "none"
         raise FailedPreconditionError(
-            f"function {name!r} differs between the chief and the worker, or a function, a class or a "
-            "global that it uses: a worker with another program version, or another version of Python. "
-            "Start the same program on all tasks, and give its globals the same values on all tasks "
-            f"before the first schedule(): {names[:400]}"
+            f"function {name!r} differs between the chief and the worker, or something that it uses "
+            "does. The worker has another version of the program or of Python, or a global has another "
+            "value. Start the same program on all tasks. These globals need the same values before the "
+            f"first schedule(): {names[:400]}"
         )
     return function
 

@@ -186,7 +186,7 @@ def _named_tuple(name: Any, length: int) -> Any:
     if not fields or len(fields) != length:
         raise NotFoundError(
             f"the named tuple {'.'.join(map(str, name))!r} with {length} fields is not known to this "
-            "task: define it at the top level of a module, and import the module on all tasks before "
+            "task. Define it at the top level of a module, and import the module on all tasks before "
             "the first ClusterCoordinator.schedule()"
         )
     return cls

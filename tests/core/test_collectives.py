@@ -166,6 +166,10 @@ def test_all_reduce_many_gives_the_sums_of_all_arrays(bytes_per_pack, kind, on_r
           lambda c: c.all_reduce(np.zeros((1,) * 9 + (3, 2)))], ["float64[1, 1, 1,"]),
         ([lambda c: c.broadcast(np.zeros(3)), lambda c: c.broadcast(np.zeros(3), algorithm="chain")],
          ["direct", "chain"]),
+        ([lambda c: c.broadcast(np.zeros(3, "f4,f4")), lambda c: c.broadcast(np.zeros(3, "f4,i4"))],
+         ["[('f0', '<f4'),…"]),
+        ([lambda c: c.all_gather(np.zeros(3, "m8[100s]")),
+          lambda c: c.all_gather(np.zeros(3, "m8[100h]"))], ["timedelta64[100…"]),
     ],
 )  # fmt: skip
 def test_collectives_differing_calls_raise_mismatch_error(calls, named, on_ranks):
