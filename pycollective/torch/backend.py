@@ -196,8 +196,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     def _group_on(self, device: torch.device) -> Any:
         """Return the group for another device, if ``init_process_group`` got a backend for it."""
-        if not dist.is_initialized():  # the program made this group itself
-            return None
+        if not dist.is_initialized() or not isinstance(self, dist.ProcessGroup):
+            return None  # the program made this group itself, or PyTorch chooses among the backends
         if device.type not in self._on_devices:
             pairs = (pair.split(":") for pair in dist.get_backend_config(self).split(","))
             name = dict(pair for pair in pairs if len(pair) == 2).get(device.type)

@@ -403,6 +403,12 @@ def is_a_backend():
     dist.all_reduce(x)
     half.allreduce([x]).wait()
     assert half.size() == 1 and x.tolist() == [dist.get_world_size()] * 2
+    try:
+        made.allreduce([torch.ones(2, device="meta")])
+    except TypeError as error:
+        assert "cpu:pycollective,cuda:nccl" in str(error), error
+    else:
+        raise AssertionError("a call with a tensor of another device succeeded")
 
 
 def two_backends():
