@@ -13,6 +13,7 @@ from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from . import pooling_on_gpu
+from .halves import in_float32
 from .window import (
     Pair,
     Window,
@@ -158,6 +159,7 @@ def _counts(shape: tuple[int, ...], window: Window, like: Array) -> Array:
     return asarray(counts, like.dtype, like=like)
 
 
+@in_float32
 def avg_pool2d(
     x: Any, pool_size: Pair = 2, strides: Pair | None = None, padding: str = "VALID"
 ) -> Tensor:
