@@ -409,3 +409,17 @@ def test_predict_of_outputs_in_other_orders_keeps_the_keys():
     found = model.predict(np.ones((4, 1), np.float32), batch_size=2, verbose=0)
     np.testing.assert_array_equal(found["a"], np.ones((4, 1)))
     np.testing.assert_array_equal(found["b"], np.full((4, 1), 10))
+
+
+def test_outputs_in_another_order_in_evaluation_have_their_own_losses():
+    class Reversed(keras.Model):
+        def call(self, x, training=False):
+            parts = {"a": x, "b": 10.0 * x}
+            return parts if training else dict(reversed(parts.items()))
+
+    x, model = np.ones((4, 1), np.float32), Reversed()
+    y = {"a": np.zeros_like(x), "b": np.zeros_like(x)}
+    model.compile(loss={"a": "mse", "b": "mae"}, metrics={"a": ["mae"], "b": ["mse"]})
+    assert float(model.compute_loss(x, y, model(x, training=True))) == 11
+    found = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert found == {"loss": 11, "a_loss": 1, "b_loss": 10, "a_mae": 1, "b_mse": 100}

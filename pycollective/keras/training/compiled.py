@@ -92,6 +92,8 @@ class Compiled:
     output_names: Any = None
     tracker: LossTracker = field(default_factory=LossTracker)
     _outputs: list[_Output] | None = None
+    #: The outputs' names in the structure and order of ``_outputs``.
+    _names: Any = None
     _reported: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -163,7 +165,11 @@ class Compiled:
         if self._outputs is None or len(self._outputs) != count:
             with self._scope(), created_once(self):
                 if self._outputs is None or len(self._outputs) != count:
+                    self._names = names
                     self._outputs = self._outputs_of(names)
+        if nest.flatten(names) != nest.flatten(self._names):  # a dict in another order
+            y_pred = nest.map_structure(lambda _, part: part, self._names, y_pred)
+            names = self._names
         if y is None and any(output.needs_target for output in self._outputs):
             raise ValueError(f"the compiled {what} needs targets: give y, or datasets of (x, y)")
         if nest.is_nested(sample_weight):
