@@ -150,7 +150,10 @@ template <typename T>
 struct Selu {
   static constexpr T kAlpha = T(1.6732632423543772848), kScale = T(1.0507009873554804934);
   static PYCOLLECTIVE_INLINE T value(T x) { return kScale * Elu<T>::value(x, kAlpha); }
-  static PYCOLLECTIVE_INLINE T slope(T x) { return kScale * Elu<T>::slope(x, kAlpha); }
+  static PYCOLLECTIVE_INLINE T slope(T x) {
+    const T below = kScale * Elu<T>::slope(x, kAlpha);
+    return x >= 0 ? kScale : below;
+  }
 };
 
 template <typename T>

@@ -45,19 +45,20 @@ struct Divide {
   static PYCOLLECTIVE_INLINE T by_y(T g, T x, T y) { return -(g * (x / y) / y); }
 };
 
-// NaN is greater and less than every number. Equal operands: x gets the gradient.
+// NaN is greater and less than every number. Equal operands: x gets the gradient. If an operand is
+// NaN, y gets it.
 template <typename T>
 struct Maximum {
   static PYCOLLECTIVE_INLINE T value(T x, T y) { return x >= y || x != x ? x : y; }
   static PYCOLLECTIVE_INLINE T by_x(T g, T x, T y) { return x >= y ? g : T(0); }
-  static PYCOLLECTIVE_INLINE T by_y(T g, T x, T y) { return x < y ? g : T(0); }
+  static PYCOLLECTIVE_INLINE T by_y(T g, T x, T y) { return x >= y ? T(0) : g; }
 };
 
 template <typename T>
 struct Minimum {
   static PYCOLLECTIVE_INLINE T value(T x, T y) { return x <= y || x != x ? x : y; }
   static PYCOLLECTIVE_INLINE T by_x(T g, T x, T y) { return x <= y ? g : T(0); }
-  static PYCOLLECTIVE_INLINE T by_y(T g, T x, T y) { return x > y ? g : T(0); }
+  static PYCOLLECTIVE_INLINE T by_y(T g, T x, T y) { return x <= y ? T(0) : g; }
 };
 
 template <typename T>

@@ -185,7 +185,9 @@ def _elu(name: str, features: Any, alpha: float, scale: float) -> Tensor:
         return np.where(x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0)))
 
     def derivative(g: Array, x: Array, y: Array) -> Array:
-        slope: Array = g * np.where(x > 0, x.dtype.type(scale), y + x.dtype.type(scale * alpha))
+        # As in TensorFlow, the slope of selu at 0 is that of positive numbers.
+        is_upper = x >= 0 if name == "selu" else x > 0
+        slope: Array = g * np.where(is_upper, x.dtype.type(scale), y + x.dtype.type(scale * alpha))
         return slope
 
     return _with_alpha(name, features, alpha, forward, derivative)

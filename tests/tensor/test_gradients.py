@@ -9,6 +9,7 @@ import pytest
 from gradient_cases import CASES, gradients_of, numbers, weighted
 
 import pycollective.tensor as tf
+from pycollective import nn
 from pycollective.tensor.ops._define import DIFFERENTIABLE
 
 FLAT = [
@@ -140,3 +141,23 @@ def test_gradient_of_gather_of_no_rows_is_zero():
         total = tf.reduce_sum(tf.gather(table, np.zeros(0, np.int32)))
     found = tape.gradient(total, table)
     assert not np.any(tf.convert_to_tensor(found).numpy())
+
+
+@pytest.mark.parametrize("size", [1, 1 << 16])  # NumPy, and a kernel
+@pytest.mark.parametrize("op", [tf.maximum, tf.minimum])
+@pytest.mark.parametrize("operands", [(np.nan, 2), (2, np.nan), (np.nan, np.nan)])
+def test_gradient_beside_nan_goes_to_the_second_operand(op, operands, size):
+    x, y = (tf.Variable(np.full(size, each, np.float32)) for each in operands)
+    with tf.GradientTape() as tape:
+        z = op(x, y)
+    by_x, by_y = tape.gradient(z, [x, y])
+    assert not by_x.numpy().any() and by_y.numpy().all()
+    assert np.isnan(z.numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_slope_of_selu_at_0_is_that_of_positive_numbers(dtype):
+    x = tf.Variable(np.array([0, -0.0, 1], dtype))
+    with tf.GradientTape() as tape:
+        y = nn.selu(x)
+    np.testing.assert_allclose(tape.gradient(y, x).numpy(), 1.0507009873554805, rtol=1e-3)

@@ -111,7 +111,7 @@ maximum = binary(
     "maximum",
     np.maximum,
     lambda g, x, y, z: g * (x >= y),
-    lambda g, x, y, z: g * (x < y),
+    lambda g, x, y, z: g * ~(x >= y),
     "Return the larger of ``x`` and ``y``; if both are equal, ``x`` gets the gradient. The result of "
     "0.0 and -0.0 is one of them.",
     kernel=True,
@@ -120,7 +120,7 @@ minimum = binary(
     "minimum",
     np.minimum,
     lambda g, x, y, z: g * (x <= y),
-    lambda g, x, y, z: g * (x > y),
+    lambda g, x, y, z: g * ~(x <= y),
     "Return the smaller of ``x`` and ``y``; if both are equal, ``x`` gets the gradient. The result of "
     "0.0 and -0.0 is one of them.",
     kernel=True,
