@@ -10,7 +10,7 @@ namespace pycollective {
 std::string CallRecord::describe() const {
   std::string text = std::string(collective) + " #" + std::to_string(number);
   if (dtype[0] == 0) return text;
-  // The hash distinguishes names of types by their other letters, and shapes by their other lengths.
+  // The hash stands for the letters and lengths that are not in the record.
   std::ostringstream hash;
   hash << "…" << std::hex << (detail & 0xffff);
   text += " (" + std::string(dtype);
