@@ -263,6 +263,9 @@ class Server:
             return
         link = Link(channel, str(hello.get("task")))
         if self.job_name == "worker":
+            if link.ended():  # the chief waited too long, and may have made another connection
+                link.close()
+                return
             run = str(hello.get("run"))
             if self._chiefs_run not in (None, run):
                 raise HandshakeError("the worker still serves another chief")

@@ -369,7 +369,7 @@ coordinator.join()
         time.sleep(3)  # the chief notices several times that there is no worker
         tasks.append(start(path, "worker", worker.cluster))
         let_continue(chief)
-        assert chief.stdout.readline() == "1\n"
+        assert chief.stdout.readline() == "1\n", chief.communicate(timeout=hangs.SECONDS)
         _, errors = chief.communicate(timeout=hangs.SECONDS)
     assert chief.returncode == 0, errors
 

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from ports import free_ports
 
+import pycollective as tf
 from pycollective.distribute import server_variables, task_links
 from pycollective.distribute import snapshots as snapshot_files
 from pycollective.distribute.server_connections import Servers
@@ -930,6 +931,27 @@ def test_dropped_block_returns_its_memory_and_is_an_error_for_other_mappings():
         with pytest.raises(FailedPreconditionError, match="has dropped this variable"):
             mapping.lock(True)
     assert Block.made(np.ones(3), 8, file).offset > block.offset
+
+
+def test_worker_keeps_the_chiefs_connection_if_a_late_one_has_ended():
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+    server = tf.distribute.Server(cluster, "worker", 0, start=False)
+    hello = {"purpose": task_links.PURPOSE, "task": "chief", "run": "a"}
+    first, late, other = (socket.socketpair() for _ in range(3))
+    with contextlib.ExitStack() as held:
+        for pair in (first, late, other):
+            for sock in pair:
+                held.enter_context(sock)
+        server._enter(Channel(first[0]), hello)
+        late[1].close()
+        server._enter(Channel(late[0]), hello)
+        first[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            first[1].recv(1)
+        with pytest.raises(HandshakeError, match="still serves another chief"):
+            server._enter(Channel(other[0]), {**hello, "run": "b"})
+        server._enter(Channel(other[0]), hello)
+        assert first[1].recv(1) == b""
 
 
 # Snapshots ----------------------------------------------------------------------------------------
