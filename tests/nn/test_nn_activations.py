@@ -167,8 +167,8 @@ BINARIES = {
     "subtract": (lambda x, y: x - y, lambda x, y: (1, -1)),
     "multiply": (lambda x, y: x * y, lambda x, y: (y, x)),
     "divide": (lambda x, y: x / y, lambda x, y: (1 / y, -x / y / y)),
-    "maximum": (np.maximum, lambda x, y: (x >= y, x < y)),
-    "minimum": (np.minimum, lambda x, y: (x <= y, x > y)),
+    "maximum": (np.maximum, lambda x, y: (x >= y, ~(x >= y))),
+    "minimum": (np.minimum, lambda x, y: (x <= y, ~(x <= y))),
     "mod": (np.remainder, lambda x, y: (1, -np.floor(x / y))),
     "squared_difference": (lambda x, y: (x - y) ** 2, lambda x, y: (2 * (x - y), 2 * (y - x))),
 }
