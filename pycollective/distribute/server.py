@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import queue
@@ -272,7 +271,7 @@ class Server:
             self._chiefs_run = run
             self._set_chief(link)
             return
-        answer = functools.partial(self._store.answer, task=link)
+        answer = partial(self._store.answer, task=link)
         is_chief = False
         try:
             while True:
