@@ -12,9 +12,9 @@ std::string CallRecord::describe() const {
   if (dtype[0] == 0) return text;
   // The hash stands for the letters and lengths that are not in the record.
   std::ostringstream hash;
-  hash << "…" << std::hex << (detail & 0xffff);
+  hash << std::hex << (detail & 0xffff);
   text += " (" + std::string(dtype);
-  if (std::strlen(dtype) == sizeof dtype - 1) text += hash.str();
+  if (std::strlen(dtype) == sizeof dtype - 1) text += "…" + hash.str();
   text += "[";
   for (int i = 0; i < std::min(dims, kMaxDims); ++i) {
     if (shape[i] == kNextArray) {
@@ -24,7 +24,7 @@ std::string CallRecord::describe() const {
     if (i && shape[i - 1] != kNextArray) text += ", ";
     text += shape[i] < 0 ? "*" : std::to_string(shape[i]);
   }
-  if (dims > kMaxDims) text += (shape[kMaxDims - 1] == kNextArray ? "" : ", ") + hash.str();
+  if (dims > kMaxDims) text += (shape[kMaxDims - 1] == kNextArray ? "… " : ", … ") + hash.str();
   text += "]";
   if (op[0]) text += std::string(", ") + op;
   if (algorithm[0]) text += std::string(", ") + algorithm;

@@ -151,7 +151,7 @@ def test_fit_loss_not_finite_warns_at_the_epoch_end(cupy):
     images[9] = np.nan
     said = []
     ends = callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: said.append(batch))
-    with pytest.warns(RuntimeWarning, match="the loss is nan since step 3 of epoch 1:") as found:
+    with pytest.warns(RuntimeWarning, match="the loss is nan since step 3 of epoch 1\\.") as found:
         model.fit(images, LABELS, 4, 2, shuffle=False, verbose=0, callbacks=[ends])
     assert len(found) == 1
 

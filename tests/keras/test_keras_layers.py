@@ -517,8 +517,9 @@ def test_sequential_fuses_relu_after_normalization_or_convolution(training, dtyp
             loss = ops.reduce_sum(ops.tanh(y) * y)
         gradients = tape.gradient(loss, [x, *model.trainable_variables])
         results.append([y, *gradients, *model.get_weights()])
-    kinds = [type(step) for step in model._steps]
-    assert kinds == [layers.Conv2D, WithRelu, ConvReluPool, WithRelu]
+    replayed, last = model._steps
+    assert [type(step) for step in replayed._steps] == [layers.Conv2D, WithRelu, ConvReluPool]
+    assert type(last) is WithRelu
     size = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
     for fused, single in zip(*results, strict=True):
         fused, single = (np.asarray(value, np.float64) for value in (fused, single))

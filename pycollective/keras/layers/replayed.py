@@ -39,7 +39,7 @@ from pycollective.keras.layers import (
 from pycollective.keras.layers.layer import assignments_in_calls, training_of_call
 from pycollective.tensor import Tensor, Variable
 from pycollective.tensor.captured import Gradients, placed, taped
-from pycollective.tensor.tape import needs_of, record, recording, thread_state
+from pycollective.tensor.tape import needs_of, record, thread_state
 from pycollective.tensor.variable import reads
 from pycollective.workspace import SMALLEST_RESULT, workspace
 
@@ -174,7 +174,8 @@ class Replayed:
         if changes != self._changes:
             self._find_variables(changes)
         array = inputs.array
-        key = array.shape, array.dtype, recording(), training_of_call()
+        # `bool` instead of `recording`, which would cost a call.
+        key = array.shape, array.dtype, bool(thread_state.tapes), training_of_call()
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _SHAPES:
