@@ -3,7 +3,7 @@
 // itself.
 //
 //     model RANKS none|death|timeout   prints one line for each program; exits with 1 at the first
-//                                      error
+//                                      error.
 //
 // * A *program* is a list of calls that every rank makes.
 // * A *state* is the contents of the board and of the arrays, and each rank's private variables.
@@ -12,14 +12,15 @@
 //
 // The search visits all reachable states, and reports
 //
-//   * data races: two ranks whose next steps access the same memory, one of them to write. Steps
-//     wait only for counters that grow. So two steps can run concurrently exactly if both are
-//     possible in one state, and each action can be explored as a whole;
+//   * data races: two ranks whose next steps access the same memory, one of them to write;
 //   * wrong results;
 //   * deadlocks;
 //   * lost wake-ups: a step enables a rank that sleeps, and does not wake it;
 //   * accesses to the arrays of a rank that is not in the call;
 //   * after a death, a waiting rank that names neither the dead rank nor a rank that waits for it.
+//
+// Steps wait only for counters that grow. So two steps can run concurrently exactly if both are
+// possible in one state, and each action can be explored as a whole.
 //
 // A rank can also give up in the middle of a peer's step, before and after the peer checks for a
 // failure. The model does not reorder memory accesses; the tests with ThreadSanitizer cover that.
