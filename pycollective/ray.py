@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pycollective.cluster.ports import reserved_address
+from pycollective.cluster.ports import UNKNOWN, reserved_address
 from pycollective.errors import CollectiveError, RendezvousError
 
 __all__ = ["run"]
@@ -40,8 +40,9 @@ def run(
 ) -> list[Any]:
     """Call a function in several Ray actors, in which `init` and strategies find their group.
 
-    One placement group holds all actors. Ray gives every actor all addresses and a secret, as
-    ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. If Ray does not run, `run` starts it on this machine.
+    One placement group holds all actors that `run` needs to begin. Ray gives every actor all addresses
+    and a secret, as ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. If Ray does not run, `run` starts it on
+    this machine.
 
     ``ray list actors`` shows the actors as ``pycollective-RUN-JOB-INDEX``, such as
     ``pycollective-1f0c9a3e-worker-0``. RUN has eight digits, others in each call of `run`. JOB is
@@ -70,12 +71,15 @@ def run(
     min_workers : int, optional
         Number of workers with which training continues, if ``train_fn`` uses ``strategy.run_elastic``:
         while a replacement waits for resources, and without a replacement after ``max_failures``. A
-        replacement joins when the others save their next checkpoint. With parameter servers, the chief
-        continues with the other workers, and uses a replacement as soon as it can. By default all
-        workers are needed.
+        replacement joins when the others save their next checkpoint. By default all workers are needed.
+
+        With parameter servers, training also begins with this number of workers. Each of the others
+        begins when Ray has resources for it, and the chief uses it from then on. It uses a replacement
+        as soon as it can.
     placement_timeout : float
-        Seconds to wait for resources for all workers, and for a replacement if fewer than
-        ``min_workers`` are left. A replacement has as long to end after all others have ended.
+        Seconds to wait for resources for the workers that `run` needs to begin, and for a replacement
+        if fewer than ``min_workers`` are left. A replacement has as long to end after all others have
+        ended.
 
     Returns
     -------
@@ -111,7 +115,7 @@ def run(
         ray.init()
     bundle = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker} if gpus_per_worker else {})}
     workers = (
-        _Tasks(ray, num_ps, num_workers, bundle, placement_timeout)
+        _Tasks(ray, num_ps, num_workers, bundle, placement_timeout, num_workers - least)
         if num_ps
         else _Workers(ray, num_workers, bundle, placement_timeout)
     )
@@ -158,23 +162,38 @@ class _Worker:
 
 
 class _Workers:
-    """The actors, and their unfinished calls."""
+    """The actors, and their unfinished calls.
 
-    def __init__(self, ray: Any, count: int, bundle: dict[str, float], timeout: float) -> None:
+    The last ``later`` ranks have no actor yet. Each has a placement group of its own, which Ray makes
+    when it has the resources.
+    """
+
+    def __init__(
+        self, ray: Any, count: int, bundle: dict[str, float], timeout: float, later: int = 0
+    ) -> None:
         self._ray = ray
         self._bundle = bundle
         self._timeout = timeout
-        self._actors: list[Any] = []
+        #: The actors by their ranks.
+        self._actors: dict[int, Any] = {}
         #: The begin of the actors' names, and the number of actors that each rank has had.
         self._name = f"pycollective-{secrets.token_hex(4)}"
         self._counts = [0] * count
-        self._group = ray.util.placement_group([bundle] * count, strategy="PACK")
+        first = count - later
+        group = self._reserved(first)
+        #: For each rank, its placement group and its number in this group.
+        self._reservations = [(group, rank) for rank in range(first)]
         try:
-            ray.get(self._group.ready(), timeout=timeout)
+            ray.get(group.ready(), timeout=timeout)
         except ray.exceptions.GetTimeoutError:
-            ray.util.remove_placement_group(self._group)
-            raise self._no_resources(f"{count} workers") from None
-        self._actors = [self._actor(rank) for rank in range(count)]
+            ray.util.remove_placement_group(group)
+            raise self._no_resources(f"{first} workers") from None
+        self._reservations += [(self._reserved(1), 0) for _ in range(later)]
+        for rank in range(first):
+            self._actors[rank] = self._actor(rank)
+
+    def _reserved(self, count: int) -> Any:
+        return self._ray.util.placement_group([self._bundle] * count, strategy="PACK")
 
     def _no_resources(self, what: str) -> RendezvousError:
         return RendezvousError(
@@ -184,7 +203,7 @@ class _Workers:
 
     def _actor(self, rank: int) -> Any:
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        placed = strategies.PlacementGroupSchedulingStrategy(self._group, rank)
+        placed = strategies.PlacementGroupSchedulingStrategy(*self._reservations[rank])
         kind = self._ray.remote(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
@@ -212,7 +231,7 @@ class _Workers:
         """Call the function on all workers, and return the results by rank."""
         ray, errors = self._ray, self._ray.exceptions
         count = len(self._actors)
-        places = ray.get([actor.place.remote() for actor in self._actors])
+        places = ray.get([self._actors[rank].place.remote() for rank in range(count)])
         secret = secrets.token_hex(32)
         under_way: dict[Any, int] = {}
         results: dict[int, Any] = {}
@@ -318,7 +337,7 @@ class _Workers:
         return error
 
     def _replaced(self, rank: int) -> Any:
-        """Start a new actor for a lost worker; return the call that gives its address."""
+        """Start an actor, perhaps for a lost worker; return the call that gives its address."""
         self._actors[rank] = self._actor(rank)
         return self._actors[rank].place.remote()
 
@@ -330,20 +349,27 @@ class _Workers:
 
     def end(self) -> None:
         """End the actors, and release their resources."""
-        for actor in self._actors:
+        for actor in self._actors.values():
             self._ray.kill(actor)
-        self._ray.util.remove_placement_group(self._group)
+        for group in dict(self._reservations):
+            self._ray.util.remove_placement_group(group)
 
 
 class _Tasks(_Workers):
     """The actors of a chief, of its parameter servers and of its workers, in this order."""
 
     def __init__(
-        self, ray: Any, servers: int, workers: int, bundle: dict[str, float], timeout: float
+        self,
+        ray: Any,
+        servers: int,
+        workers: int,
+        bundle: dict[str, float],
+        timeout: float,
+        later: int,
     ) -> None:
         self._jobs = [("chief", 0)]
         self._jobs += [("ps", k) for k in range(servers)] + [("worker", k) for k in range(workers)]
-        super().__init__(ray, len(self._jobs), bundle, timeout)
+        super().__init__(ray, len(self._jobs), bundle, timeout, later)
 
     def _task(self, rank: int) -> tuple[str, int]:
         return self._jobs[rank]
@@ -358,25 +384,37 @@ class _Tasks(_Workers):
     ) -> Any:
         """Call the function on all tasks, and return the chief's result."""
         ray, errors = self._ray, self._ray.exceptions
-        every = range(len(self._jobs))
-        places = ray.get([actor.place.remote() for actor in self._actors])
+        tasks = sorted(self._actors)
+        found = ray.get([self._actors[task].place.remote() for task in tasks])
+        #: The machines and addresses of the tasks that have begun.
+        places: dict[int, tuple[str, str]] = dict(zip(tasks, found, strict=True))
+        waiting = {
+            group.ready(): task
+            for task, (group, _) in enumerate(self._reservations)
+            if task not in places
+        }
         secret = secrets.token_hex(32)
         under_way: dict[Any, int] = {}
-        coming: dict[Any, int] = {}  # replacements that do not have an address yet
+        coming: dict[Any, int] = {}  # actors that do not have an address yet
 
         def begin(tasks: Iterable[int]) -> None:
             cluster: dict[str, list[str]] = {}
-            for (job, _), (_, address) in zip(self._jobs, places, strict=True):
+            for task, (job, _) in enumerate(self._jobs):
+                _, address = places.get(task, ("", UNKNOWN))
                 cluster.setdefault(job, []).append(address)
             for task in tasks:
                 environment = _environment(cluster, *self._task(task), secret)
                 call = self._actors[task].call.remote(environment, function, args, kwargs)
                 under_way[call] = task
 
-        begin(every)
+        begin(places)
         lost = 0
         while True:
-            done = self._wait([*under_way, *coming], [math.inf])
+            done = self._wait([*under_way, *coming, *waiting], [math.inf])
+            if done in waiting:
+                task = waiting.pop(done)
+                coming[self._replaced(task)] = task
+                continue
             (chief,) = [call for call, task in under_way.items() if task == 0] or [None]
             if chief not in (None, done) and done in under_way:
                 # The other tasks end with the chief. Its own end may be known a moment later.
@@ -403,11 +441,14 @@ class _Tasks(_Workers):
                 return found
             if not has_come:
                 continue
-            # A replacement on the same machine keeps the address of the lost task.
-            if found[0] == places[task][0] and job != "chief":
+            # A replacement on the same machine keeps the address of the lost task. A worker tells its
+            # address to server 0, which the chief asks for it.
+            on_same_machine = task in places and found[0] == places[task][0]
+            if not on_same_machine:
+                places[task] = found
+            if job == "worker" or (on_same_machine and job != "chief"):
                 begin([task])
                 continue
-            places[task] = found
             self._restarted(under_way.values())
             under_way.clear()
-            begin(k for k in every if k not in coming.values())
+            begin(k for k in places if k not in coming.values())

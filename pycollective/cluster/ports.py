@@ -5,6 +5,19 @@ from __future__ import annotations
 import socket
 import sys
 
+UNKNOWN = "0.0.0.0:0"
+"""The address of a task that has not begun, on a host that is not known yet."""
+
+
+def host_of(address: str) -> str:
+    """Return the host of an address."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def has_port(address: str) -> bool:
+    """Return False for port 0: the task chooses its port when it begins."""
+    return address.rpartition(":")[2] != "0"
+
 
 def reserved_address(host: str) -> str:
     """Return an address with a free port, which the system gives to no other program.

@@ -226,7 +226,6 @@ class FunctionQueue:
 
     def __init__(self, workers: int, chief: Chief | None = None) -> None:
         self._chief = chief
-        self._connected = workers  # the workers that are connected
         self._process = os.getpid()
         # The garbage collector may call close() in a thread that holds the lock.
         lock = threading.RLock()
@@ -247,6 +246,11 @@ class FunctionQueue:
             Worker(number, None if chief is None else chief.worker(number))
             for number in range(workers)
         ]
+        for worker in self._workers:  # some may begin later
+            worker.disconnected = chief is not None and worker.link is None
+        #: The number of connected workers, and the time since which there is none.
+        self._connected = sum(not worker.disconnected for worker in self._workers)
+        self._alone_since = time.monotonic()
         for worker in self._workers:
             self._start(worker)
 
@@ -368,7 +372,7 @@ class FunctionQueue:
         this_thread.worker = worker.number
         while self._wait(worker):
             if worker.disconnected:
-                self._find_again(worker)
+                self._find(worker)
             else:
                 self._run(worker)
 
@@ -485,27 +489,31 @@ class FunctionQueue:
         _log.warning("%s; its function runs again on another worker", lost)
         with self._changed:
             self._connected -= 1
+            self._alone_since = time.monotonic()
             worker.disconnected, worker.closure = True, None
             self._closures.appendleft(closure)
             self._ended()
             self._work.notify_all()
 
-    def _find_again(self, worker: Worker) -> None:
-        """Wait for a lost worker in another process.
+    def _find(self, worker: Worker) -> None:
+        """Wait for a worker in another process that is lost or has not begun.
 
         As long as there is no worker, after some seconds, functions that wait end with
         UnavailableError, and the next call of the coordinator raises it.
         """
         assert self._chief is not None
-        begun = time.monotonic()
+        # A worker that has not begun may wait for resources, for as long as the program runs.
+        until = math.inf if worker.link is None else time.monotonic() + _RECOVERY
+        state = "connected" if worker.link is None else "back"
         while not self._closed:
             try:
-                worker.link = self._chief.find_again(worker.number, 1.0)
+                worker.link = self._chief.find(worker.number, 1.0)
             except (UnavailableError, CollectiveError) as error:
-                if time.monotonic() - begun < _RECOVERY:
+                if time.monotonic() < until:
                     time.sleep(0.2)
                     with self._changed:
-                        if not self._connected and time.monotonic() - begun > _NO_WORKER:
+                        alone = 0.0 if self._connected else time.monotonic() - self._alone_since
+                        if alone > _NO_WORKER:
                             found = UnavailableError(
                                 f"no worker has been connected for {_NO_WORKER:g} seconds: {error}"
                             )
@@ -522,7 +530,7 @@ class FunctionQueue:
                 worker.disconnected = False
                 if self._error is self._no_worker:
                     self._error = self._no_worker = None
-            _log.warning("/job:worker/task:%d is back", worker.number)
+            _log.warning("/job:worker/task:%d is %s", worker.number, state)
             return
 
     def _finish(

@@ -312,7 +312,9 @@ class ParameterServerStrategy(Strategy):
     cluster_resolver : ClusterResolver, optional
         The cluster and this process's task; by default that of ``TF_CONFIG``, if it has one. Else the
         processes of another launcher that `pycollective.init` knows are the cluster. Rank 0 is the
-        chief, the next ``num_ps`` ranks are parameter servers, and the others are workers.
+        chief, the next ``num_ps`` ranks are parameter servers, and the others are workers. A worker
+        whose address has port 0, such as ``10.0.0.7:0``, chooses its port, and may begin later than
+        the chief.
     variable_partitioner : callable or str, optional
         A function ``variable_partitioner(shape=, dtype=)`` that returns the number of shards of each
         axis, 1 for all axes but the first, such as the partitioners of

@@ -16,7 +16,7 @@ from json import dumps, loads
 from typing import Any, NoReturn
 
 from pycollective import arguments
-from pycollective.cluster import rules
+from pycollective.cluster import ports, rules
 from pycollective.distribute.server_connections import Servers
 from pycollective.distribute.server_store import Store
 from pycollective.distribute.snapshots import Snapshots
@@ -120,6 +120,8 @@ class Server:
         assert task_index is not None
         self.job_name, self.task_index = job_name, task_index
         self._address = self._cluster.task_address(job_name, task_index)
+        if job_name == "worker" and not ports.has_port(self._address):
+            self._address = ports.reserved_address(ports.host_of(self._address))
         _made_here.add((job_name, self._address))
         self._title = f"/job:{job_name}/task:{task_index}"
         snapshot_seconds = arguments.seconds("snapshot_seconds", snapshot_seconds)
@@ -192,7 +194,8 @@ class Server:
 
     def _server(self, number: int, seconds: float | None) -> Link:
         address = self._cluster.task_address("ps", number)
-        return link_to(f"/job:ps/task:{number}", address, self._title, seconds)
+        task, own = f"/job:ps/task:{number}", self._address
+        return link_to(task, address, self._title, seconds, own_address=own)
 
     def work(self, run: Answer) -> NoReturn:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
@@ -271,6 +274,8 @@ class Server:
             self._chiefs_run = run
             self._set_chief(link)
             return
+        if hello.get("address"):
+            self._store.listens(link.task, str(hello["address"]))
         answer = partial(self._store.answer, task=link)
         is_chief = False
         try:
@@ -321,15 +326,28 @@ class Chief:
         self.servers = Servers(self._server, cluster.num_tasks("ps"), uncached=True)
         if recover:
             self.servers.recover = lambda: self.find_servers_again(JOIN_SECONDS)
-        self._workers = {n: self._link("worker", n) for n in cluster.task_indices("worker")}
+        #: The connections to the workers. A worker without a port in the cluster may begin later.
+        self._workers = {
+            number: self._link("worker", number)
+            for number in cluster.task_indices("worker")
+            if ports.has_port(cluster.task_address("worker", number))
+        }
 
-    def worker(self, number: int) -> Link:
-        """Return the connection to a worker."""
-        return self._workers[number]
+    def worker(self, number: int) -> Link | None:
+        """Return the connection to a worker, or None before its first one."""
+        return self._workers.get(number)
 
-    def find_again(self, number: int, seconds: float) -> Link:
-        """Return a new connection to a worker that was lost; raise UnavailableError if none is made."""
-        self._workers[number] = link = self._link("worker", number, seconds)
+    def find(self, number: int, seconds: float) -> Link:
+        """Return a new connection to a worker that was lost, or that has not been connected.
+
+        Raise UnavailableError if it cannot be reached, or LinkLostError if server 0 is lost.
+        """
+        task = f"/job:worker/task:{number}"
+        reply, _ = self.servers.links[0].call({"request": "find", "task": task})
+        address = reply.get("address") or self._cluster.task_address("worker", number)
+        if not ports.has_port(address):
+            raise UnavailableError(f"{task} has not begun")
+        self._workers[number] = link = self._link("worker", number, seconds, address)
         return link
 
     def find_servers_again(self, seconds: float) -> None:
@@ -355,9 +373,11 @@ class Chief:
             raise error_of(reply, link.task)
         return link
 
-    def _link(self, job: str, number: int, seconds: float | None = None) -> Link:
-        address = self._cluster.task_address(job, number)
-        return link_to(f"/job:{job}/task:{number}", address, "chief", seconds, self._run)
+    def _link(
+        self, job: str, number: int, seconds: float | None = None, address: str | None = None
+    ) -> Link:
+        address = address or self._cluster.task_address(job, number)
+        return link_to(f"/job:{job}/task:{number}", address, "chief", seconds, run=self._run)
 
     def end(self) -> None:
         """Tell all tasks that the chief ends."""

@@ -62,8 +62,11 @@ class Store:
             "rows": self._rows,
             "note": lambda message, arrays: ({}, []),  # `answer` has done all
             "load": self._load,
+            "find": self._find,
         }
         self._optimizers: dict[str, Any] = {}
+        #: The addresses at which workers listen, by their names.
+        self._addresses: dict[str, str] = {}
         #: The bytes that were sent to other tasks, and received, over connections.
         self._sent = self._received = 0
 
@@ -92,6 +95,14 @@ class Store:
         self._received += sum(array.nbytes for array in arrays)
         self._sent += sum(array.nbytes for array in found)
         return reply, found
+
+    def listens(self, task: str, address: str) -> None:
+        """Note the address at which a worker listens."""
+        self._addresses[task] = address
+
+    def _find(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Return the address at which a worker listens, or None if it has not begun."""
+        return {"address": self._addresses.get(str(message["task"]))}, []
 
     def _create(
         self, message: dict[str, Any], arrays: list[Any]

@@ -392,15 +392,24 @@ def listen(address: str, enter: Enter) -> tuple[Sockets, HandshakeServer]:
     return sockets, sockets.serve(sock, enter, connections=1024)
 
 
-def link_to(task: str, address: str, own: str, seconds: float | None = None, run: str = "") -> Link:
+def link_to(
+    task: str,
+    address: str,
+    own: str,
+    seconds: float | None = None,
+    *,
+    run: str = "",
+    own_address: str = "",
+) -> Link:
     """Return a connection to a task of the cluster; wait until it listens.
 
-    ``run`` is the run of the chief's program, if this task is the chief.
+    ``run`` is the run of the chief's program, if this task is the chief. ``own_address`` is the address
+    at which a worker listens.
     """
     sockets = Sockets(Description.of_environment(None, 0, 1, [address]))
     seconds = JOIN_SECONDS if seconds is None else seconds
     deadline, pause = time.monotonic() + seconds, 0.001
-    hello = {"purpose": PURPOSE, "task": own, "run": run}
+    hello = {"purpose": PURPOSE, "task": own, "run": run, "address": own_address}
 
     def connected(hello: dict[str, Any], until: float) -> Channel:
         family, found = sockets.resolve()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -92,8 +93,8 @@ def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
             add("scalar", value)
         elif isinstance(value, np.ndarray):
             add("array", value)
-        elif type(value) is dict:
-            tokens.append(["dict", len(value)])
+        elif type(value) in (dict, OrderedDict):
+            tokens.append(["dict" if type(value) is dict else "OrderedDict", len(value)])
             for key, item in value.items():
                 walk(key, level + 1)
                 walk(item, level + 1)
@@ -133,11 +134,12 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
             return last
         if kind == "float":
             return float.fromhex(last)
-        if kind == "dict":
-            return {walk(level + 1): walk(level + 1) for _ in range(last)}
+        if kind in ("dict", "OrderedDict"):
+            items = ((walk(level + 1), walk(level + 1)) for _ in range(last))
+            return dict(items) if kind == "dict" else OrderedDict(items)
         if kind in ("list", "tuple"):
-            items = [walk(level + 1) for _ in range(last)]
-            return items if kind == "list" else tuple(items)
+            values = [walk(level + 1) for _ in range(last)]
+            return values if kind == "list" else tuple(values)
         if kind == "namedtuple":
             cls = _named_tuple(token[1:-1], last)
             return tuple.__new__(cls, [walk(level + 1) for _ in range(last)])
@@ -166,7 +168,7 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         raise HandshakeError(f"tokens that mean nothing: {error}") from None
 
 
-_CONTAINERS = ("dict", "list", "tuple", "namedtuple")
+_CONTAINERS = ("dict", "OrderedDict", "list", "tuple", "namedtuple")
 
 
 def _kind_of(cls: type) -> list[str]:

@@ -80,6 +80,47 @@ for call in (coordinator.join, coordinator.done, schedule):
     assert out.count("THEN UnavailableError: /job:ps/task:") == 3, (out, errors)
 
 
+def test_worker_without_a_port_begins_later_and_again_at_another_port(tmp_path):
+    """Worker 1 chooses its port and tells it to server 0, which the chief asks."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        BEGIN
+        + """
+with strategy.scope():
+    total = tf.Variable(0)
+
+@tf.function
+def add():
+    total.assign_add(1)
+    worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+    return worker, os.getpid(), total
+
+while True:
+    for found in [coordinator.schedule(add) for _ in range(4)]:
+        print(*found.fetch(), flush=True)
+    time.sleep(0.01)
+"""
+    )
+    cluster = {
+        "ps": [f"127.0.0.1:{port}" for port in free_ports(1)],
+        "worker": [f"127.0.0.1:{port}" for port in free_ports(1)] + ["127.0.0.1:0"],
+    }
+    with ending() as tasks:
+        for job in ("worker", "ps", "chief"):
+            tasks.append(start(path, job, cluster))
+        chief = tasks[-1]
+        lines = (line.split() for line in iter(chief.stdout.readline, ""))
+        assert [next(lines)[0] for _ in range(10)] == ["0"] * 10
+        for _ in range(2):
+            later = start(path, "worker", cluster, index=1)
+            tasks.append(later)
+            pids = (int(pid) for worker, pid, _ in lines if worker == "1")
+            assert next(pid for pid in pids if pid == later.pid)
+            later.kill()
+            later.communicate()
+        assert all(int(next(lines)[2]) > 10 for _ in range(10))  # the variable's value is kept
+
+
 @pytest.mark.slow
 def test_worker_that_is_started_again_goes_on_and_a_lost_chief_ends_all(tmp_path):
     path = tmp_path / "script.py"

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import sys
+import threading
 import time
 
 import numpy as np
@@ -203,3 +204,62 @@ def test_lost_worker_of_a_cluster_with_servers_comes_back(tmp_path):
 def test_run_without_resources_raises():
     with pytest.raises(RuntimeError, match="Ray has no resources for 3 workers of {'CPU': 1}"):
         tf.ray.run(train, 3, placement_timeout=1)
+
+
+def count_with_later_workers(folder):
+    """Train with one worker, let Ray find resources for another, and return the workers seen."""
+    strategy = tf.distribute.experimental.ParameterServerStrategy()
+    coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        total = tf.Variable(0.0)
+    own = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(1, 2).repeat())
+    iterator = iter(own)
+
+    @tf.function
+    def step(iterator):
+        total.assign_add(float(next(iterator)))
+        time.sleep(0.01)
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    seen, calls = [], 0
+    until = time.monotonic() + 120
+    while len(set(seen)) < 2 and time.monotonic() < until:
+        results = [coordinator.schedule(step, args=(iterator,)) for _ in range(5)]
+        coordinator.join()
+        calls += 5
+        seen += [int(result.fetch()) for result in results]
+        if len(seen) == 10:  # only now there are resources for worker 1
+            (pathlib.Path(folder) / "begun").touch()
+    return seen, float(total.numpy()) - calls
+
+
+def test_workers_of_a_cluster_with_servers_begin_when_there_are_resources(tmp_path):
+    """The machine has two CPUs: another actor has what worker 1 needs, until training has begun."""
+
+    @ray.remote(num_cpus=0.5)
+    class Other:
+        def __init__(self):
+            pass
+
+    other = Other.remote()
+    ray.get(other.__ray_ready__.remote())
+    ends = threading.Thread(target=lambda: (wait_for(tmp_path / "begun"), ray.kill(other)))
+    ends.start()
+    seen, difference = tf.ray.run(
+        count_with_later_workers,
+        2,
+        num_ps=1,
+        min_workers=1,
+        args=(str(tmp_path),),
+        cpus_per_worker=0.5,
+    )
+    ends.join()
+    assert set(seen[:10]) == {0}
+    assert set(seen) == {0, 1}
+    assert difference == 0.0
+
+
+def wait_for(path):
+    until = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import json
 import re
@@ -28,6 +29,11 @@ class GetTimeoutError(Exception):
     pass
 
 
+class Group:
+    def __init__(self, first):
+        self.first = first
+
+
 class Ray:
     """A fake Ray with threads as actors.
 
@@ -43,15 +49,24 @@ class Ray:
         self.nodes = [list(names) for names in nodes]
         self.pool = concurrent.futures.ThreadPoolExecutor(8)
         self.util = types.SimpleNamespace(
-            placement_group=lambda *_, **__: types.SimpleNamespace(ready=self.done),
-            remove_placement_group=lambda _: None,
+            placement_group=self.reserve,
+            remove_placement_group=lambda group: self.groups.remove(group),
         )
-        self.calls, self.names = [], []
+        self.calls, self.names, self.groups = [], [], []
+        self.reserved = 0
+        #: The first ranks of the placement groups that wait for resources, with their futures.
+        self.waiting = {}
 
-    def done(self):
-        future = concurrent.futures.Future()
-        future.set_result(None)
-        return future
+    def reserve(self, bundles, strategy):
+        """Return a placement group, whose actors have the next ranks."""
+        group = Group(self.reserved)
+        ready = self.waiting.get(group.first, concurrent.futures.Future())
+        if group.first not in self.waiting:
+            ready.set_result(None)
+        group.ready = lambda: ready
+        self.reserved += len(bundles)
+        self.groups.append(group)
+        return group
 
     def is_initialized(self):
         return True
@@ -99,7 +114,7 @@ class Actor:
         return self.node, f"{self.node}:1"
 
     def _call(self, ray, environment, function, args, kwargs):
-        ray.calls.append((self.rank, json.loads(environment["TF_CONFIG"])["cluster"]["worker"]))
+        ray.calls.append((self.rank, json.loads(environment["TF_CONFIG"])["cluster"]))
         try:
             return function(self, *args)
         except RayActorError:
@@ -115,7 +130,7 @@ def ray_of(monkeypatch):
     def make(*nodes):
         ray = Ray(nodes)
         strategies = types.ModuleType("ray.util.scheduling_strategies")
-        strategies.PlacementGroupSchedulingStrategy = lambda group, rank: rank
+        strategies.PlacementGroupSchedulingStrategy = lambda group, number: group.first + number
         monkeypatch.setitem(sys.modules, "ray", ray)
         monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
         made.append(ray)
@@ -124,6 +139,11 @@ def ray_of(monkeypatch):
     yield make
     for ray in made:
         ray.pool.shutdown()
+
+
+def workers_of(calls):
+    """Return the rank of each call, and the addresses of the workers that it got."""
+    return [(rank, cluster["worker"]) for rank, cluster in calls]
 
 
 def dies(lost, waits):
@@ -147,8 +167,8 @@ def dies(lost, waits):
 def test_worker_0_moves_and_all_begin_anew(ray_of):
     ray = ray_of(["a", None, "c"], ["b", "b"])
     assert tf.ray.run(dies(0, waits=True), 2, max_failures=1) == ["0 on c", "1 on b"]
-    assert sorted(ray.calls[:2]) == [(0, ["a:1", "b:1"]), (1, ["a:1", "b:1"])]
-    assert sorted(ray.calls[2:]) == [(0, ["c:1", "b:1"]), (1, ["c:1", "b:1"])]
+    assert sorted(workers_of(ray.calls[:2])) == [(0, ["a:1", "b:1"]), (1, ["a:1", "b:1"])]
+    assert sorted(workers_of(ray.calls[2:])) == [(0, ["c:1", "b:1"]), (1, ["c:1", "b:1"])]
 
 
 def test_another_one_moves_alone(ray_of):
@@ -163,7 +183,7 @@ def test_another_one_moves_alone(ray_of):
         return train(actor)
 
     assert tf.ray.run(trains, 2, max_failures=1) == ["undisturbed", "1 on c"]
-    assert ray.calls[2:] == [(1, ["a:1", "c:1"])]
+    assert workers_of(ray.calls[2:]) == [(1, ["a:1", "c:1"])]
 
 
 def test_finished_worker_restarts_with_a_replacement(ray_of):
@@ -325,11 +345,11 @@ def test_server_or_worker_is_replaced_at_its_address(ray_of, lost):
     names += [f"{names[lost]}-again-1"]
     job = re.fullmatch("pycollective-[0-9a-f]{8}-chief-0", ray.names[0])[0].removesuffix("chief-0")
     assert ray.names == [job + name for name in names]
-    assert {tuple(workers) for _, workers in ray.calls} == {("c:1", "d:1")}
+    assert {tuple(workers) for _, workers in workers_of(ray.calls)} == {("c:1", "d:1")}
 
 
-@pytest.mark.parametrize(("lost", "node"), [(0, "a"), (2, "new")])
-def test_all_tasks_begin_again_with_a_new_chief_or_a_task_that_moved(ray_of, lost, node):
+@pytest.mark.parametrize(("lost", "node"), [(0, "a"), (1, "new")])
+def test_all_tasks_begin_again_with_a_new_chief_or_a_server_that_moved(ray_of, lost, node):
     nodes = [["a"] * 2, ["b"] * 2, ["c"] * 2, ["d"] * 2]
     nodes[lost][1] = node
     ray = ray_of(*nodes)
@@ -352,8 +372,51 @@ def test_all_tasks_begin_again_with_a_new_chief_or_a_task_that_moved(ray_of, los
         raise RayActorError
 
     assert tf.ray.run(train, 2, num_ps=1, max_failures=1) == "trained again"
-    workers = ["new:1" if lost == 2 else "c:1", "d:1"]
-    assert [found for _, found in ray.calls[4:]] == [workers] * 4
+    servers = ["new:1" if lost == 1 else "b:1"]
+    assert [cluster["ps"] for _, cluster in ray.calls[4:]] == [servers] * 4
+
+
+def test_worker_that_moved_begins_alone(ray_of):
+    """The chief asks server 0 for the worker's new address."""
+    ray = ray_of(["a"], ["b"], ["c", "new"], ["d"])
+    moved = threading.Event()
+
+    def train(actor):
+        if actor.rank == 0:
+            assert moved.wait(20)
+            return "trained"
+        if actor.node == "new":
+            moved.set()
+        elif actor.rank == 2:
+            raise RayActorError
+        actor.lost.wait(20)
+        raise RayActorError
+
+    assert tf.ray.run(train, 2, num_ps=1, max_failures=1) == "trained"
+    assert workers_of(ray.calls[4:]) == [(2, ["new:1", "d:1"])]
+
+
+def test_workers_above_the_least_number_begin_when_there_are_resources(ray_of):
+    ray = ray_of(["a"], ["b"], ["c"], ["d"], ["e"])
+    ray.waiting = {3: concurrent.futures.Future(), 4: concurrent.futures.Future()}
+    begun = collections.defaultdict(threading.Event)
+
+    def train(actor):
+        begun[actor.rank].set()
+        if actor.rank == 0:
+            assert begun[1].wait(20) and begun[2].wait(20)
+            ray.waiting[4].set_result(None)
+            assert begun[4].wait(20)
+            return "trained"
+        actor.lost.wait(20)
+        raise RayActorError
+
+    assert tf.ray.run(train, 3, num_ps=1, min_workers=1) == "trained"
+    assert sorted(rank for rank, _ in ray.calls) == [0, 1, 2, 4]
+    unknown = tf.ray.UNKNOWN
+    assert [workers for _, workers in workers_of(ray.calls[:3])] == [["c:1", unknown, unknown]] * 3
+    assert ray.calls[3][1]["worker"] == ["c:1", unknown, "e:1"]
+    assert ray.groups == []
 
 
 def test_lost_server_without_a_replacement_raises(ray_of):

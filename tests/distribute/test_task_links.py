@@ -181,6 +181,13 @@ class MissingFile(FileNotFoundError):
         raise AssertionError("no constructor of the program is called")
 
 
+def test_ordered_dicts_travel_and_keep_their_order():
+    value = collections.OrderedDict(second=1, first=collections.OrderedDict())
+    tokens, arrays = encode(value, lambda value: None)
+    again = decode(json.loads(json.dumps(tokens)), arrays, None)
+    assert again == value and type(again) is type(again["first"]) is collections.OrderedDict
+
+
 def test_named_tuples_of_a_module_travel_and_others_are_errors():
     value = [Pair(1, Pair([2.5], (None,)))]
     tokens, arrays = encode(value, lambda value: None)
