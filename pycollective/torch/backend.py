@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import Backend
 from torch.autograd import _profiler_enabled, _record_function_with_args_enter
 
@@ -115,8 +116,8 @@ def _call(label: str) -> Callable[[_Method], _Method]:
 def _base() -> Any:
     """Return the class of PyTorch of which Python can make complete backends.
 
-    PyTorch 2.13 makes no `Backend` of Python. In 2.14.0 a backend's work loses the rank that sent a
-    message. There, subclasses of `dist.ProcessGroup` get the calls directly from Python.
+    PyTorch 2.13 makes no `Backend` of Python. In 2.14 and 2.15 a backend's work loses the rank that
+    sent a message. There, subclasses of `dist.ProcessGroup` get the calls directly from Python.
     """
 
     class Received(dist.Work):  # type: ignore[misc]
@@ -135,6 +136,13 @@ def _base() -> Any:
     except (TypeError, RuntimeError):
         return dist.ProcessGroup
     return Backend
+
+
+class _Name(Backend):  # type: ignore[misc]
+    """The object that PyTorch's flight recorder, from 2.15 on, asks for the backend of a group."""
+
+    def getBackendName(self) -> str:
+        return "pycollective"
 
 
 class ProcessGroup(_base()):  # type: ignore[misc]
@@ -158,6 +166,11 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
+        if isinstance(self, dist.ProcessGroup) and hasattr(_distributed_c10d, "FlightRecorderHook"):
+            self._recorded = _Name(rank, size)
+            kind = dist.ProcessGroup.BackendType.CUSTOM
+            self._register_backend(torch.device("cpu"), kind, self._recorded)
+            self._set_default_backend(kind)
         with torch_errors():
             self._comm = join(store, rank, size, timeout.total_seconds())
         self._name = self._description = ""

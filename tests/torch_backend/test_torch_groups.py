@@ -536,10 +536,10 @@ class GroupStandIn:
 
 
 def class_for_newer_versions(monkeypatch):
-    """Return the class of process groups for PyTorch 2.15, a subclass of `Backend`.
+    """Return the class of process groups for a newer PyTorch, a subclass of `Backend`.
 
-    PyTorch 2.14 has this class, and loses the rank that sent a message; it does not matter here, where
-    the tests call the backend itself. The stand-in is for 2.13.
+    PyTorch 2.14 and 2.15 have this class, and lose the rank that sent a message. It does not matter
+    here, where the tests call the backend itself. The stand-in is for 2.13.
     """
 
     class Made(backend.Backend):

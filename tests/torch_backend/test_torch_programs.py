@@ -63,7 +63,7 @@ def test_program_has_the_expected_results(tmp_path, names):
     "names", ["is_a_backend ddp ddp_shared_buckets fsdp2_shared_memory dtensor", "groups_end"]
 )
 def test_program_with_a_backend_of_pytorchs_has_the_expected_results(tmp_path, names):
-    """PyTorch 2.14 has all of the class `Backend` for Python but the rank that sent a message."""
+    """PyTorch 2.14 and 2.15 have `Backend` for Python, without the rank that sent a message."""
 
     class Made(Backend):
         pass

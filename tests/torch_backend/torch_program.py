@@ -20,7 +20,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 if "WITHOUT_SOURCE_RANKS" in os.environ:
-    # With PyTorch 2.14, the package then makes a `Backend`, which loses the rank that sent a message.
+    # The package then makes a `Backend`, which loses the rank that sent a message.
     dist.Work._source_rank = lambda work: -1
 
 import pycollective.torch
