@@ -1,4 +1,4 @@
-"""Rules of a cluster: the tasks it may have, its chief, and its workers."""
+"""Rules of a cluster: the tasks that it may have."""
 
 from __future__ import annotations
 
@@ -70,66 +70,3 @@ def broken(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> 
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 500 else f"{text[:500]}…"
-
-
-def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:
-    """Return True if a task is the chief, an evaluator, or worker 0 of a cluster without a chief.
-
-    Raises ValueError if the cluster breaks a rule or does not have the task.
-    """
-    cluster = validate(cluster_spec, task_type, task_id)
-    first_worker = task_type == "worker" and task_id == 0
-    return task_type in ("chief", "evaluator") or (first_worker and "chief" not in cluster.jobs)
-
-
-def worker_count(cluster_spec: Any, task_type: str) -> int:
-    """Return the number of tasks that train together with a task of this type, itself included.
-
-    The chief is a worker too. An evaluator works alone.
-    """
-    cluster = validate(cluster_spec, task_type, 0)
-    if task_type not in ("chief", "worker", "evaluator"):
-        raise ValueError(f"Unexpected `task_type` {task_type!r}")
-    if task_type == "evaluator":
-        return max(1, task_count(cluster, "evaluator"))
-    return task_count(cluster, "chief") + task_count(cluster, "worker")
-
-
-def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
-    """Return a task's number among those that `worker_count` counts: the chief is 0, workers follow."""
-    cluster = validate(cluster_spec, task_type, task_id)
-    if task_type == "chief":
-        return 0
-    if task_type == "worker":
-        return task_id + task_count(cluster, "chief")
-    if task_type == "evaluator":
-        return task_id
-    raise ValueError(f"There is no id for task_type {task_type!r}")
-
-
-def collective_leader(cluster_spec: Any, task_type: str | None, task_id: int | None) -> str:
-    """Return the name of the task that leads collectives: the chief, else worker 0.
-
-    Return ``""`` for a local cluster and for the evaluator. Raise ValueError if a rule is broken.
-    """
-    cluster = normalize_cluster_spec(cluster_spec)
-    if not cluster:
-        return ""
-    validate(cluster, task_type, task_id)
-    return "" if task_type == "evaluator" else _first(cluster, "chief", "worker")
-
-
-def coordination_leader(cluster_spec: Any) -> str:
-    """Return the name of the task that leads the coordination service: ps 0, the chief or worker 0.
-
-    Return ``""`` for a local cluster.
-    """
-    cluster = normalize_cluster_spec(cluster_spec)
-    return _first(cluster, "ps", "chief", "worker") if cluster else ""
-
-
-def _first(cluster: ClusterSpec, *types: str) -> str:
-    for task_type in types:
-        if task_type in cluster.jobs:
-            return f"/job:{task_type}/replica:0/task:0"
-    raise ValueError(f"no task of the types {types} in {cluster}, so the cluster has no leader")

@@ -192,11 +192,6 @@ class Block:
         return block
 
     @property
-    def has_rows(self) -> bool:
-        """True if the rows have versions."""
-        return self._rows is not None
-
-    @property
     def version(self) -> int:
         """The number of changes."""
         return int(self._version[0])

@@ -7,7 +7,6 @@ import pytest
 from pycollective.cluster import ClusterSpec, rules
 
 WORKERS = {"worker": ["w0:1", "w1:1", "w2:1"]}
-WITH_CHIEF = {"chief": ["c:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}
 
 
 def test_dense_and_sparse_jobs():
@@ -83,44 +82,3 @@ def test_unknown_jobs_and_tasks(ask):
 def test_validate_broken_rule_raises_value_error(cluster, task_type, task_id, text):
     with pytest.raises(ValueError, match=text):
         rules.validate(cluster, task_type, task_id)
-
-
-def test_is_chief_chief_or_first_worker_only():
-    assert rules.is_chief(WORKERS, "worker", 0)
-    assert not rules.is_chief(WORKERS, "worker", 1)
-    assert rules.is_chief(WITH_CHIEF, "chief", 0)
-    assert not rules.is_chief(WITH_CHIEF, "worker", 0)
-    assert not rules.is_chief(WITH_CHIEF, "ps", 0)
-    assert rules.is_chief(ClusterSpec(WORKERS), "evaluator", 0)  # need not be in the cluster
-
-
-def test_worker_count_counts_chief_and_workers():
-    assert rules.worker_count(WORKERS, "worker") == 3
-    assert rules.worker_count(WITH_CHIEF, "chief") == rules.worker_count(WITH_CHIEF, "worker") == 3
-    assert rules.worker_count({**WORKERS, "evaluator": ["e:1"]}, "evaluator") == 1
-    assert rules.worker_count(WORKERS, "evaluator") == 1
-    with pytest.raises(ValueError, match="Unexpected `task_type` 'ps'"):
-        rules.worker_count(WITH_CHIEF, "ps")
-
-
-def test_id_in_cluster_numbers_the_chief_first():
-    assert [rules.id_in_cluster(WORKERS, "worker", i) for i in range(3)] == [0, 1, 2]
-    assert rules.id_in_cluster(WITH_CHIEF, "chief", 0) == 0
-    assert rules.id_in_cluster(WITH_CHIEF, "worker", 1) == 2
-    assert rules.id_in_cluster(WITH_CHIEF, "evaluator", 0) == 0
-    with pytest.raises(ValueError, match="There is no id for task_type 'ps'"):
-        rules.id_in_cluster(WITH_CHIEF, "ps", 0)
-
-
-def test_leaders_are_the_first_tasks_of_their_jobs():
-    assert rules.collective_leader({}, None, None) == rules.coordination_leader({}) == ""
-    assert rules.collective_leader(WORKERS, "worker", 1) == "/job:worker/replica:0/task:0"
-    assert rules.collective_leader(WITH_CHIEF, "worker", 1) == "/job:chief/replica:0/task:0"
-    assert rules.collective_leader(WORKERS, "evaluator", 0) == ""
-    assert rules.coordination_leader(WITH_CHIEF) == "/job:ps/replica:0/task:0"
-    assert rules.coordination_leader({"chief": ["c:1"], **WORKERS}) == (
-        "/job:chief/replica:0/task:0"
-    )
-    assert rules.coordination_leader(WORKERS) == "/job:worker/replica:0/task:0"
-    with pytest.raises(ValueError, match="so the cluster has no leader"):
-        rules.coordination_leader({"evaluator": ["e:1"]})
