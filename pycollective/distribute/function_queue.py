@@ -506,6 +506,12 @@ class FunctionQueue:
         until = math.inf if worker.link is None else time.monotonic() + _RECOVERY
         state = "connected" if worker.link is None else "back"
         while not self._closed:
+            if self._recovers() and self._chief.servers.lost():  # server 0 has the worker's address
+                try:
+                    self._find_servers()
+                except UnavailableError:
+                    worker.retired = True
+                    return
             try:
                 worker.link = self._chief.find(worker.number, 1.0)
             except (UnavailableError, CollectiveError) as error:

@@ -43,7 +43,7 @@ _RETURN_SECONDS = 5.0
 _this_worker: list[Server] = []
 
 _made_here: set[tuple[str, str]] = set()
-"""The jobs and addresses of the servers that this process has made."""
+"""The jobs of the servers that this process has made, and their addresses in the cluster."""
 
 
 def worker_of_this_process() -> Server | None:
@@ -120,9 +120,9 @@ class Server:
         assert task_index is not None
         self.job_name, self.task_index = job_name, task_index
         self._address = self._cluster.task_address(job_name, task_index)
+        _made_here.add((job_name, self._address))
         if job_name == "worker" and not ports.has_port(self._address):
             self._address = ports.reserved_address(ports.host_of(self._address))
-        _made_here.add((job_name, self._address))
         self._title = f"/job:{job_name}/task:{task_index}"
         snapshot_seconds = arguments.seconds("snapshot_seconds", snapshot_seconds)
         snapshots = None

@@ -836,10 +836,12 @@ def test_fit_of_a_large_table_equals_fit_without_a_strategy(optimizer):
     np.testing.assert_allclose(found, losses(tf.distribute.get_strategy()), rtol=1e-5)
 
 
-def test_program_that_makes_all_servers_has_threads():
+@pytest.mark.parametrize("has_ports", [True, False])
+def test_program_that_makes_all_servers_has_threads(has_ports):
     """As TensorFlow's tutorial: all tasks of the cluster are in this process."""
     addresses = [f"localhost:{port}" for port in free_ports(3)]
-    spec = tf.train.ClusterSpec({"worker": addresses[:2], "ps": addresses[2:]})
+    workers = addresses[:2] if has_ports else ["localhost:0"] * 2
+    spec = tf.train.ClusterSpec({"worker": workers, "ps": addresses[2:]})
     config = tf.compat.v1.ConfigProto()
     config.inter_op_parallelism_threads = 3
     servers = [

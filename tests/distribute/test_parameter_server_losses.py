@@ -594,6 +594,49 @@ def schedule():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_port", [True, False])
+def test_server_0_that_is_lost_while_the_only_worker_is_absent_goes_on(tmp_path, has_port):
+    """Only server 0 knows the address of a worker that has begun again."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        recovering(tmp_path)
+        + """
+with strategy.scope():
+    total = tf.Variable(0)
+
+@tf.function
+def add():
+    total.assign_add(1)
+
+coordinator.schedule(add).fetch()
+print("ready", flush=True)
+input()
+for _ in range(20):
+    coordinator.schedule(add)
+coordinator.join()
+print(int(total) > 19)
+"""
+    )
+    ports = free_ports(2)
+    cluster = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": ["127.0.0.1:0"]}
+    if has_port:
+        cluster["worker"] = [f"127.0.0.1:{ports[1]}"]
+    with ending() as tasks:
+        tasks += [start(path, job, cluster) for job in ("worker", "ps", "chief")]
+        worker, server, chief = tasks
+        assert chief.stdout.readline() == "ready\n", chief.communicate()
+        worker.kill()
+        worker.communicate()
+        let_continue(chief)
+        assert any("runs again on another worker" in line for line in chief.stderr)
+        server.kill()
+        server.communicate()
+        tasks += [start(path, job, cluster) for job in ("worker", "ps")]
+        out, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert out == "True\n", errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [False, True])
 def test_two_servers_lost_at_once_go_on_from_their_snapshots(tmp_path, transport, reads):
     """The loss is noticed by a scheduled function, or by a read of the chief."""
