@@ -248,9 +248,8 @@ class FunctionQueue:
         ]
         for worker in self._workers:  # some may begin later
             worker.disconnected = chief is not None and worker.link is None
-        #: The number of connected workers, and the time since which there is none.
-        self._connected = sum(not worker.disconnected for worker in self._workers)
-        self._alone_since = time.monotonic()
+        #: The last time at which a worker in another process was connected, as far as is known.
+        self._had_worker_at = time.monotonic()
         for worker in self._workers:
             self._start(worker)
 
@@ -488,8 +487,7 @@ class FunctionQueue:
         """Schedule the function of a lost worker again, before all others."""
         _log.warning("%s; its function runs again on another worker", lost)
         with self._changed:
-            self._connected -= 1
-            self._alone_since = time.monotonic()
+            self._had_worker_at = time.monotonic()
             worker.disconnected, worker.closure = True, None
             self._closures.appendleft(closure)
             self._ended()
@@ -506,38 +504,40 @@ class FunctionQueue:
         until = math.inf if worker.link is None else time.monotonic() + _RECOVERY
         state = "connected" if worker.link is None else "back"
         while not self._closed:
-            if self._recovers() and self._chief.servers.lost():  # server 0 has the worker's address
-                try:
-                    self._find_servers()
-                except UnavailableError:
-                    worker.retired = True
-                    return
             try:
+                if self._recovers() and self._chief.servers.lost():
+                    self._find_servers()  # server 0 has the worker's address
                 worker.link = self._chief.find(worker.number, 1.0)
             except (UnavailableError, CollectiveError) as error:
-                if time.monotonic() < until:
-                    time.sleep(0.2)
-                    with self._changed:
-                        alone = 0.0 if self._connected else time.monotonic() - self._alone_since
-                        if alone > _NO_WORKER:
-                            found = UnavailableError(
-                                f"no worker has been connected for {_NO_WORKER:g} seconds: {error}"
-                            )
-                            if self._error is None or self._error is self._no_worker:
-                                self._error = self._no_worker = found
-                            self._cancel(found)
-                            self._changed.notify_all()
-                    continue
-                worker.retired = True
-                return
+                if self._fatal is not None or time.monotonic() >= until:
+                    worker.retired = True
+                    return
+                time.sleep(0.2)
+                self._check_workers(error)
+                continue
             worker.made.clear()
             with self._changed:
-                self._connected += 1
                 worker.disconnected = False
                 if self._error is self._no_worker:
                     self._error = self._no_worker = None
             _log.warning("/job:worker/task:%d is %s", worker.number, state)
             return
+
+    def _check_workers(self, error: Exception) -> None:
+        """Store an error if there has been no worker for some seconds; ``error`` is the reason."""
+        assert self._chief is not None
+        with self._changed:
+            if self._chief.has_worker():
+                self._had_worker_at = time.monotonic()
+            if time.monotonic() - self._had_worker_at < _NO_WORKER:
+                return
+            found = UnavailableError(
+                f"no worker has been connected for {_NO_WORKER:g} seconds: {error}"
+            )
+            if self._error is None or self._error is self._no_worker:
+                self._error = self._no_worker = found
+            self._cancel(found)
+            self._changed.notify_all()
 
     def _finish(
         self,

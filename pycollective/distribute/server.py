@@ -208,6 +208,9 @@ class Server:
                 message, arrays = link.request(spins=True)
                 if message.get("request") == "end":
                     raise SystemExit(0)
+                if message.get("request") == "ready":
+                    link.send({})
+                    continue
                 if not succeeded:
                     self._find_servers_again()
                 succeeded = _answer(link, answer, message, arrays)
@@ -337,10 +340,15 @@ class Chief:
         """Return the connection to a worker, or None before its first one."""
         return self._workers.get(number)
 
+    def has_worker(self) -> bool:
+        """Return True if a worker is connected, perhaps one that still runs the program."""
+        return not all(link.ended() for link in list(self._workers.values()))
+
     def find(self, number: int, seconds: float) -> Link:
         """Return a new connection to a worker that was lost, or that has not been connected.
 
-        Raise UnavailableError if it cannot be reached, or LinkLostError if server 0 is lost.
+        Wait until the worker has run the program. Raise UnavailableError if it cannot be reached, or
+        LinkLostError if it is lost meanwhile or if server 0 is lost.
         """
         task = f"/job:worker/task:{number}"
         reply, _ = self.servers.links[0].call({"request": "find", "task": task})
@@ -348,6 +356,7 @@ class Chief:
         if not ports.has_port(address):
             raise UnavailableError(f"{task} has not begun")
         self._workers[number] = link = self._link("worker", number, seconds, address)
+        link.call({"request": "ready"})
         return link
 
     def find_servers_again(self, seconds: float) -> None:

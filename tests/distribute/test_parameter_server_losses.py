@@ -122,6 +122,55 @@ while True:
 
 
 @pytest.mark.slow
+def test_functions_do_not_wait_for_a_later_worker_that_still_runs_the_program(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import json\n"
+        + BEGIN
+        + """
+@tf.function
+def number():
+    return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+def numbers():
+    found = [coordinator.schedule(number) for _ in range(4)]
+    coordinator.join(20)
+    return {int(value.fetch()) for value in found}
+
+if json.loads(os.environ["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}:
+    print("runs the program", flush=True)
+    input()
+coordinator.schedule(number).fetch()
+print("ready", flush=True)
+input()
+for _ in range(50):
+    assert numbers() == {0}
+    time.sleep(0.05)
+print("continues", flush=True)
+while 1 not in numbers():
+    pass
+"""
+    )
+    ports = free_ports(2)
+    cluster = {
+        "ps": [f"127.0.0.1:{ports[0]}"],
+        "worker": [f"127.0.0.1:{ports[1]}", "127.0.0.1:0"],
+    }
+    with ending() as tasks:
+        tasks += [start(path, job, cluster) for job in ("worker", "ps", "chief")]
+        chief = tasks[-1]
+        assert chief.stdout.readline() == "ready\n", chief.communicate()
+        later = start(path, "worker", cluster, index=1)
+        tasks.append(later)
+        assert later.stdout.readline() == "runs the program\n", later.communicate()
+        let_continue(chief)
+        assert chief.stdout.readline() == "continues\n", chief.communicate()
+        let_continue(later)
+        _, errors = chief.communicate(timeout=hangs.SECONDS)
+        assert chief.returncode == later.wait(timeout=hangs.SECONDS) == 0, errors
+
+
+@pytest.mark.slow
 def test_worker_that_is_started_again_goes_on_and_a_lost_chief_ends_all(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(
@@ -394,7 +443,7 @@ print(coordinator.schedule(one).fetch(), flush=True)
 input()
 print(raised(lambda: coordinator.schedule(one).fetch()), flush=True)
 input()
-while coordinator._queue._connected < 1:
+while coordinator._queue._workers[0].disconnected:
     time.sleep(0.05)
 print(coordinator.schedule(one).fetch(), flush=True)
 coordinator.join()
