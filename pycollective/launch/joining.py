@@ -156,7 +156,7 @@ class Joining:
         changes = []
         if self.store is not None:  # also after a rank ended, because it may have set its error
             try:
-                changes = self.store.poll(0.0 if ended else seconds)
+                changes = self.store.wait(0.0 if ended else seconds)
             except OSError as error:
                 raise self._first_rank_lost(error) from None
             if self.leader is not None:
@@ -236,7 +236,7 @@ class Joining:
         """Return rank 0's error if it set one before its connection ended, else that rank 0 is lost."""
         assert self.store is not None
         with contextlib.suppress(OSError, HandshakeError):
-            self.store.poll()
+            self.store.wait(0.0)
         why = self.store.get("all/failed")
         if why is not None:
             text, ranks = reported(why, 0, self.about.size)

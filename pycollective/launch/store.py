@@ -1,15 +1,15 @@
 """A key-value store at rank 0, through which the ranks agree on the members of their group.
 
 Keys are texts, values are JSON. Rank 0 owns the `Store`; every other rank has an authenticated
-connection to it, a `Client`. Both have the same operations: `set`, `get`, `compare_set`, and `poll`,
+connection to it, a `Client`. Both have the same operations: `set`, `get`, `compare_set`, and `wait`,
 which waits for changes.
 
 * A key of a rank ends in the rank's number, and only the connection that set the key may change it.
 * The keys of a rank vanish when its connection ends. The loss of a rank is therefore a change of keys.
 * Only rank 0 sets keys that begin with ``all/``, and sends their values to every rank.
 
-Rank 0's main thread carries out all requests one after the other, in `Store.poll`. All changes that
-rank 0 makes between two calls of `poll` are therefore one step for the other ranks.
+Rank 0's main thread carries out all requests one after the other, in `Store.wait`. All changes that
+rank 0 makes between two calls of `wait` are therefore one step for the other ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Values:
         """Return the value of a key; None if there is none or this rank does not know it."""
         return self._values.get(key)
 
-    def poll(self, seconds: float = 0.0) -> list[Change]:
+    def wait(self, seconds: float) -> list[Change]:
         """Wait some seconds at most for changes; return them in their order."""
         raise NotImplementedError
 
@@ -64,7 +64,7 @@ class Store(_Values):
         super().__init__()
         self._sessions: dict[int, _Session] = {}  # by descriptor, in the order of arrival
         self._owners: dict[str, _Session] = {}
-        self._own: list[Change] = []  # changes by rank 0 since the last `poll`
+        self._own: list[Change] = []  # changes by rank 0 since the last `wait`
         self._new: list[_Session] = []  # from other threads; the lock protects this list
         self._lock = threading.Lock()
         self._closed = False
@@ -73,7 +73,7 @@ class Store(_Values):
         self._poll.register(self._wake, select.POLLIN)
 
     def admit(self, channel: Channel, name: str) -> None:
-        """Serve a connection from the next `poll` on; ``name`` is the rank's number.
+        """Serve a connection from the next `wait` on; ``name`` is the rank's number.
 
         Any thread may call this. From now on the store owns the connection.
         """
@@ -97,7 +97,7 @@ class Store(_Values):
         self.set(key, value)
         return True
 
-    def poll(self, seconds: float = 0.0) -> list[Change]:
+    def wait(self, seconds: float) -> list[Change]:
         """Carry out requests; wait for the first one, some seconds at most."""
         changes, self._own = self._own, []
         ready = {descriptor for descriptor, _ in self._poll.poll(0 if changes else 1000 * seconds)}
@@ -184,7 +184,7 @@ class _Session:
         self.keys: set[str] = set()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; ignore errors, because `Store.poll` detects a lost rank."""
+        """Send a message; ignore errors, because `Store.wait` detects a lost rank."""
         with contextlib.suppress(OSError):
             self.channel.send(message, time.monotonic() + SECONDS)
 
@@ -217,7 +217,7 @@ class Client(_Values):
             self._unseen.append(self._changed(message))
         return message["done"] is True
 
-    def poll(self, seconds: float = 0.0) -> list[Change]:
+    def wait(self, seconds: float) -> list[Change]:
         """Wait some seconds at most for changes of the keys for all ranks; return them."""
         changes, self._unseen = self._unseen, []
         while self._channel.readable(0.0 if changes else seconds):

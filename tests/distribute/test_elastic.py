@@ -208,7 +208,7 @@ def _join(ports, stops, over, heard):
                     }
                     store.set("join/2", {**place, "process": process})
                     while store.get("all/table") is None:
-                        store.poll(1.0)
+                        store.wait(1.0)
                     heard.append(store.get("all/table"))
                     if stops and 2 in heard[-1]["ranks"]:
                         over.wait(90)

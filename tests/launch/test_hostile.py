@@ -194,7 +194,7 @@ def test_rank_0_join_request_with_a_bad_port_names_the_field(on_ranks):
             store.set("join/1", request)
             with pytest.raises(RendezvousError) as caught:
                 while True:
-                    store.poll(1.0)
+                    store.wait(1.0)
             return str(caught.value)
 
     def meets(rank):

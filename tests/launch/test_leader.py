@@ -27,7 +27,7 @@ class Group:
         """Set some keys, in one step of the leader."""
         for key, value in keys:
             self.store.set(key, value)
-        self.leader.step(self.store.poll())
+        self.leader.step(self.store.wait(0.0))
 
     def join(self, *ranks, process="one"):
         self.says(*((f"join/{rank}", request(process)) for rank in ranks))

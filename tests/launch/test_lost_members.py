@@ -63,7 +63,7 @@ def value_of(store, key):
     until = soon()
     while store.get(key) is None:
         assert time.monotonic() < until
-        store.poll(0.1)
+        store.wait(0.1)
     return store.get(key)
 
 
@@ -268,7 +268,7 @@ def test_rendezvous_elastic_join_request_under_way_at_the_choice_comes_later(on_
         store = reached(ports[0], 2, 3)
         ranks = value_of(store, "all/table")["ranks"]
         joined = store.compare_set("join/2", None, place(ports[2]))
-        store.poll(0.2)
+        store.wait(0.2)
         same = store.get("all/table")["ranks"] == ranks
         store.close()
         is_chosen.set()

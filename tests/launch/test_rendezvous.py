@@ -166,7 +166,7 @@ def test_rendezvous_rank_dies_while_others_join_raises(on_ranks, monkeypatch, af
             request = {"host": "127.0.0.1", "port": 1, "claim": "", "milliseconds": 20_000}
             assert store.compare_set("join/1", None, request)
             while store.get("all/table") is None:
-                store.poll(1.0)
+                store.wait(1.0)
             assert store.get("all/table")["ranks"] == [0, 1]
         if after == "reason":
             store.set("failed/1", {"error": "rank 1 did not reach rank 7", "ranks": []})

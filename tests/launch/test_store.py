@@ -28,7 +28,7 @@ class Served:
     def _serve(self):
         while not self._stop.is_set():
             with self._lock:
-                self.changes += self.store.poll(0.005)
+                self.changes += self.store.wait(0.005)
 
     def connected(self, name):
         ours, theirs = (Channel(end) for end in socket.socketpair())
@@ -68,7 +68,7 @@ def received(client, key):
     until = time.monotonic() + 20
     while client.get(key) is None:
         assert time.monotonic() < until
-        client.poll(0.1)
+        client.wait(0.1)
     return client.get(key)
 
 
@@ -79,7 +79,7 @@ def test_store_values_for_all_reach_present_and_later_connections(served):
     assert served.connected("2").get("all/table") == {"ranks": [0, 1]}
     served.set("all/table", None)
     while one.get("all/table") is not None:
-        one.poll(1.0)
+        one.wait(1.0)
     for client in (one, served.connected("3")):
         assert client.get("all/table") is None
         client.close()
@@ -129,7 +129,7 @@ def test_store_request_for_a_key_that_is_not_the_ranks_ends_the_connection(serve
     one._channel.send(request_, time.monotonic() + 5)
     with pytest.raises(OSError):
         for _ in range(10):
-            one.poll(0.5)
+            one.wait(0.5)
     assert served.changes == []
     one.close()
 
@@ -150,7 +150,7 @@ def test_store_closed_connection_gets_the_reason(served):
     with served._lock:
         assert served.store.end("1", "port is no number") == [("join/1", None)]
     with pytest.raises(RendezvousError, match="^port is no number$"):
-        one.poll(5.0)
+        one.wait(5.0)
     one.close()
 
 
@@ -161,7 +161,7 @@ def test_joining_lost_first_rank_that_gave_a_reason_raises_the_reason():
     theirs.seal(b"key", False)
     store = Store()
     store.admit(theirs, "1")
-    store.poll(1.0)
+    store.wait(1.0)
     client = Client(ours)
     store.set("all/failed", {"error": "rank 2 did not come", "ranks": [2]})
     store.close()
