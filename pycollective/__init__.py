@@ -150,7 +150,7 @@ def _module(name: str) -> Any:
 
 
 def _no_attribute(name: str) -> str:
-    """Return the message for a name that is not here, with the public name that is most like it."""
+    """Return the message for a name that is not here, with the public name for it or most like it."""
     import difflib
 
     def plain(name: str) -> str:
@@ -159,5 +159,6 @@ def _no_attribute(name: str) -> str:
     calls = {plain(one): f"Communicator.{one}" for one in dir(Communicator) if one[0] != "_"}
     public = calls | {plain(one): one for one in __dir__()}
     like = difflib.get_close_matches(plain(name), public, 1)
+    meant = _module("other_names").ours(name) or (public[like[0]] if like else None)
     text = f"module 'pycollective' has no attribute {name!r}"
-    return f"{text}; did you mean {public[like[0]]!r}?" if like else text
+    return f"{text}; did you mean {meant!r}?" if meant else text

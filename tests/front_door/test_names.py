@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 import pycollective as pc
+from pycollective import other_names
+
+MIGRATION = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "migration.md"
 
 
 @pytest.mark.parametrize(
@@ -20,6 +25,17 @@ import pycollective as pc
         ("Allreduce", "Communicator.all_reduce"),
         ("all_redcue", "Communicator.all_reduce"),
         ("Broadcast", "Communicator.broadcast"),
+        ("Bcast", "Communicator.broadcast"),
+        ("Gather", "Communicator.gather"),
+        ("Iallgatherv", "Communicator.all_gather"),
+        ("isend", "Communicator.send"),
+        ("Get_rank", "Communicator.rank"),
+        ("Bcast_init", "Persistent"),
+        ("all_gather_into_tensor", "Communicator.all_gather"),
+        ("new_group", "Communicator.split"),
+        ("init_process_group", "init"),
+        ("grouped_allreduce", "Communicator.all_reduce_many"),
+        ("allreduce_async", "Communicator.all_reduce"),
     ],
 )
 def test_getattr_misspelt_name_suggests_the_public_one(name, meant):
@@ -31,6 +47,33 @@ def test_getattr_misspelt_name_suggests_the_public_one(name, meant):
 def test_getattr_name_like_no_other_suggests_nothing():
     with pytest.raises(AttributeError, match="^module 'pycollective' has no attribute 'zzzz'$"):
         pc.zzzz  # noqa: B018
+
+
+def rows():
+    """Return the rows of the tables of mpi4py, Horovod and torch.distributed: both columns."""
+    tables = MIGRATION.read_text().partition("## cupyx.distributed")[0]
+    return [line.split("|")[1:3] for line in tables.splitlines() if line.startswith("| `")]
+
+
+def test_names_of_other_packages_are_in_a_row_of_the_migration_tables_with_ours():
+    comm = pc.local_group(1)[0]
+    for theirs, ours in other_names.OURS.items():
+        name = ours.removeprefix("Communicator.")
+        assert hasattr(comm if name != ours else pc, name)
+        assert any(
+            re.search(rf"\b{theirs}\b", left) and re.search(rf"\b{name}\b", right)
+            for left, right in rows()
+        ), theirs
+
+
+#: Functions of the tables that have no function here, or belong to other objects.
+WITHOUT = {*"Create Get_coords Get_cart_rank Shift Test Wait Start wait synchronize".split()}
+
+
+def test_functions_of_the_migration_tables_have_a_suggestion():
+    calls = {name for left, _ in rows() for name in re.findall(r"(?:`|\.)([A-Za-z_]+)\(", left)}
+    mine = {name for name in calls if hasattr(pc.Communicator, name) or hasattr(pc, name)}
+    assert {name for name in calls - mine if other_names.ours(name) is None} == WITHOUT
 
 
 def test_getattr_of_probes_is_an_attribute_error():
