@@ -308,7 +308,12 @@ def _rank(settings: _RankSettings, call: _Call, writer: Any) -> None:
     except BaseException as error:
         ended = _failure(settings.rank, error)
     else:
+        own = os.getpid()
         ended = _run(comm, fn, args, _pickled)
+        if os.getpid() != own:  # a child that the function has forked: it has no result to send
+            if ended.error is not None:
+                raise ended.error
+            return
         leave_all()  # `multiprocessing` does not run atexit functions
     if isinstance(ended.error, SystemExit):
         stop, ended.error = ended.error, None
@@ -375,6 +380,7 @@ def _in_processes(
                 )
                 with writer, cores.only_on(shares[rank]):
                     process.start()
+                at_end.callback(process.close)  # frees its descriptors now, when it has ended
                 processes.append(process)
                 ranks.add(process.pid, partial(getattr, process, "exitcode"))
             return _watch(ranks, processes, readers)

@@ -212,6 +212,31 @@ def test_spawn_rank_that_ignores_the_failure_is_ended(monkeypatch, tmp_path):
     assert gone(int((tmp_path / "0").read_text()))
 
 
+@pytest.mark.parametrize("status", [None, 0, 5])
+def test_spawn_forked_child_that_leaves_the_function_sends_no_result(status):
+    def work(comm):
+        child = os.fork()
+        if child == 0 and status is None:
+            return "the child's"
+        if child == 0:
+            sys.exit(status)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        comm.barrier()
+        return comm.rank, ended
+
+    assert pc.spawn(work, 2, context="fork") == [(0, status or 0), (1, status or 0)]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_spawn_leaves_no_descriptor(transport):
+    before = os.listdir("/proc/self/fd")
+    results = pc.spawn(total, 2, transport=transport, context="fork")
+    with pytest.raises(OwnError):
+        pc.spawn(raises, 2, transport=transport, context="fork")
+    assert len(results) == 2
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_spawn_interrupt_of_one_rank_is_that_ranks_error():
     with pytest.raises(KeyboardInterrupt) as caught:
         pc.spawn(interrupts, 2, context="fork")
