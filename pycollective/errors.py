@@ -159,7 +159,8 @@ class CollectiveError(RuntimeError):
         The address at which this process reaches each of ``ranks``, or the name of this host; empty if
         the hosts are unknown.
     call : str or None
-        The call or message that was under way in the rank that noticed the failure.
+        The call or message that was under way in the rank that noticed the failure; in this rank, if
+        the launcher noticed it.
     """
 
     def __init__(

@@ -449,8 +449,8 @@ void Messages::check_peers(Clock::time_point now) {
   const bool wrote = write_all();
   const bool moved = read_all() || wrote;
   guarded([&] {
+    announce_waiting();  // first, because the failure may name this message
     if (auto failure = group_->failure()) throw *failure;
-    announce_waiting();
     for (Peer& peer : peers_) {
       for (Message* message : peer.sends) check_peers(*message, now, moved);
       for (Message* message : peer.receives) check_peers(*message, now, moved);
@@ -581,7 +581,8 @@ void Messages::finish(Message& message, const Waiting& waiting) {
   } catch (...) {
     // The caller owns the memory again, so no thread may write into it any more.
     use_reserve();
-    group_->fail(aborted("left a message because of an error of its own"));
+    group_->fail(
+        aborted("left a message because of an error of its own").with_call(describe(message)));
     std::lock_guard lock(mutex_);
     if (auto failure = group_->failure()) fail_all(std::make_exception_ptr(*failure));
     throw;

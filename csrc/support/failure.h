@@ -42,16 +42,21 @@ class Failure : public std::runtime_error {
       auto place = static_cast<std::size_t>(rank);
       known.hosts.push_back(place < addresses.size() ? addresses[place] : std::string());
     }
-    Failure found = *this;
-    found.about_ = std::make_shared<const About>(std::move(known));
-    return found;
+    return with(std::move(known));
   }
+  // Returns a copy with this description of the call that was running.
+  Failure with_call(std::string call) const { return with({ranks(), {std::move(call)}, hosts()}); }
 
  private:
   struct About {
     std::vector<int> ranks;
     std::vector<std::string> calls, hosts;
   };
+  Failure with(About about) const {
+    Failure found = *this;
+    found.about_ = std::make_shared<const About>(std::move(about));
+    return found;
+  }
   const About& about() const {
     static const About nothing;
     return about_ ? *about_ : nothing;

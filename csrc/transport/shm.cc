@@ -271,28 +271,43 @@ void ShmGroup::wake_all() noexcept {
 }
 
 std::optional<Failure> ShmGroup::failure() const {
-  if (memory_.header().failed.load() == 0) {
-    if (!followed_) return {};
-    auto theirs = followed_->failure();
-    if (!theirs || theirs->kind != FailureKind::peer_lost) return {};
-    std::vector<int> members;
-    for (int r = 0; r < size(); ++r) members.push_back(state(r).number_in_followed.load() - 1);
-    return failure_for_part(*theirs, members);
-  }
+  std::optional<Failure> found = has_failed() ? recorded_failure() : failure_of_followed();
+  if (!found || found->kind != FailureKind::peer_lost || !found->calls().empty()) return found;
+  // The launcher has detected the loss, and it is in no call: this rank's call was interrupted.
+  const std::string call = own_call();
+  return call.empty() ? found : found->with_call(call);
+}
+
+std::optional<Failure> ShmGroup::failure_of_followed() const {
+  if (!followed_) return {};
+  auto theirs = followed_->failure();
+  if (!theirs || theirs->kind != FailureKind::peer_lost) return {};
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) members.push_back(state(r).number_in_followed.load() - 1);
+  return failure_for_part(*theirs, members);
+}
+
+Failure ShmGroup::recorded_failure() const {
   // Waits for the rank that writes the reason. That rank may have been killed meanwhile.
   auto deadline = Clock::now() + std::chrono::seconds(1);
   while (memory_.header().failed.load() != 2) {
     if (Clock::now() > deadline) {
-      return Failure(FailureKind::aborted,
-                     "a rank ended while it wrote the reason of the group's failure");
+      return {FailureKind::aborted,
+              "a rank ended while it wrote the reason of the group's failure"};
     }
     std::this_thread::yield();
   }
   const auto ranks = names_.empty() ? size() : static_cast<int>(addresses_.size());
   auto reason = failure_in(memory_.header().reason, ranks);
   if (!reason)
-    return Failure(FailureKind::aborted, "a rank wrote an invalid reason for the group's failure");
-  return addresses_.empty() ? reason : reason->with_hosts(addresses_);
+    return {FailureKind::aborted, "a rank wrote an invalid reason for the group's failure"};
+  return addresses_.empty() ? *reason : reason->with_hosts(addresses_);
+}
+
+std::string ShmGroup::own_call() const {
+  if (rank_ < 0) return {};
+  const ShmRank& me = state(rank_);
+  return me.busy.load() ? me.history.call(me.history.number()).describe() : message_of(rank_);
 }
 
 void ShmGroup::check() const {
@@ -344,11 +359,15 @@ std::string ShmGroup::describe(int rank) const {
   if (of.presence.load() == Presence::absent) {
     return title(rank) + " has not joined yet";
   }
-  char message[sizeof of.message];
-  std::memcpy(message, of.message, sizeof message);
-  message[sizeof message - 1] = 0;
   return describe_rank(title(rank), of.busy.load() != 0, of.history.call(of.history.number()),
-                       message);
+                       message_of(rank));
+}
+
+std::string ShmGroup::message_of(int rank) const {
+  char message[sizeof state(rank).message];
+  std::memcpy(message, state(rank).message, sizeof message);
+  message[sizeof message - 1] = 0;
+  return message;
 }
 
 bool ShmGroup::has_failed() const { return memory_.header().failed.load() != 0; }

@@ -114,6 +114,14 @@ class ShmGroup final : public Group {
   // Returns true if every rank has mapped every arena.
   bool all_mapped() const;
   ShmRank& state(int rank) const { return memory_.rank(rank); }
+  // The failure that a rank has recorded in the memory. Needs has_failed().
+  Failure recorded_failure() const;
+  // The loss of a rank in the followed group.
+  std::optional<Failure> failure_of_followed() const;
+  // The call, or else the message, in which this process's rank is; empty: none.
+  std::string own_call() const;
+  // The message in which a rank waits; empty: none.
+  std::string message_of(int rank) const;
   // Returns true if the rank's process is known to have ended.
   bool has_ended(int rank) const;
   void wake_all() noexcept;

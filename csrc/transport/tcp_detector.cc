@@ -325,8 +325,10 @@ Failure FailureDetector::loss_of(int rank, const char* how) const {
   std::vector<std::string> calls;
   if (in_call_.load() && !closed_) {
     calls.push_back(call_.describe());
-    text += ", while this rank is in " + calls[0];
+  } else if (!message_.empty()) {
+    calls.push_back(message_);
   }
+  if (!calls.empty()) text += ", while this rank is in " + calls[0];
   const std::string known = describe_elsewhere_ ? describe_elsewhere_(rank) : "";
   text += "; " + (known.empty() ? describe_peer(at(rank)) : known);
   return {FailureKind::peer_lost, text, {rank}, std::move(calls)};

@@ -210,8 +210,9 @@ def test_recv_interrupted_aborts_the_group(pair, ctrl_c):
         timer.start()
         pair[1].recv(source=0, shape=1, dtype=float)
     timer.join()
-    with pytest.raises(pc.AbortedError, match="rank 1 left a message"):
+    with pytest.raises(pc.AbortedError, match="rank 1 left a message") as caught:
         pair[0].send([1.0], 1)
+    assert caught.value.call == "recv (float64[1], tag 0) from rank 0"
 
 
 def test_messages_wrong_arguments_raise(pair):

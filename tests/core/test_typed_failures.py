@@ -13,7 +13,7 @@ import pytest
 from rank_groups import ALL_KINDS, make_group
 
 import pycollective as pc
-from pycollective import errors
+from pycollective import _core, errors
 
 every_kind = pytest.mark.parametrize("kind", ALL_KINDS)
 HERE = platform.node()
@@ -140,6 +140,80 @@ def test_abort_has_the_rank_that_aborted(kind):
     assert set(found) == {0, 1, 2}
     for error in found.values():
         assert (type(error), error.ranks, error.call) == (pc.AbortedError, (1,), None)
+
+
+CALLS = {
+    "barrier": (lambda comm: comm.barrier(), "barrier #1"),
+    "all_reduce": (
+        lambda comm: comm.all_reduce(np.ones(3)),
+        "all_reduce #1 (float64[3], sum, direct)",
+    ),
+    "async": (
+        lambda comm: comm.all_reduce(np.ones(3), async_op=True).wait(),
+        "all_reduce #1 (float64[3], sum, direct)",
+    ),
+    "recv": (
+        lambda comm: comm.recv(np.ones(3), 1 - comm.rank),
+        "recv (float64[3], tag 0) from rank {}",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_loss_that_the_launcher_reports_has_the_call_of_each_rank(call):
+    comms = make_group("shm", 3)
+    launcher = _core.ShmGroup.open(comms[0]._group.descriptor)
+    make, text = CALLS[call]
+
+    def work(comm):
+        if comm.rank < 2:
+            make(comm)
+        else:
+            time.sleep(0.2)
+            launcher.abort("rank 2 was killed", peer_lost=True, ranks=[2])
+
+    found = errors_of(comms, work)
+    for rank in (0, 1):
+        assert type(found[rank]) is pc.PeerLostError
+        assert (found[rank].ranks, found[rank].call) == ((2,), text.format(1 - rank))
+    with pytest.raises(pc.PeerLostError) as caught:
+        comms[2]._group.check()
+    assert caught.value.call is None
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_loss_that_the_launcher_reports_has_the_call_in_a_split_group(split):
+    comms = make_group("shm", 3)
+    launcher = _core.ShmGroup.open(comms[0]._group.descriptor)
+
+    def work(comm):
+        part = comm.split(0) if split else comm
+        if comm.rank < 2:
+            part.broadcast(np.ones(3), 2)
+        else:
+            time.sleep(0.2)
+            launcher.abort("rank 2 was killed", peer_lost=True, ranks=[2])
+
+    found = errors_of(comms, work)
+    for rank in (0, 1):
+        assert found[rank].ranks == (2,)
+        assert found[rank].call.startswith("broadcast #"), found[rank].call
+
+
+@pytest.mark.parametrize("kind", ["tcp", "mixed"])
+def test_broken_connection_has_the_message_that_it_interrupts(kind):
+    comms = make_group(kind, 2)
+
+    def work(comm):
+        if comm.rank == 0:
+            comm.recv(np.ones(3), 1)
+        else:
+            time.sleep(0.3)
+            comm._group.abandon()
+
+    error = errors_of(comms, work)[0]
+    assert type(error) is pc.PeerLostError
+    assert (error.ranks, error.call) == ((1,), "recv (float64[3], tag 0) from rank 1")
 
 
 def test_abort_sorts_ranks_and_refuses_those_outside_the_group():
