@@ -253,6 +253,26 @@ std::function<void(const std::string&)> calling(const py::function& warn) {
   };
 }
 
+// Gives the error of a dropped task to Python.
+void tell_dropped(const py::function& tell, int rank, const std::string& call,
+                  const std::exception_ptr& error) {
+  warning_gate().run([&] {
+    std::optional<InterpreterLock> lock;
+    if (!PyGILState_Check()) lock.emplace();
+    const py::error_scope before;  // a task may be freed while an error is raised
+    try {
+      std::rethrow_exception(error);
+    } catch (...) {
+      set_python_error();
+    }
+    try {
+      tell(rank, call, py::error_already_set().value());
+    } catch (py::error_already_set& failed) {
+      failed.discard_as_unraisable("a dropped Work");
+    }
+  });
+}
+
 double seconds_at(Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
@@ -283,6 +303,18 @@ void bind_communicator(py::module_& m) {
           },
           "The begin and the end of a call that is done, as of time.monotonic().")
       .def("check", &Task::check, "Raise the call's error, if it has raised one.");
+
+  m.def(
+      "on_dropped_error",
+      [](const py::function& tell) {
+        auto& kept = *new py::function(tell);  // any thread may use it until the process ends
+        Task::on_dropped = [&kept](int rank, const std::string& call,
+                                   const std::exception_ptr& error) {
+          tell_dropped(kept, rank, call, error);
+        };
+      },
+      py::arg("tell"),
+      "Call `tell` with a rank, a call and an error that the program has dropped with its handle.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator", "One rank of a group.")
       .def(py::init([](std::shared_ptr<Group> group, int rank) {
@@ -324,23 +356,28 @@ void bind_communicator(py::module_& m) {
           "run_later",
           [](Communicator& self, const py::function& call) {
             auto kept = std::make_shared<py::function>(call);
-            auto begin = [given = kept.get()] {
+            auto begin = [given = kept.get(), &group = self.group()] {  // the task keeps the group
               InterpreterLock lock;
               // The function, and the frames in its error, refer to the communicator, which keeps
               // this task. If either stayed in the task, the communicator could never be freed.
               const py::function function = std::move(*given);
               try {
                 function();
-              } catch (const py::error_already_set& error) {  // no memory for the error
+              } catch (const py::error_already_set& error) {
                 if (error.matches(PyExc_MemoryError)) throw std::bad_alloc();
+                // Not the Python error: the task may be freed without the GIL.
+                const auto kind =
+                    py::module_::import("pycollective.errors").attr("CollectiveError");
+                const auto failure = group.failure();
+                if (failure && error.matches(kind)) throw *failure;
                 throw std::runtime_error(error.what());
               }
             };
             return self.submit(begin, kept);
           },
           py::arg("call"),
-          "Run a Python function, which must raise nothing, on a thread of the communicator. The "
-          "communicator's calls in the function run at once.")
+          "Run a Python function on a thread of the communicator. The communicator's calls in the "
+          "function run at once. The function raises an error only if no handle can raise it.")
       .def("mark_reported", &Communicator::mark_reported,
            "Record that the program has received the error of a submitted call, so that close() "
            "need "

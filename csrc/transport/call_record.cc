@@ -8,7 +8,8 @@
 namespace pycollective {
 
 std::string CallRecord::describe() const {
-  std::string text = std::string(collective) + " #" + std::to_string(number);
+  std::string text = collective;
+  if (number > 0) text += " #" + std::to_string(number);  // 0: the rank has not begun the call
   if (dtype[0] == 0) return text;
   // The hash stands for the letters and lengths that are not in the record.
   std::ostringstream hash;
