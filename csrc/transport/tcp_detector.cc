@@ -74,11 +74,11 @@ FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& 
 void FailureDetector::enter(const CallRecord& call) {
   if (in_call_.exchange(true)) {
     std::lock_guard lock(mutex_);
-    throw std::logic_error(
-        closed_ ? "rank " + std::to_string(rank_) + " has left the group"
-                : "rank " + std::to_string(rank_) +
-                      " is already in a collective call in another thread; a rank makes one "
-                      "call at a time");
+    const std::string me = "rank " + std::to_string(rank_);
+    if (closed_) throw Failure(FailureKind::aborted, me + " has left the group", {rank_});
+    throw std::logic_error(me +
+                           " is already in a collective call in another thread; a rank makes one "
+                           "call at a time");
   }
   std::lock_guard lock(mutex_);
   history_.add(call);

@@ -41,3 +41,12 @@ def test_leave_within_a_call_raises_peer_lost_error_on_peers(kind, size):
         assert str(error).startswith("rank 0 has left the group in all_reduce #1 ("), error
     for comm in comms:
         comm.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "mixed"])
+def test_call_that_another_thread_of_the_rank_closes_before_it_begins_raises_aborted_error(kind):
+    comms = make_group(kind, 2)
+    comms[0]._group.leave(0)
+    with pytest.raises(pc.AbortedError, match="^rank 0 has left the group$") as caught:
+        comms[0].barrier()
+    assert caught.value.ranks == (0,)
