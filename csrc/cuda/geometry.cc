@@ -77,7 +77,7 @@ std::vector<Packing> packings(void* packed, const std::vector<device::Piece>& pi
     std::size_t count = piece.count * factor;
     std::size_t tiles = last.first_tile[last.num_pieces] + divided_up(count, kTileItems);
     if (tiles > UINT32_MAX) throw std::length_error("the pieces have too many items");
-    last.pieces[last.num_pieces] = {piece.place, count, piece.offset * factor};
+    last.pieces[last.num_pieces] = {piece.address, count, piece.offset * factor};
     last.first_tile[++last.num_pieces] = static_cast<std::uint32_t>(tiles);
   }
   return all;

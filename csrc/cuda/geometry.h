@@ -44,7 +44,7 @@ inline constexpr unsigned kTileItems = 4096;
 
 struct Packing {
   struct Part {
-    void* place;
+    void* address;
     std::size_t count, offset;  // items
   };
   Part pieces[kPieces];

@@ -92,8 +92,8 @@ PYCOLLECTIVE_INLINE void pack_as(const Packing& p, Thread self) {
     const std::size_t begin = (tile - p.first_tile[piece]) * kTileItems;
     const std::size_t left = part.count - begin;
     const unsigned items = left < kTileItems ? static_cast<unsigned>(left) : kTileItems;
-    const void* from = p.unpacks ? p.packed : part.place;
-    void* to = p.unpacks ? part.place : p.packed;
+    const void* from = p.unpacks ? p.packed : part.address;
+    void* to = p.unpacks ? part.address : p.packed;
     convert_tile<From, To>(at(from, (begin + (p.unpacks ? part.offset : 0)) * sizeof(From)),
                            at(to, (begin + (p.unpacks ? 0 : part.offset)) * sizeof(To)), items,
                            p.scale, self.thread);

@@ -290,7 +290,7 @@ void EmulatedRuntime::convert(const void* packed, DType packed_type,
     const Access& of_whole = kAccess[static_cast<int>(packed_type)];
     const Access& of_piece = kAccess[static_cast<int>(piece_type)];
     for (const Piece& piece : pieces) {
-      auto* there = static_cast<std::byte*>(piece.place);
+      auto* there = static_cast<std::byte*>(piece.address);
       std::byte* here = whole + piece.offset * whole_item;
       if (packed_type == piece_type && scale == 1) {
         std::memcpy(packs ? here : there, packs ? there : here, piece.count * item);

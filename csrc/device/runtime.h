@@ -26,7 +26,7 @@ class Event {
 // One of several small arrays that are packed together: its address, and its offset in the packed
 // array.
 struct Piece {
-  void* place = nullptr;
+  void* address = nullptr;
   std::size_t count = 0;   // items
   std::size_t offset = 0;  // items
 };

@@ -288,7 +288,7 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
       is_over = progress == Progress::done;
       return progress == Progress::blocked && stops && stops() ? Progress::done : progress;
     };
-    auto look = [&](const std::vector<int>& awaited, bool moved) {
+    auto check = [&](const std::vector<int>& awaited, bool moved) {
       try {
         if (interrupt) interrupt();
       } catch (...) {
@@ -309,7 +309,7 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
       }
       const bool in_time = wait_for(
           end, attempt, std::min(deadline, waiting_.deadline),
-          [this] { return communicator_.awaited(); }, look);
+          [this] { return communicator_.awaited(); }, check);
       if (!in_time && Clock::now() >= waiting_.deadline) end.time_out();
     } catch (...) {
       if (is_interrupted) throw;

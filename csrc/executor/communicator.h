@@ -88,12 +88,14 @@ class Communicator {
   // The same for a call that was prepared without arrays.
   bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
   // Makes an asynchronous call, which must end `limit` after its start. Asynchronous calls are made
-  // one after another. A caller of run() or begin() must call wait_for_tasks() first.
+  // one after another. A caller of run() or begin() must call wait_for_tasks() first. `kept` keeps
+  // the arrays of the call alive.
   std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit,
                                std::shared_ptr<void> kept);
   // The same for a call that was prepared without arrays. If no other call is outstanding, the call
-  // begins at once, so that the peers find this rank's data. Returns nullptr if it is done.
-  // start_tasks() must be called before.
+  // begins at once, so that the peers find this rank's data. Returns nullptr if it is done;
+  // otherwise `keep` returns the object that keeps the arrays alive. `bytes` is the size of the
+  // call (held_polls). start_tasks() must be called before.
   std::shared_ptr<Task> submit_at_once(const PreparedCall& prepared, const void* input,
                                        void* output, std::size_t bytes, Clock::duration limit,
                                        const std::function<std::shared_ptr<void>()>& keep);

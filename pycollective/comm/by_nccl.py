@@ -33,12 +33,16 @@ from pycollective.nccl.types import BYTES, count_and_type, reduction_of
 
 _log = logging.getLogger("pycollective")
 _REMEMBERED = 4096
-"""The most texts of calls to keep that all ranks have compared."""
+"""The largest number of compared calls to remember."""
 _TEXT_BYTES = 400
 
 
 def exchange(member: Member, text: str, what: str) -> list[str]:
-    """Return the texts of all ranks; a long text is cut, and ends with a hash of the whole."""
+    """Return the texts of all ranks; a long text is cut, and ends with a hash of the whole text.
+
+    ``what`` is the call that an error names. Raise a `MismatchError` if another rank makes another
+    call.
+    """
     data, limit = text.encode(), _TEXT_BYTES - 4
     if len(data) > limit:
         mark = f"... (BLAKE2 of the whole: {hashlib.blake2b(data, digest_size=16).hexdigest()})"
@@ -67,8 +71,8 @@ def _check_same(member: Member, calls: Sequence[str]) -> None:
         raise error
 
 
-#: A function that enqueues operations of NCCL on a stream.
-_Calls: TypeAlias = Callable[[_core.nccl.Comm, int], None]
+#: A function that enqueues operations of a communicator of NCCL on a stream.
+_Enqueue: TypeAlias = Callable[[_core.nccl.Comm, int], None]
 
 
 class _Span(NamedTuple):
@@ -131,7 +135,7 @@ class Nccl(GpuEngine):
             raise ValueError(f"rank {rank} is not among the {self.size} ranks")
         if call.is_message:
             return self._message(call)
-        give = self._calls_of(call)
+        enqueue = self._enqueue_of(call)
         kept = [array for array in (call.source, call.target) if array is not None]
         for array in kept:
             if array_backend.device_of(array)[1] != self._nccl.device:
@@ -145,14 +149,14 @@ class Nccl(GpuEngine):
         if what not in self._agreed:
             self._agree(what)
         if not call.count or not any(array.size for array in kept):
-            give = _nothing
+            enqueue = _nothing
             if not call.async_op:
                 self._nccl.skip()
                 return DONE
-        made = self._nccl.enqueue(what, give, kept, call.timeout, call.async_op, call.timed)
+        made = self._nccl.enqueue(what, enqueue, kept, call.timeout, call.async_op, call.timed)
         return Work([made])
 
-    def _calls_of(self, call: Call) -> _Calls:
+    def _enqueue_of(self, call: Call) -> _Enqueue:
         """Return a function that enqueues a collective."""
         source, target, name = call.source, call.target, call.collective
         is_one_operation = name == "broadcast" or (name == "all_gather" and call.counts is None)
@@ -172,7 +176,7 @@ class Nccl(GpuEngine):
     def _messages(
         self, name: str, source: Array | None, target: Array | None, sent: Sequence[int],
         received: Sequence[int], root: int,
-    ) -> _Calls:  # fmt: skip
+    ) -> _Enqueue:  # fmt: skip
         """Return a function that enqueues a move as sends and receives, which NCCL joins.
 
         ``sent`` and ``received`` are numbers of elements for each rank. Empty parts, and a part that is
@@ -197,13 +201,13 @@ class Nccl(GpuEngine):
         kept = {r for r, _ in outgoing}
         incoming = [(r, s) for r, s in incoming if s.nbytes and (r != me or r in kept)]
 
-        def call(comm: _core.nccl.Comm, stream: int) -> None:
+        def enqueue(comm: _core.nccl.Comm, stream: int) -> None:
             for rank, span in outgoing:
                 comm.send(span.address, span.nbytes, BYTES, rank, stream)
             for rank, span in incoming:
                 comm.recv(span.address, span.nbytes, BYTES, rank, stream)
 
-        return call
+        return enqueue
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
         """Make an array in NCCL's memory, registered by all ranks; None if NCCL is too old."""
@@ -233,11 +237,11 @@ class Nccl(GpuEngine):
         self._check_message(array, call)
         span, peer = _span(array), call.peer
 
-        def give(comm: _core.nccl.Comm, stream: int) -> None:
+        def enqueue(comm: _core.nccl.Comm, stream: int) -> None:
             move = comm.send if call.collective == "send" else comm.recv
             move(span.address, span.nbytes, BYTES, peer, stream)
 
-        message = Message(self, str(call), give, array, call.timeout, call.timed)
+        message = Message(self, str(call), enqueue, array, call.timeout, call.timed)
         with self._beginning:
             self._deferred.append(message)
         if not call.async_op:
@@ -255,13 +259,13 @@ class Nccl(GpuEngine):
             if not messages:
                 return
 
-            def call(comm: _core.nccl.Comm, stream: int) -> None:
+            def enqueue(comm: _core.nccl.Comm, stream: int) -> None:
                 for message in messages:
-                    message.call(comm, stream)
+                    message.enqueue(comm, stream)
 
             try:
                 operation = self._nccl.enqueue(
-                    "; ".join([message.what for message in messages]), call,
+                    "; ".join([message.what for message in messages]), enqueue,
                     [message.array for message in messages],
                     max([message.seconds for message in messages]), later,
                     any([message.timed for message in messages]),
@@ -332,15 +336,15 @@ class Nccl(GpuEngine):
 
 
 class Message(nccl.DeviceTask):
-    """A deferred or running message; ``call`` enqueues it."""
+    """A deferred or running message; ``enqueue`` enqueues its operation of NCCL."""
 
     def __init__(
-        self, engine: Nccl, what: str, call: _Calls, array: Array, seconds: float, timed: bool
+        self, engine: Nccl, what: str, enqueue: _Enqueue, array: Array, seconds: float, timed: bool
     ) -> None:
         here = array_backend.device_of(array)[1]
         super().__init__(here, seconds)
         self._engine = weakref.ref(engine)
-        self.what, self.call, self.array, self.timed = what, call, array, timed
+        self.what, self.enqueue, self.array, self.timed = what, enqueue, array, timed
         with device.on(here):
             self.after = device.event(device.present_stream())
         self.operation: nccl.Operation | None = None
@@ -359,7 +363,7 @@ class Message(nccl.DeviceTask):
         return self.error is not None or (self.operation is not None and self.operation.ended)
 
     def device_times(self) -> tuple[float, float] | None:
-        """Return the times of its begin and its end."""
+        """Return the times of its begin and its end, in seconds of `time.monotonic`."""
         return None if self.operation is None else self.operation.times
 
     @property

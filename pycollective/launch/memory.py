@@ -24,9 +24,9 @@ from pycollective.launch.handshake import Channel, HandshakeError, introduce
 from pycollective.launch.handshake_server import HandshakeServer
 
 PROOF_SECONDS = 10.0
-"""Seconds that a rank has to connect to another rank's socket."""
+"""Seconds in which a rank must connect to another rank's socket, and then get the descriptor."""
 _ENTER_SECONDS = 3.0
-"""Seconds that a connected rank has to join the memory."""
+"""Seconds in which all connected ranks must join the memory."""
 
 
 class Sharing:
@@ -78,10 +78,11 @@ class Sharing:
     def create(
         self, group: str, ranks: Sequence[int], poll: Callable[[], object]
     ) -> _core.ShmGroup | None:
-        """Create memory, and return it when all ranks have joined it; None if one does not in time.
+        """Create memory, and return it when all ranks have joined it.
 
-        This rank is the first of ``ranks``, and the others have connected to its socket. ``poll``
-        raises an error if the rendezvous has failed.
+        Return None if a rank does not join in time, or if the system refuses the memory. This rank is
+        the first of ``ranks``, and the others have connected to its socket. ``poll`` raises an error
+        if the rendezvous has failed.
         """
         until = time.monotonic() + _ENTER_SECONDS
         others = [(group, rank) for rank in ranks[1:]]

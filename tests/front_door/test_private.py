@@ -1,4 +1,4 @@
-"""Private attributes, found in the source: a package reads only its own."""
+"""The source of a package reads no private attributes of another package."""
 
 import ast
 import pathlib
@@ -6,10 +6,11 @@ import pathlib
 import pycollective
 
 ROOT = pathlib.Path(pycollective.__file__).parent
-#: Read although they are another package's: the compiled modules, and attributes of NumPy before
-#: 1.25, of ctypes (a documented one), of argparse and of PyTorch. PyTorch has no public ones for
-#: these purposes.
+#: Exceptions: the compiled modules `_core` and `_nn`, and attributes of other libraries. `_seed_seq`
+#: is NumPy's before 1.25, `_handle` is that of ctypes, which documents it, and `_actions` is
+#: argparse's.
 KNOWN = {"_core", "_nn", "_seed_seq", "_handle", "_actions"}
+#: PyTorch has no public attributes for these purposes.
 KNOWN |= {
     "_register_backend",
     "_swap_data_ptr_",

@@ -1,4 +1,4 @@
-"""Models on a device whose work is recorded as graphs: every step is that of the layers themselves."""
+"""Models whose work on a device is recorded as graphs give the results of their layers in every step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def same(found, expected, close=1e-9):
 
 @pytest.mark.parametrize("build", [sequential, functional])
 @pytest.mark.parametrize("policy", ["float64", "mixed_float16"])
-def test_steps_that_are_replayed_are_those_of_the_layers(cupy, build, policy):
+def test_replayed_steps_give_the_weights_of_the_host(cupy, build, policy):
     training = on_device(build, policy)
     same(training.all_steps(), on_host(build, policy), 1e-9 if policy == "float64" else 1e-2)
     assert cupy.cuda.runtime.launched == 2 * (STEPS - 4)
@@ -141,7 +141,7 @@ def test_another_batch_size_and_assigned_weights_are_used(cupy):
     assert cupy.cuda.runtime.launched
 
 
-def test_two_calls_on_one_tape_are_those_of_the_layers(cupy):
+def test_two_calls_on_one_tape_give_the_gradients_of_the_host(cupy):
     def gradients(training):
         model, found = training.model, []
         for images in IMAGES:
@@ -173,7 +173,7 @@ def test_work_that_needs_the_host_is_not_replayed(cupy, monkeypatch, number):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_wrong_replays_are_noticed_and_not_used(cupy, monkeypatch, caplog, number):
-    """A graph that does not do all of its work, forward or backward."""
+    """The graph of the forward or of the backward pass does nothing when it is launched."""
     runtime = cupy.cuda.runtime
     launch = runtime.graphLaunch
 

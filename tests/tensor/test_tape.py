@@ -37,7 +37,7 @@ def test_variable_whose_value_is_watched_is_watched_too_when_it_is_read():
     assert float(tape.gradient(result, variable)) == 3.0
 
 
-def test_nothing_is_watched_by_itself_when_told_so():
+def test_watch_accessed_variables_false_watches_no_variable_by_itself():
     a, b = tf.Variable(2.0), tf.Variable(3.0)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(b)
@@ -54,7 +54,7 @@ def test_structure_of_sources_is_kept():
     assert value(gradients["b"][0]) == 2.0
 
 
-def test_targets_add_up_and_output_gradients_weigh_them():
+def test_gradient_of_several_targets_is_their_sum_weighted_by_output_gradients():
     x = tf.Variable([1.0, 2.0])
     with tf.GradientTape(persistent=True) as tape:
         y, z = x * x, x * 3.0
@@ -69,7 +69,7 @@ def test_targets_add_up_and_output_gradients_weigh_them():
         tape.gradient([y, z], x, output_gradients=[tf.constant([1.0, 2.0])])
 
 
-def test_a_source_can_be_the_target_or_between():
+def test_source_is_the_target_or_an_intermediate_result():
     x = tf.Variable(3.0)
     with tf.GradientTape() as tape:
         y = x * x
@@ -77,7 +77,7 @@ def test_a_source_can_be_the_target_or_between():
     assert [value(g) for g in tape.gradient(z, [x, y, z])] == [114.0, 19.0, 1.0]
 
 
-def test_a_variable_that_is_its_own_target():
+def test_variable_that_is_source_and_target_has_gradient_one():
     x = tf.Variable([3.0, 4.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -96,7 +96,7 @@ def test_unconnected_sources_have_none_or_zeros():
         tape.gradient(z, x, unconnected_gradients="ones")
 
 
-def test_constants_are_not_tracked_until_watched():
+def test_constants_are_not_recorded_until_watched():
     x = tf.constant(2.0)
     with tf.GradientTape() as tape:
         before = x * x
@@ -105,7 +105,7 @@ def test_constants_are_not_tracked_until_watched():
     assert value(tape.gradient([before, after], x)) == 4.0
 
 
-def test_integers_and_bools_are_not_tracked():
+def test_integers_and_bools_are_not_recorded():
     x = tf.Variable([1.5, -2.5])
     with tf.GradientTape(persistent=True) as tape:
         whole = tf.cast(x, np.int32)
@@ -121,7 +121,7 @@ def test_integers_and_bools_are_not_tracked():
     assert tape.gradient(y, count) is None
 
 
-def test_a_tape_answers_once_unless_persistent():
+def test_gradient_called_twice_raises_unless_persistent():
     x = tf.Variable(2.0)
     with tf.GradientTape() as tape:
         y = x * x
@@ -202,7 +202,7 @@ def test_tapes_that_overlap():
     assert value(second.gradient(z, x)) == 12.0
 
 
-def test_a_second_derivative_is_refused_and_never_silently_missing():
+def test_second_derivative_raises_not_implemented_error():
     x = tf.Variable(3.0)
     with tf.GradientTape(persistent=True) as outer:
         with tf.GradientTape() as inner:
@@ -231,7 +231,7 @@ def test_the_same_tensor_twice_in_one_operation():
     assert value(tape.gradient(y, x)) == [5.0, 5.0]
 
 
-def test_accumulation_leaves_other_arrays_alone():
+def test_accumulation_does_not_change_output_gradients():
     x = tf.Variable(np.arange(3.0))
     seed = tf.constant(np.ones(3))
     with tf.GradientTape() as tape:
@@ -263,7 +263,7 @@ def test_gradients_are_contiguous_and_writable():
     assert array.strides == (32, 8)
 
 
-def test_only_what_leads_to_the_sources_is_computed():
+def test_gradient_computes_only_paths_to_the_sources():
     asked = []
 
     def op(a, b):
@@ -293,7 +293,7 @@ def _tracked_op(x, log, name):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_sweep_frees_what_it_has_done(persistent):
+def test_gradient_frees_the_closures_that_it_has_called(persistent):
     """Closures of later operations are freed before earlier ones are called."""
     log = []
     x = tf.Variable(1.0)
@@ -354,7 +354,7 @@ def test_threads_have_their_own_tapes():
     assert all(g == 6.0 * k for k, g in results)
 
 
-def test_wrong_sources_say_what_to_do():
+def test_sources_of_wrong_type_raise_type_error():
     with tf.GradientTape() as tape:
         pass
     with pytest.raises(TypeError, match=r"gradient\(\) needs tensors and variables, got ndarray"):
@@ -441,7 +441,7 @@ def test_custom_gradient_with_variables():
         careless(x)
 
 
-def test_custom_gradient_checks_what_it_gets():
+def test_custom_gradient_of_wrong_number_or_shape_raises_value_error():
     @tf.custom_gradient
     def too_few(x, y):
         return x + y, lambda dy: dy

@@ -14,7 +14,7 @@ from pycollective.keras.registration import class_named
 from pycollective.tensor.symbolic import SymbolError
 
 Shape = tuple[int | None, ...]
-#: The module of operations in files.
+#: The module that Keras's files name for operations.
 MODULE = "keras.src.ops.numpy"
 
 
@@ -52,9 +52,9 @@ class KerasTensor:
 
     Parameters
     ----------
-    shape
-        The lengths of the axes; None is any length.
-    dtype
+    shape : sequence of int or None
+        The lengths of the axes; None stands for any length.
+    dtype : dtype-like
         The dtype of the elements.
     name : str, optional
         The name; the default is ``keras_tensor`` with a number.
@@ -175,7 +175,7 @@ class Node:
 
     @property
     def is_input(self) -> bool:
-        """True if the node is an input of a graph, not a call."""
+        """True if the node is an input of a graph, and not a recorded call."""
         return not self.input_tensors
 
     def __repr__(self) -> str:
