@@ -21,7 +21,9 @@ from pycollective.errors import (
 )
 
 _SPIN_LIMIT = 200
+"""Polls before a waiting rank sleeps between polls."""
 _PAUSE = 50e-6
+"""Seconds of such a sleep."""
 _GRACE = 2.0
 """Seconds in which the last messages of a rank that left must arrive."""
 _NAME_BYTES = 256  # of a host
@@ -38,11 +40,15 @@ def join(comm: Any) -> MPIGroup:
     return MPIGroup(mpi, comm)
 
 
-_KINDS = {kind.__name__: kind for kind in (AbortedError, PeerLostError)}
+_KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeoutError, PeerLostError)}
 
 
 class MPIGroup:
-    """The ranks of an MPI communicator as a group, without its calls."""
+    """The ranks of an MPI communicator as a group.
+
+    The group has the deadlines, the failures and the messages about failures. The engines make the
+    calls.
+    """
 
     transport = "MPI"
 
@@ -75,7 +81,7 @@ class MPIGroup:
         return None if self._failure is None else str(self._failure)
 
     def begin(self, what: str) -> None:
-        """Count a collective call; raise an error if the group has failed."""
+        """Begin a collective call, which ``what`` describes; raise an error if the group has failed."""
         self.check()
         self._calls += 1
         self._call = f"{what} #{self._calls}"
@@ -97,7 +103,11 @@ class MPIGroup:
             raise copy.copy(self._failure)
 
     def wait(self, requests: list[Any], seconds: float, peer: int | None = None) -> None:
-        """Wait for requests of MPI, with the whole group or one peer, until a deadline."""
+        """Wait at most ``seconds`` for requests of MPI, with the whole group or with one peer.
+
+        Fail the group and raise `PeerLostError` if a rank has left, `CollectiveTimeoutError` at the
+        deadline.
+        """
         begin = time.monotonic()
         polls = 0
         while not self.mpi.Request.Testall(requests):
@@ -108,7 +118,7 @@ class MPIGroup:
             now = time.monotonic()
             for rank, since in self._left.items():
                 if peer in (None, rank) and now - max(since, begin) > _GRACE:
-                    self._fail_without(rank, f"has left the group: {self.describe()}")
+                    self._fail_by_loss(rank, f"has left the group: {self.describe()}")
             if now - begin > seconds:
                 self.fail(
                     CollectiveTimeoutError(
@@ -119,13 +129,16 @@ class MPIGroup:
             time.sleep(_PAUSE)
 
     def pause(self, begin: float, seconds: float, peer: int) -> None:
-        """Sleep a moment in a message with a peer; raise an error if the peer is lost or late."""
+        """Sleep briefly while a message waits for a peer; raise an error if the peer is lost or late.
+
+        ``begin`` is the time at which the wait began. ``seconds`` is its limit.
+        """
         waited = time.monotonic() - begin
         if waited > 0.001:
             self.check()
             left = self._left.get(peer)
             if left is not None and time.monotonic() - max(left, begin) > _GRACE:
-                self._fail_without(peer, "has left the group")
+                self._fail_by_loss(peer, "has left the group")
         if waited > seconds:
             self.fail(
                 CollectiveTimeoutError(
@@ -141,7 +154,7 @@ class MPIGroup:
         self._fail_with(error)
         raise error
 
-    def _fail_without(self, rank: int, how: str) -> None:
+    def _fail_by_loss(self, rank: int, how: str) -> None:
         """Fail the group because a rank is lost."""
         text = f"{self.title(rank)} {how}"
         self.fail(PeerLostError(text, ranks=[rank], hosts=[self.names[rank]], call=self._call))
@@ -190,9 +203,8 @@ class MPIGroup:
         for rank in range(self.size):
             if rank != self.rank and not self.mpi.Is_finalized():
                 request = self.notices.Isend([data, self.mpi.BYTE], rank)
-                self._sent.append(
-                    (data, request)
-                )  # kept alive, since no code waits for the request
+                # No code waits for the request, so the list keeps the request and its data alive.
+                self._sent.append((data, request))
 
     def abandon(self) -> None:
         """Do nothing in a forked child."""

@@ -289,6 +289,11 @@ class Dataset:
             iteration.
         seed : int, optional
             As in `shuffle`. Workers need a seed to have the same order.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If no file matches.
         """
         names = _made("matching_files", file_pattern)
         return names if shuffle is False else names.shuffle(len(names), seed)

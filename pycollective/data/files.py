@@ -1,4 +1,4 @@
-"""Files as sources: names of files, and lines of text files."""
+"""Sources of datasets: names of files, and lines of text files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from pycollective.tensor import Tensor
 
 @kind
 def matching_files(patterns: Any) -> TensorSlices:
-    """Return a dataset of the sorted names of all files that match the patterns."""
+    """Return a dataset of the sorted names of all files that match the patterns.
+
+    The names are bytes. Raise an `InvalidArgumentError` if no file matches.
+    """
     one = isinstance(patterns, (str, bytes, os.PathLike))
     if not one and not np.iterable(patterns):
         raise TypeError(f"patterns must be a pattern of paths or several, not {patterns!r}")
@@ -39,6 +42,11 @@ class TextLineDataset(Dataset):
     ----------
     filenames : str, list of str, or Dataset
         Names of files, or a dataset of names.
+
+    Raises
+    ------
+    TypeError
+        If the dataset's elements are not names.
     """
 
     def __init__(self, filenames: Any) -> None:

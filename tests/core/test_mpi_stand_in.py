@@ -117,6 +117,7 @@ def test_mpi_leaving_rank_is_lost_and_missing_rank_times_out(on_mpi, monkeypatch
             ) as late:
                 second.barrier(timeout=0.1)
             assert late.value.call == "barrier() #1"
+            comm.barrier()
             return
         with pytest.raises(pc.PeerLostError, match="rank 0 has left the group") as lost:
             first.barrier()
@@ -126,6 +127,9 @@ def test_mpi_leaving_rank_is_lost_and_missing_rank_times_out(on_mpi, monkeypatch
             hosts,
             "barrier() #1",
         )
+        comm.barrier()
+        with pytest.raises(pc.CollectiveTimeoutError, match="did not join within 0.1 s"):
+            second.barrier()
 
     assert on_mpi(2, work) == [None, None]
 

@@ -1,8 +1,10 @@
-"""TensorFlow's distributed elements of many datasets; this script writes `input_cases.json`.
+"""The elements that TensorFlow's strategies read from many datasets, in `input_cases.json`.
+
+With TensorFlow installed, this command writes the file again (TensorFlow 2.21 wrote the present one):
 
     python tests/distribute/input_cases.py
 
-needs TensorFlow (2.21 wrote it). Every case is a dataset, a policy and a number of replicas.
+Every case is a dataset, a policy and a number of replicas.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ AFTER = {
 
 
 def some_cases(count):
-    """Return cases, the same ones each time."""
+    """Return random cases, the same ones in each call."""
     choose = random.Random(7)
     return [
         {
@@ -63,7 +65,7 @@ def some_cases(count):
 
 
 def elements(tf, strategy, case):
-    """Return the elements of a case's distributed dataset, in nested lists."""
+    """Return the elements of a case's distributed dataset as nested lists."""
     batch = case["batch"]
     if case["from_function"]:
         batch = max(1, batch // 2)
@@ -89,7 +91,7 @@ def _plain(strategy, value):
 
 
 def record():
-    """Write what TensorFlow gives."""
+    """Write the file, with the elements that TensorFlow reads."""
     os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3")
     import tensorflow as tf
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster(tmp_path_factory):
-    # Ray's workers look where the driver is, and beside the sources there is no core.
+    # Ray's workers import from the driver's folder. The sources there have no compiled core.
     before = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("ray"))
     paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
@@ -38,7 +38,7 @@ def _cluster(tmp_path_factory):
 
 
 def train(steps=20):
-    """Train a little model, and return what it has become."""
+    """Train a small model, and return the number of replicas and the weights."""
     rows = np.random.default_rng(3).normal(size=(steps * 8, 5))
     strategy = tf.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
     with strategy.scope():
@@ -50,7 +50,7 @@ def train(steps=20):
     return replicas, [w.tolist() for w in model.get_weights()]
 
 
-def test_the_same_as_without_ray(tmp_path):
+def test_run_gives_the_weights_of_a_run_without_ray(tmp_path):
     first, second = tf.ray.run(train, 2)
     assert first == second
     assert first[0] == 2
@@ -59,7 +59,7 @@ def test_the_same_as_without_ray(tmp_path):
     assert said[0]["w"] == first[1]
 
 
-def test_an_exception_is_raised_here():
+def test_run_exception_in_a_worker_is_raised_in_the_caller():
     def fails():
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         if strategy.extended.input_pipeline[1] == 1:
@@ -70,7 +70,7 @@ def test_an_exception_is_raised_here():
         tf.ray.run(fails, 2)
 
 
-def test_a_worker_that_is_lost_is_replaced(tmp_path):
+def test_run_lost_worker_is_replaced_max_failures_times(tmp_path):
     def worker():
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         total = 0.0
@@ -93,7 +93,7 @@ STEPS = 30
 
 
 def elastic(folder, lost=None, least=None, patience=20.0):
-    """Train in `run_elastic`, and save every five steps; a worker is lost at step 13."""
+    """Train in `run_elastic`, and save every five steps. The worker ``lost`` ends at step 13."""
     folder = pathlib.Path(folder)
     rows = np.random.default_rng(3).normal(size=(STEPS, 12, 4))
 
@@ -128,12 +128,12 @@ def elastic(folder, lost=None, least=None, patience=20.0):
                 (folder / "fewer.new").write_text(json.dumps([begun, losses]))
                 (folder / "fewer.new").rename(folder / "fewer")
                 until = time.monotonic() + 60
-                while time.monotonic() < until:  # AbortedError ends it when the other one is back
+                while time.monotonic() < until:  # AbortedError ends the loop: the other one is back
                     checkpoint.save(folder / "saved" / "ckpt")
                     time.sleep(0.1)
         return begun, strategy.num_replicas_in_sync, losses, w.numpy().tolist()
 
-    if least and (folder / "died").exists():  # a replacement, which comes when the other is alone
+    if least and (folder / "died").exists():  # a replacement waits until the other trains alone
         until = time.monotonic() + 60
         while not (folder / "fewer").exists() and time.monotonic() < until:
             time.sleep(0.05)
@@ -145,8 +145,8 @@ def elastic(folder, lost=None, least=None, patience=20.0):
 
 
 @pytest.mark.parametrize(("lost", "least"), [(1, None), (0, 1)])
-def test_elastic_training_goes_on_as_if_undisturbed(tmp_path, lost, least):
-    """With the replacement; or alone until there is one, which comes in at a checkpoint."""
+def test_elastic_training_with_a_lost_worker_gives_the_undisturbed_losses(tmp_path, lost, least):
+    """Training waits for a replacement, or with ``least`` continues until the replacement joins."""
     (tmp_path / "alone").mkdir()
     _, _, losses, w = elastic(tmp_path / "alone")
     args = (str(tmp_path), lost, least, 0.5 if least else 20.0)
@@ -163,7 +163,7 @@ def test_elastic_training_goes_on_as_if_undisturbed(tmp_path, lost, least):
 
 
 def count_with_servers(folder):
-    """Count calls of a function on two workers, one of which is lost and comes back."""
+    """Count the calls of a function on two workers. Worker 1 ends in its first call and is replaced."""
     died = pathlib.Path(folder) / "died"
     strategy = tf.distribute.experimental.ParameterServerStrategy()
     coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)

@@ -1,4 +1,4 @@
-"""Some trials of the fault harness, and the proof that its verdict can fail."""
+"""Some trials of the fault harness, and faults planted to show that its verdict can fail."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_a_failed_trial_gives_exit_code_1_and_the_command_that_repeats_it(capfd)
     assert command in capfd.readouterr().out
 
 
-def test_a_trial_follows_from_its_seed():
+def test_plan_of_a_seed_is_the_same_in_each_call():
     for fault in FAULTS:
         assert plan.make(5, fault=fault) == plan.make(5, fault=fault)
     assert plan.make(5) != dataclasses.replace(plan.make(6), seed=5)
 
 
-def test_a_fault_that_a_setup_cannot_have_is_refused():
+def test_plan_fault_that_a_setup_cannot_have_raises_value_error():
     with pytest.raises(ValueError, match="'kill' is not for the set-up 'threads'"):
         plan.make(0, "threads", "kill")
 

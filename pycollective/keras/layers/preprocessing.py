@@ -203,6 +203,8 @@ _MODES = ("horizontal_and_vertical", "horizontal", "vertical")
 class RandomFlip(Seeded, ImageLayer):
     """Flip each image with probability 1/2 in training; the default is ``training=True``.
 
+    Inputs are images ``[n, height, width, channels]``.
+
     Parameters
     ----------
     mode : str
@@ -243,6 +245,8 @@ class RandomFlip(Seeded, ImageLayer):
 class RandomCrop(Seeded, ImageLayer):
     """Crop images: at a random position in training, to the center otherwise.
 
+    Inputs are images ``[n, height, width, channels]``.
+
     All images of a batch get the same window. Images smaller than the window, and all images outside
     of training, are cropped to their largest centered part with the window's proportions. This part
     is resized to the window. The default is ``training=True``.
@@ -271,7 +275,7 @@ class RandomCrop(Seeded, ImageLayer):
         self.data_format = data_format_of(data_format)
 
     def call(self, inputs: Tensor, training: bool = True) -> Tensor:
-        """Return ``[n, self.height, self.width, channels]``."""
+        """Return images ``[n, self.height, self.width, channels]``."""
         self._check_extent(inputs.shape, 1, 1, "valid")
         x = ops.cast(inputs, self._dtype)
         _, height, width, _ = x.shape

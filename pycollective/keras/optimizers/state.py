@@ -88,7 +88,7 @@ class OptimizerState(CopiedByConfig, Trackable):
             )
         if loss_scale_factor is not None and not 0 < loss_scale_factor < math.inf:
             raise ValueError(
-                f"{self.name}: loss_scale_factor must be positive, got {loss_scale_factor}"
+                f"{self.name}: loss_scale_factor must be positive and finite, got {loss_scale_factor}"
             )
         self.weight_decay = weight_decay
         self.use_ema = bool(use_ema)
@@ -124,7 +124,7 @@ class OptimizerState(CopiedByConfig, Trackable):
     # Variables -------------------------------------------------------------------------------
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the names of the slots of each variable, which start at 0."""
+        """Return the names of the slots of each variable. Slots start at 0."""
         return ()
 
     def _slot_order(self) -> Sequence[Sequence[str]]:
