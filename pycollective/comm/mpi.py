@@ -67,8 +67,8 @@ class MPICore(HostEngine):
         self._mpi = group.mpi
         self.rank, self.size = group.rank, group.size
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._within = 0  # the identifier of the thread, once it runs
-        self._under_way: list[_Task] = []
+        self._thread_id = 0  # the identifier of this thread; 0 before its first call
+        self._unfinished: list[_Task] = []
         self._kept: dict[tuple[int, int], deque[tuple[str, Array]]] = defaultdict(deque)
 
     # Properties and settings -------------------------------------------------------------------------
@@ -92,16 +92,16 @@ class MPICore(HostEngine):
 
     @property
     def outstanding(self) -> int:
-        self._under_way = [task for task in self._under_way if not task.done]
-        return len(self._under_way)
+        self._unfinished = [task for task in self._unfinished if not task.done]
+        return len(self._unfinished)
 
     def wait_all(self) -> None:
         """Wait until all calls are done."""
-        if threading.get_ident() == self._within:  # inside a call that makes several calls
+        if threading.get_ident() == self._thread_id:  # a call that makes several calls
             return
-        for task in self._under_way:
+        for task in self._unfinished:
             task.wait(1e9)
-        self._under_way.clear()
+        self._unfinished.clear()
 
     def collect(self) -> None:
         """Do nothing: a finished call keeps no objects."""
@@ -110,7 +110,10 @@ class MPICore(HostEngine):
         """Do nothing: closing raises no error of an earlier call."""
 
     def run_later(self, call: Callable[[], object]) -> _Task:
-        """Run a function in the engine's thread, after all calls so far."""
+        """Run a function in the engine's thread, after all calls so far.
+
+        Raise a `CollectiveError` if the MPI library does not allow calls from two threads in turn.
+        """
         if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
             raise CollectiveError(
                 "async_op needs MPI_THREAD_SERIALIZED or more: set mpi4py.rc.thread_level before "
@@ -120,13 +123,13 @@ class MPICore(HostEngine):
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "pycollective-mpi")
 
         def timed() -> tuple[float, float]:
-            self._within = threading.get_ident()
+            self._thread_id = threading.get_ident()
             begin = time.monotonic()
             call()
             return begin, time.monotonic()
 
         task = _Task(self._thread.submit(timed))
-        self._under_way.append(task)
+        self._unfinished.append(task)
         return task
 
     # Every call ---------------------------------------------------------------------------------
@@ -208,9 +211,9 @@ class MPICore(HostEngine):
         total = np.empty(source.shape if target is None else target.shape, given.dtype)
         self._reduce_by(call, given, total, operations[op])
         if op in ("min", "max") and given.dtype.kind == "f":
-            absent = np.empty(total.shape, np.uint8)
-            self._reduce_by(call, np.isnan(given).view(np.uint8), absent, mpi.MAX)
-            total[absent.astype(bool)] = np.nan
+            is_nan = np.empty(total.shape, np.uint8)
+            self._reduce_by(call, np.isnan(given).view(np.uint8), is_nan, mpi.MAX)
+            total[is_nan.astype(bool)] = np.nan
         total = total.astype(given.dtype if dtype.name in _HALVES else dtype, copy=False)
         if op == "mean" and dtype.kind in "iu":  # round toward zero
             total = (total - np.fmod(total, dtype.type(self.size))) // dtype.type(self.size)
@@ -237,15 +240,15 @@ class MPICore(HostEngine):
                 target[...] = present(source)
             return self._start("bcast", [self._bytes(target), *root], call.timeout)
         given = None if source is None else self._bytes(_disjoint(source, target))
-        taken = None if target is None else self._bytes(target)
+        received = None if target is None else self._bytes(target)
         if counts is not None:
             size = present(call.array).dtype.itemsize
             if given is not None and call.collective in ("scatter", "all_to_all"):
                 given[1:1] = [n * size for n in counts], None
-            if taken is not None and call.collective != "scatter":
-                taken[1:1] = [n * size for n in call.out_counts or counts], None
+            if received is not None and call.collective != "scatter":
+                received[1:1] = [n * size for n in call.out_counts or counts], None
         name = call.collective.replace("_", "") + "v" * (counts is not None)
-        return self._start(name, [given, taken, *root], call.timeout)
+        return self._start(name, [given, received, *root], call.timeout)
 
     def _start(self, name: str, arguments: Sequence[Any], seconds: float) -> None:
         """Run a collective of MPI by the name of its method, such as ``Iallreduce``."""
@@ -290,7 +293,7 @@ class MPICore(HostEngine):
         target[...] = data.view(target.dtype).reshape(target.shape)
 
     def _receive_one(self, seconds: float) -> bool:
-        """Receive one arrived message; return False if there is none."""
+        """Receive and keep one message that has arrived; return False if there is none."""
         mpi, status = self._mpi, self._mpi.Status()
         message = self._group.envelopes.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
         if message is None:

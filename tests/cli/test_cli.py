@@ -1,4 +1,4 @@
-"""The command line: output, and errors."""
+"""The command line: output and errors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_train_writes_a_checkpoint_and_reads_it_back(tmp_path, capsys, options):
     assert accuracy[1] == accuracy[2] > 60
 
 
-def test_data_that_are_not_there(tmp_path, capsys):
+def test_train_missing_data_are_named_in_the_error(tmp_path, capsys):
     assert main(["train", "--data", str(tmp_path / "nowhere")]) == 2
     assert "is neither a folder nor one of auto, mnist" in capsys.readouterr().err
     assert main(["train", "--data", str(tmp_path)]) == 2
@@ -115,7 +115,7 @@ def test_unknown_option_is_refused_with_the_usage_of_the_command(command, capsys
     assert f"pycollective {command}: error: unrecognized arguments: --nope" in said
 
 
-def test_options_that_do_not_fit_together(capsys, tmp_path):
+def test_options_that_contradict_each_other_are_refused(capsys, tmp_path):
     for words, text in (
         ("train --strategy one_device --replicas 2 --data digits", "has one replica"),
         ("train -n 4 --batch-size 3 --data digits", "--batch-size 3 leaves some of the 4 replicas"),
@@ -150,7 +150,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.parametrize("words", ["bench -n 2 -e 8 -i 1", "--version", "bench --help", "doctor"])
-def test_reader_of_the_output_has_ended_the_status_is_0(words, tmp_path):
+def test_output_closed_by_its_reader_gives_status_0(words, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTHONUNBUFFERED", None)  # programs seldom have it
     command = [sys.executable, "-m", "pycollective", *words.split()]
@@ -194,7 +194,7 @@ def test_simulate_verifies_and_writes_every_algorithm(tmp_path, capsys):
         assert f"{row['algorithm']:>17} {row['time_us']:>14.2f}" in out
 
 
-def test_simulate_with_given_rates(capsys):
+def test_simulate_options_of_the_cluster_are_used(capsys):
     words = "simulate --ranks 8 --algorithm ring -b 512 -e 512 --cluster infiniband-nvlink"
     numbers = "--ranks-per-host 1 --latency 1e-3 --overhead 0 --bandwidth inf --reduce-rate inf"
     assert main([*words.split(), *numbers.split(), "--copy-rate", "inf"]) == 0

@@ -364,7 +364,7 @@ MADE = [
 
 
 @pytest.mark.parametrize("optimizer", MADE, ids=lambda o: o.name)
-def test_optimizer_configs_survive(optimizer):
+def test_optimizer_made_from_its_config_makes_the_same_steps(optimizer):
     description = json.loads(json.dumps(optimizers.serialize(optimizer)))
     assert description["module"] == "keras.optimizers" and description["registered_name"] is None
     for same in (optimizers.deserialize(description), optimizers.get(description)):
@@ -397,7 +397,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
-def test_schedule_configs_survive(schedule):
+def test_schedule_made_from_its_config_has_the_same_rates(schedule):
     description = json.loads(json.dumps(schedules.serialize(schedule)))
     assert description["module"] == "keras.optimizers.schedules"
     same = schedules.deserialize(description)
@@ -405,7 +405,7 @@ def test_schedule_configs_survive(schedule):
     assert same.get_config() == schedule.get_config()
 
 
-def test_more_schedules_follow_their_formulas():
+def test_schedules_follow_their_formulas():
     steps = np.arange(14)
     line = schedules.PolynomialDecay(0.5, 4, 0.1)
     np.testing.assert_allclose(line(steps), 0.5 - 0.1 * np.minimum(steps, 4), rtol=1e-12)
@@ -438,7 +438,7 @@ class Own(optimizers.SGD):
     """A custom optimizer."""
 
 
-def test_custom_optimizer_config_survives():
+def test_custom_optimizer_is_made_from_its_config():
     description = optimizers.serialize(Own(0.5))
     assert description["registered_name"] == "Own"
     assert type(optimizers.deserialize(description, {"Own": Own})) is Own
@@ -469,7 +469,7 @@ def test_optimizers_wrong_arguments_raise_with_reason(make, text):
         make()
 
 
-def test_iterations_may_be_a_variable_of_the_program_until_there_are_slots():
+def test_iterations_set_to_a_variable_counts_in_it_and_raises_once_built():
     steps = Variable(np.int64(4), trainable=False)
     optimizer = optimizers.LossScaleOptimizer(optimizers.Adam(0.1), initial_scale=1.0)
     optimizer.iterations = steps

@@ -25,12 +25,12 @@ TRANSPORTS = {
 
 
 def fast_on(transport):
-    """Mark as slow what a test with the fixture `run_on` does over the other transport."""
+    """Parametrize the fixture `run_on` of a test: over ``transport`` fast, over the other one slow."""
     return pytest.mark.parametrize("run_on", some_fast(["shm", "tcp"], [transport]), indirect=True)
 
 
-# `pycollective run`, which gives the survivors of a rank time to continue, and waits less for
-# processes that a rank has left behind.
+# `pycollective run` with a longer time for the remaining ranks after a failure, and a shorter time
+# for processes that a rank has left behind.
 _RUN = """
 import sys
 from pycollective.cli import main
@@ -62,7 +62,7 @@ def addresses(count=8):
 
 
 def environments(hosts, **more):
-    """Return the variables of each rank; hosts[r] is its host's name, empty for the real one."""
+    """Return the variables of each rank; hosts[r] is the name of its host, "" for the real host."""
     port = free_port()
     later = addresses()
     return [
@@ -86,7 +86,7 @@ def write(tmp_path, body, preamble=PREAMBLE):
 
 
 def launch(tmp_path, transport, ranks, body, *options, preamble=PREAMBLE, **more):
-    """Start `pycollective run`."""
+    """Start `pycollective run` with a script, and return the process."""
     script = write(tmp_path, body, preamble)
     how = ["--transport", transport, "-n", str(ranks), *options, str(script)]
     return subprocess.Popen(
@@ -111,7 +111,7 @@ def ended(process, seconds=hangs.SECONDS):
 
 
 def run_on_hosts(tmp_path, hosts, body, preamble=PREAMBLE, seconds=hangs.SECONDS, **more):
-    """Run a process for each rank, with the arguments of `environments`."""
+    """Run a process for each rank without a launcher; arguments as for `environments`."""
     script = write(tmp_path, body, preamble)
     processes = [
         subprocess.Popen(

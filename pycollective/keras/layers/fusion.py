@@ -36,7 +36,7 @@ def _is_relu(layer: Layer) -> bool:
 
 
 def _same_dtype(layers: Sequence[Layer]) -> bool:
-    """Return True if no conversion is needed between the layers, or from variables to inputs."""
+    """Return True if the layers convert neither their inputs nor their variables to another dtype."""
     dtype = layers[0].variable_dtype
     return all(layer.compute_dtype == dtype for layer in layers)
 
@@ -135,7 +135,7 @@ def steps_of(layers: Sequence[Layer]) -> list[Any]:
 
 
 def with_replays(steps: Sequence[Any]) -> list[Any]:
-    """Return the steps; join consecutive steps whose kernels can be recorded into one step."""
+    """Return the steps; consecutive steps whose kernels can be recorded become one step."""
 
     def layers_of(step: Any) -> list[Layer]:
         return step.layers if isinstance(step, (ConvReluPool, WithRelu)) else [step]

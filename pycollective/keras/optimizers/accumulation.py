@@ -23,12 +23,12 @@ class GradientSums:
         self.last = False
         self._sums: dict[tuple[int, int], Tensor] = {}
 
-    def joined(
+    def add(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]]
     ) -> list[tuple[Any, Variable]] | None:
         """Add the gradients of a batch.
 
-        Return the sums, with their variables, in the last batch of the step, and None before it.
+        In the last batch of the step, return the sums with their variables. Return None before that.
         """
         totals = []
         for gradient, variable in pairs:

@@ -202,10 +202,10 @@ class Optimizer(OptimizerState):
                     return self._iterations
         sums = this_thread.sums
         if sums is not None:
-            joined = sums.joined(self, pairs)
-            if joined is None:
+            totals = sums.add(self, pairs)
+            if totals is None:
                 return self._iterations
-            pairs = joined
+            pairs = totals
         gradients = self._as_before(pairs, strategy)
         if gradients is None:
             gradients, pairs = self._checked(pairs, strategy)
