@@ -1,4 +1,4 @@
-"""Compare every call of pycollective with MPI, gloo, JAX, TensorFlow and the design in one run.
+"""Compare every call of pycollective with MPI, gloo, JAX, TensorFlow and its goals in one run.
 
     python benchmarks/compare.py --mpi "Open MPI=/envs/openmpi/bin/python" --json results.json
     python benchmarks/compare.py --parts processes2 --calls gather --sizes 16 1M --only pycollective
@@ -224,6 +224,7 @@ def launch(
     Raises
     ------
     WrongResult
+        A rank of the contestant found a wrong value.
     """
     words = ["--call", call, "--sizes", *map(str, sizes), "--seconds", str(args.seconds)]
     processes: list[subprocess.Popen[str]] = []
@@ -416,17 +417,17 @@ def of_loopback(results: Results, size: int) -> float | None:
     return ours / max(latency, 2 * size / (rate * 1e3))
 
 
-# Bars -------------------------------------------------------------------------------------------
+# Goals ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Bar:
-    """Numbers to reach, from the design's table.
+class Goal:
+    """Numbers to reach.
 
     Attributes
     ----------
     most : dict
-        Size to the largest allowed `value`.
+        The largest allowed `value`, by size.
     value : callable
         A function of the call's results and a size that returns the number, or None if not measured.
     unit : str
@@ -446,41 +447,41 @@ class Bar:
 _LARGE = (MI, 16 * MI, 64 * MI)
 _LIMIT = "× the memory's time"
 _OTHERS = [c for c in CALLS if c not in ("all_reduce", "all_reduce_async", *ONE_SIZE)]
-BARS = [
-    Bar("processes2", "all_reduce", {8: 0.25, 64 * KI: 0.45, MI: 0.5, 16 * MI: 0.45, 64 * MI: 0.3},
+GOALS = [
+    Goal("processes2", "all_reduce", {8: 0.25, 64 * KI: 0.45, MI: 0.5, 16 * MI: 0.45, 64 * MI: 0.3},
         ratio("mpi")),
     *(
-        bar
+        goal
         for name in (EMPTY, SHARED)
         for memory in [name.removeprefix("pycollective, ")]
-        for bar in (
-            Bar("processes2", "all_reduce", dict.fromkeys((8, 64 * KI, *_LARGE), 0.25),
+        for goal in (
+            Goal("processes2", "all_reduce", dict.fromkeys((8, 64 * KI, *_LARGE), 0.25),
                 ratio("mpi", name), memory=memory),
-            Bar("processes2", "all_reduce", dict.fromkeys(_LARGE, 1 / 0.85), of_memory(name),
+            Goal("processes2", "all_reduce", dict.fromkeys(_LARGE, 1 / 0.85), of_memory(name),
                 _LIMIT, memory),
         )
     ),
     *(
-        Bar("processes2", call, {16: 0.5, 64 * KI: 0.6, MI: 0.6, 16 * MI: 0.7}, ratio("mpi"))
+        Goal("processes2", call, {16: 0.5, 64 * KI: 0.6, MI: 0.6, 16 * MI: 0.7}, ratio("mpi"))
         for call in _OTHERS
     ),
-    *(Bar("processes2", call, {size: 0.5}, ratio("mpi")) for call, size in ONE_SIZE.items()),
-    Bar("processes2", "all_reduce_async", {8: 1.5, 64 * KI: 8}, microseconds, "µs"),
-    Bar("processes4", "all_reduce", dict.fromkeys((8, KI, 64 * KI, *_LARGE), 0.5), ratio("mpi")),
+    *(Goal("processes2", call, {size: 0.5}, ratio("mpi")) for call, size in ONE_SIZE.items()),
+    Goal("processes2", "all_reduce_async", {8: 1.5, 64 * KI: 8}, microseconds, "µs"),
+    Goal("processes4", "all_reduce", dict.fromkeys((8, KI, 64 * KI, *_LARGE), 0.5), ratio("mpi")),
     *(
-        Bar("processes4", call, dict.fromkeys((16, KI, 64 * KI, *_LARGE), 0.7), ratio("mpi"))
+        Goal("processes4", call, dict.fromkeys((16, KI, 64 * KI, *_LARGE), 0.7), ratio("mpi"))
         for call in [*_OTHERS, "all_reduce_async"]
     ),
-    *(Bar("processes4", call, {size: 0.7}, ratio("mpi")) for call, size in ONE_SIZE.items()),
+    *(Goal("processes4", call, {size: 0.7}, ratio("mpi")) for call, size in ONE_SIZE.items()),
     *(
-        Bar(part, "all_reduce", dict.fromkeys((8, KI, 64 * KI, MI, 16 * MI), 0.6), ratio("mpi"))
+        Goal(part, "all_reduce", dict.fromkeys((8, KI, 64 * KI, MI, 16 * MI), 0.6), ratio("mpi"))
         for part in ("processes8", "processes16")
     ),
-    Bar("tcp2", "all_reduce", {8: 0.4, **dict.fromkeys(_LARGE, 0.6)}, ratio("gloo"), "× gloo"),
-    Bar("tcp2", "all_reduce", dict.fromkeys((8, *_LARGE), 1 / 0.8), of_loopback,
+    Goal("tcp2", "all_reduce", {8: 0.4, **dict.fromkeys(_LARGE, 0.6)}, ratio("gloo"), "× gloo"),
+    Goal("tcp2", "all_reduce", dict.fromkeys((8, *_LARGE), 1 / 0.8), of_loopback,
         "× the loopback's time"),
     *(
-        Bar(f"replicas{n}", "all_reduce", {16 * MI: 1.15, 64 * MI: 1.15}, of_memory(), _LIMIT)
+        Goal(f"replicas{n}", "all_reduce", {16 * MI: 1.15, 64 * MI: 1.15}, of_memory(), _LIMIT)
         for n in (2, 4)
     ),
 ]  # fmt: skip
@@ -585,14 +586,14 @@ def call_table(part: Part, call: str, results: Results) -> list[str]:
     return lines
 
 
-def bar_table(done: dict[str, dict[str, Results]]) -> list[str]:
+def goal_table(done: dict[str, dict[str, Results]]) -> list[str]:
     rows = []
-    for bar in BARS:
-        results = done.get(bar.part, {}).get(bar.call)
+    for goal in GOALS:
+        results = done.get(goal.part, {}).get(goal.call)
         if results is None:
             continue
-        values = {size: bar.value(results, size) for size in bar.most}
-        missed = [s for s, v in values.items() if v is not None and v > bar.most[s]]
+        values = {size: goal.value(results, size) for size in goal.most}
+        missed = [s for s, v in values.items() if v is not None and v > goal.most[s]]
         cells = [
             f"**{number(value)}**" if size in missed else number(value)
             for size, value in values.items()
@@ -600,27 +601,28 @@ def bar_table(done: dict[str, dict[str, Results]]) -> list[str]:
         verdict = "**not met**" if missed else "met"
         if all(value is None for value in values.values()):
             verdict = "not measured"
-        what = f"{PARTS[bar.part].title}: {bar.call}" + (f", {bar.memory}" if bar.memory else "")
-        bounds = [*bar.most.values()]
+        what = f"{PARTS[goal.part].title}: {goal.call}"
+        what += f", {goal.memory}" if goal.memory else ""
+        bounds = [*goal.most.values()]
         if len({*bounds}) == 1:
             bounds = bounds[:1]
         rows.append([
             what,
-            " / ".join(map(size_text, bar.most)) if bar.call not in ONE_SIZE else "",
-            f"≤ {' / '.join(f'{b:.3g}' for b in bounds)} {bar.unit}",
+            " / ".join(map(size_text, goal.most)) if goal.call not in ONE_SIZE else "",
+            f"≤ {' / '.join(f'{b:.3g}' for b in bounds)} {goal.unit}",
             " / ".join(cells),
             verdict,
-            " / ".join(number(of_copies(results, size)) for size in missed) if not bar.memory else "",
+            "" if goal.memory else " / ".join(number(of_copies(results, size)) for size in missed),
         ])  # fmt: skip
     head = ["call", "sizes", "to reach", "measured", "", "missed: of bare copies and a handshake"]
-    return ["## Against the bars", "", *table(head, rows)] if rows else []
+    return ["## Goals", "", *table(head, rows)] if rows else []
 
 
 def tables(done: dict[str, dict[str, Results]]) -> str:
-    """Return the ratios of all parts, the bars, and all contestants' times."""
+    """Return the ratios of all parts, the goals, and all contestants' times."""
     parts = [(PARTS[name], done[name]) for name in PARTS if name in done]
     lines = [line for part, calls in parts for line in ratio_table(part, calls)]
-    lines += bar_table(done)
+    lines += goal_table(done)
     lines += ["## All contestants", ""]
     for part, calls in parts:
         lines += [x for c in CALLS if c in calls for x in call_table(part, c, calls[c])]
@@ -652,7 +654,7 @@ def main() -> None:
                    help=f"of {' '.join(CALLS)}; without: all of each part (8 and 16 processes and "
                    "replicas have all_reduce alone)")  # fmt: skip
     p.add_argument("--sizes", nargs="+", type=byte_count, metavar="BYTES",
-                   help="such as 16 64K 16M; without: those of the design's table")  # fmt: skip
+                   help="such as 16 64K 16M; without: those of the goals")  # fmt: skip
     p.add_argument("--only", nargs="+", metavar="NAME",
                    help="contestants whose names begin so, such as pycollective")  # fmt: skip
     p.add_argument("--launches", type=int, default=2, help="of each contestant (2)")

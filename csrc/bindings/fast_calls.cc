@@ -190,8 +190,8 @@ PyObject* call_collective(Base& self, const Kind* kind, const Arguments& argumen
   return make_call(self, *kind, request);
 }
 
-// PyObject_TypeCheck() compares all bases of the class with base_type. The last class that passed is
-// kept, so that calls of one class need one comparison.
+// PyObject_TypeCheck() compares all bases of the class with base_type. The last class that passed
+// is kept, so that calls of one class need one comparison.
 bool is_communicator(PyObject* object) {
   static PyTypeObject* last = nullptr;
   if (Py_TYPE(object) == last) return true;

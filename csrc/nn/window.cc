@@ -6,11 +6,13 @@
 namespace pycollective::nn {
 namespace {
 
-struct Span {
-  Index out, pad;
+// A window's number of positions along an axis, and the padding before the first element.
+struct Positions {
+  Index count, pad;
 };
 
-Span place(const char* axis, Index size, Index kernel, Index stride, Index dilation, bool same) {
+Positions positions(const char* axis, Index size, Index kernel, Index stride, Index dilation,
+                    bool same) {
   if (size < 1 || kernel < 1 || stride < 1 || dilation < 1) {
     throw std::invalid_argument(std::string(axis) + ": input size " + std::to_string(size) +
                                 ", window " + std::to_string(kernel) + ", stride " +
@@ -47,10 +49,10 @@ Window make_window(Index height, Index width, Index channels, Index kernel_h, In
   if (channels < 1) {
     throw std::invalid_argument("channels must be at least 1, got " + std::to_string(channels));
   }
-  const Span rows = place("height", height, kernel_h, stride_h, dilation_h, same);
-  const Span cols = place("width", width, kernel_w, stride_w, dilation_w, same);
-  return {height,     width,      channels, kernel_h, kernel_w, stride_h, stride_w,
-          dilation_h, dilation_w, rows.pad, cols.pad, rows.out, cols.out};
+  const Positions rows = positions("height", height, kernel_h, stride_h, dilation_h, same);
+  const Positions cols = positions("width", width, kernel_w, stride_w, dilation_w, same);
+  return {height,     width,      channels, kernel_h, kernel_w,   stride_h,  stride_w,
+          dilation_h, dilation_w, rows.pad, cols.pad, rows.count, cols.count};
 }
 
 }  // namespace pycollective::nn

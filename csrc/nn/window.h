@@ -22,8 +22,8 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
-// Applies TensorFlow's rules for "VALID" and "SAME". Throws std::invalid_argument if a size is not
-// positive or above 2**31 or if, without padding, the kernel is larger than the image.
+// Applies TensorFlow's rules for "VALID" and "SAME" (`same`). Throws std::invalid_argument if a
+// size is below 1 or above 2**31, or if a window without padding is larger than the image.
 Window make_window(Index height, Index width, Index channels, Index kernel_h, Index kernel_w,
                    Index stride_h, Index stride_w, Index dilation_h, Index dilation_w, bool same);
 

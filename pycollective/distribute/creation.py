@@ -98,7 +98,7 @@ def make_distributed(
         and isinstance(initial_value, AggregateInitialValue)
         and aggregation is VariableAggregation.SUM
     ):
-        made.share_out(components[0].numpy())
+        made.assign_sum(components[0].numpy())
     return made
 
 

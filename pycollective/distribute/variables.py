@@ -95,8 +95,8 @@ class DistributedVariable(Variable, DistributedValues):
             return None
         return mode.replica
 
-    def _here(self) -> int | None:
-        """Return `_replica`, for an assignment; raise an error under another strategy."""
+    def _assigning_replica(self) -> int | None:
+        """Return the replica as `_replica`; raise a `RuntimeError` under another strategy."""
         mode, own = current_mode(), self._distribute_strategy
         if mode is not None and mode.strategy is not own and has_strategy():
             raise RuntimeError(mixing_message(mode.strategy, own))
@@ -123,13 +123,13 @@ class DistributedVariable(Variable, DistributedValues):
         return replica_context_of(self._distribute_strategy)
 
     def local(self) -> Variable:
-        values, modes, place = self._values, state.modes, 0
+        values, modes, replica = self._values, state.modes, 0
         if modes and len(values) > 1:
             # A call of `_replica` would double the time of a read.
             mode = modes[-1]
             if mode.replica and mode.strategy is self._distribute_strategy:
-                place = mode.replica
-        found: Variable = values[place]
+                replica = mode.replica
+        found: Variable = values[replica]
         return found
 
     def current(self) -> Tensor:
@@ -204,7 +204,7 @@ class MirroredVariable(DistributedVariable):
     """
 
     def _write(self, method: str, value: Any) -> Variable:
-        if self._here() is None:
+        if self._assigning_replica() is None:
             return self._write_all(method, value)
         context = self._replica_context()
         if context is not None:
@@ -340,7 +340,7 @@ class SyncOnReadVariable(DistributedVariable):
         )
 
     def _write(self, method: str, value: Any) -> Variable:
-        if self._here() is not None:
+        if self._assigning_replica() is not None:
             getattr(self.local(), method)(value)
             return self
         if self._aggregation is not VariableAggregation.SUM:
@@ -350,10 +350,10 @@ class SyncOnReadVariable(DistributedVariable):
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to `tf.VariableAggregation.SUM`."
             )
-        return self.share_out(to_numpy(self._values[0].checked(value, method)))
+        return self.assign_sum(to_numpy(self._values[0].checked(value, method)))
 
-    def share_out(self, total: Array) -> Variable:
-        """Divide ``total`` among the components, for the aggregation SUM."""
+    def assign_sum(self, total: Array) -> Variable:
+        """Divide ``total`` among the components of all workers, for the aggregation SUM."""
         extended = self._distribute_strategy.extended
         first = extended.first_replica
         shares = _shares(total, extended.num_replicas_in_sync)[first : first + len(self._values)]
@@ -372,7 +372,7 @@ def _aggregated(_strategy: AnyStrategy, variable: Any) -> Tensor:
 
 
 def _shares(total: Array, parts: int) -> list[Array]:
-    """Return parts with the sum ``total``; the first has the remainder of integers."""
+    """Return arrays whose sum is ``total``; the first one has the remainder of integers."""
     if total.dtype.kind in "iu":
         share = total // parts
         return [asarray(total - share * (parts - 1), total.dtype), *[share] * (parts - 1)]

@@ -1,7 +1,7 @@
 """`Workers`: the processes that train together, each with its own replicas.
 
-They use a communicator with a rank for each process. A single process has none, and every method
-returns its argument. All workers must make the same calls in the same order.
+The workers use a communicator with a rank for each process. A single process has no communicator, and
+the methods then return their arguments. All workers must make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ HEARTBEAT = "PYCOLLECTIVE_HEARTBEAT"
 HEARTBEAT_TIMEOUT = 8.0
 """Seconds without a heartbeat after which a worker is lost."""
 HEARTBEAT_INTERVAL = 1.0
+"""Seconds between two heartbeats."""
 _FAILED, _WORKER_WAITS = 1, 2
 
 #: A field's name describes the call of `begin_together` in the errors of other workers.
@@ -48,7 +49,7 @@ class Workers:
 
     The connections of a dead worker end at once. A stopped worker, or a worker without a network,
     keeps its connections. Each worker therefore sends a heartbeat every second from a thread. A worker
-    without a heartbeat for eight seconds is lost, and named to all.
+    without a heartbeat for `heartbeat_timeout` seconds is lost, and errors on all workers name it.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ class Workers:
             self._heartbeat = _Heartbeat(communicator, timeout, self._over)
 
     def set_names(self, names: Sequence[str], addresses: Sequence[str]) -> None:
-        """Set the workers' names and addresses in errors; there are several workers."""
+        """Set the names and addresses that errors give for the workers. Needs a communicator."""
         assert self.communicator is not None
         group = self.communicator._group
         titles = []
@@ -108,7 +109,7 @@ class Workers:
         group.set_titles(titles)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set the deadline in seconds of each call."""
+        """Set the deadline of each later call, in seconds."""
         if self.communicator is not None:
             self.communicator.timeout = seconds
 
@@ -149,7 +150,7 @@ class Workers:
         return IndexedSlices(Tensor(rows), Tensor(indices), slices.dense_shape)
 
     def gather(self, array: Array, axis: int) -> tuple[Array, int]:
-        """Return the workers' arrays concatenated along an axis, and the offset of this one's."""
+        """Return the workers' arrays joined along an axis, and the offset of this worker's array."""
         if self.communicator is None:
             return array, 0
         rows = np.moveaxis(array_backend.to_numpy(array), axis, 0)
@@ -159,7 +160,7 @@ class Workers:
         return array_backend.asarray(joined, like=array), int(lengths[: self.index].sum())
 
     def from_first(self, array: Array) -> Array:
-        """Return worker 0's array; all workers give one of its shape and dtype."""
+        """Return worker 0's array; all workers must pass an array of the same shape and dtype."""
         if self.communicator is None:
             return array
         host = np.ascontiguousarray(array_backend.to_numpy(array)).reshape(array.shape)
@@ -190,8 +191,9 @@ class Workers:
     def begin_together(self, what: str, same: str) -> None:
         """Wait until all workers begin the same call, such as saving; raise an error on all otherwise.
 
-        The collectives of a call that only some workers make could match other calls of the others.
-        This method's collective has a dtype that no other call uses, so that it matches none.
+        ``what`` names the call in errors. ``same`` must be equal on all workers. If only some workers
+        make a call, its collectives could match other calls of the other workers. This method's
+        collective has a dtype that no other call uses, so it matches no other call.
         """
         if self.communicator is None:
             return
@@ -244,7 +246,7 @@ class Workers:
             self.communicator.barrier()
 
     def abort(self, reason: str) -> None:
-        """Abort every worker's present or next call, for a reason that names this worker."""
+        """Abort every worker's current or next call; the error names this worker and the reason."""
         if self.communicator is not None:
             self.communicator.abort(f"worker {self.index}: {reason}")
 
@@ -261,8 +263,8 @@ class Workers:
 class _Heartbeat:
     """A thread that sends heartbeats, and finds workers without one.
 
-    The thread waits for no worker, so that only the lost worker is named, and no worker that waits for
-    it.
+    The thread waits for no other worker, so a worker that waits for a lost worker still sends
+    heartbeats. Errors therefore name only the lost worker.
     """
 
     def __init__(self, communicator: Communicator, timeout: float, over: threading.Event) -> None:
@@ -314,13 +316,16 @@ _running: weakref.WeakSet[_Heartbeat] = weakref.WeakSet()
 
 @atexit.register
 def _end_heartbeats() -> None:
-    """End the threads: a thread that returns to Python after its end aborts the process."""
+    """End the threads: a thread that needs the GIL after Python has ended aborts the process."""
     for heartbeat in list(_running):
         heartbeat.end()
 
 
 def heartbeat_timeout() -> float:
-    """Return the seconds without a heartbeat after which a worker is lost."""
+    """Return the seconds without a heartbeat after which a worker is lost; inf for no limit.
+
+    Raise a `ValueError` if the environment variable is not a positive number.
+    """
     text = os.environ.get(HEARTBEAT, "")
     try:
         seconds = float(text) if text else HEARTBEAT_TIMEOUT

@@ -350,7 +350,7 @@ def bias_add(value: Any, bias: Any) -> Tensor:
 def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = None) -> Tensor:
     """Set randomly chosen elements of ``x`` to 0 and divide the others by ``1 - rate``.
 
-    The division keeps sums the same on average.
+    The division keeps the expected value of each element.
 
     Parameters
     ----------
@@ -359,8 +359,8 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
     rate : float
         The share of elements that are set to 0, from 0 to below 1.
     noise_shape
-        Shape of the random mask; elements along an axis of length 1 are dropped together. None for the
-        shape or for an axis means that of ``x``.
+        Shape of the random mask; elements along an axis of length 1 are dropped together. None stands
+        for the shape of ``x``, and None for an axis for the length of this axis.
     seed : int, optional
         Seed of the mask; each seed has its own generator.
 

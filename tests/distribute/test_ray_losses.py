@@ -147,7 +147,10 @@ def workers_of(calls):
 
 
 def dies(lost, waits):
-    """Return a function whose first call on one rank is lost, and on others waits for their end."""
+    """Return a function for workers. In its first call, the worker of rank ``lost`` is lost.
+
+    With ``waits``, the first calls of the other workers wait until they are stopped.
+    """
     calls = [0, 0, 0]
 
     def train(actor):
@@ -164,14 +167,14 @@ def dies(lost, waits):
     return train
 
 
-def test_worker_0_moves_and_all_begin_anew(ray_of):
+def test_lost_worker_0_is_replaced_and_all_workers_restart(ray_of):
     ray = ray_of(["a", None, "c"], ["b", "b"])
     assert tf.ray.run(dies(0, waits=True), 2, max_failures=1) == ["0 on c", "1 on b"]
     assert sorted(workers_of(ray.calls[:2])) == [(0, ["a:1", "b:1"]), (1, ["a:1", "b:1"])]
     assert sorted(workers_of(ray.calls[2:])) == [(0, ["c:1", "b:1"]), (1, ["c:1", "b:1"])]
 
 
-def test_another_one_moves_alone(ray_of):
+def test_lost_worker_other_than_0_is_replaced_alone(ray_of):
     ray = ray_of(["a"], ["b", "c"])
     train, moved = dies(1, waits=False), threading.Event()
 
@@ -205,7 +208,7 @@ def test_finished_worker_restarts_with_a_replacement(ray_of):
 
 
 @pytest.mark.parametrize(("failures", "nodes"), [(0, ["c"]), (1, ["c", "full"])])
-def test_the_others_go_on_without_one(ray_of, failures, nodes):
+def test_min_workers_others_continue_without_a_lost_worker(ray_of, failures, nodes):
     """The lost worker is not replaced, or there are no resources for a replacement."""
     ray = ray_of(["a"], ["b"], nodes)
     train = dies(2, waits=False)
@@ -220,7 +223,7 @@ def test_the_others_go_on_without_one(ray_of, failures, nodes):
     assert len(ray.calls) == 3
 
 
-def test_too_few_are_left(ray_of):
+def test_min_workers_fewer_left_raises(ray_of):
     ray_of(["a"], ["b"], ["c"])
 
     def train(actor):
@@ -236,7 +239,7 @@ def test_too_few_are_left(ray_of):
 
 
 @pytest.mark.parametrize("how", ["waits", "fails"])
-def test_a_replacement_that_nobody_lets_in(ray_of, how):
+def test_min_workers_replacement_that_cannot_join_is_stopped(ray_of, how):
     """The other workers end without the replacement, which cannot join them and is stopped."""
     ray_of(["a"], ["b"], ["c", "d"])
     begun = threading.Event()
@@ -255,7 +258,7 @@ def test_a_replacement_that_nobody_lets_in(ray_of, how):
     assert found == ["a", "b", None]
 
 
-def test_a_replacement_that_is_let_in(ray_of):
+def test_min_workers_replacement_that_joins_returns_its_result(ray_of):
     ray_of(["a"], ["b"], ["c", "d"])
     begun = threading.Event()
 
@@ -272,7 +275,7 @@ def test_a_replacement_that_is_let_in(ray_of):
         tf.ray.run(train, 3, min_workers=4)
 
 
-def test_no_room_for_a_replacement(ray_of):
+def test_replacement_without_resources_raises(ray_of):
     ray_of(["a"], ["b", *[None] * 99])
     with pytest.raises((RuntimeError, RayActorError)):
         tf.ray.run(dies(1, waits=False), 2, max_failures=1, placement_timeout=0.2)
@@ -282,7 +285,7 @@ def test_no_room_for_a_replacement(ray_of):
 
 
 @pytest.mark.parametrize("own", [KeyError("mine"), RayActorError("gone")])
-def test_a_workers_own_exception_comes_before_what_the_others_heard_of_it(ray_of, own):
+def test_own_exception_of_a_worker_is_raised_before_earlier_peer_lost_errors(ray_of, own):
     """The other workers' calls fail first; Ray gets the error of the failed worker later."""
     heard = threading.Event()
 
@@ -300,7 +303,7 @@ def test_a_workers_own_exception_comes_before_what_the_others_heard_of_it(ray_of
     assert raised.value is own
 
 
-def test_where_nobody_says_more_the_first_exception_is_raised(ray_of, monkeypatch):
+def test_peer_lost_errors_alone_the_first_is_raised(ray_of, monkeypatch):
     monkeypatch.setattr(tf.ray, "_CAUSE_SECONDS", 0.05)
     hangs = threading.Event()
 

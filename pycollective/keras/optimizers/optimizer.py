@@ -231,7 +231,7 @@ class Optimizer(OptimizerState):
         return False
 
     def _has_plain_steps(self) -> bool:
-        """Return True if only options are set that `_step_rows` applies: clipvalue and clipnorm."""
+        """Return True if no options but clipvalue and clipnorm are set, which `_step_rows` applies."""
         options = (self.weight_decay, self.global_clipnorm, self.loss_scale_factor)
         return (
             options == (None, None, None)
@@ -245,10 +245,10 @@ class Optimizer(OptimizerState):
         learning_rate, step = self._rate_of_step(), int(self._iterations) + 1
         names = self.slot_names()
         for slices, variable in pairs:
-            index, place = np.unique(slices.indices.array, return_inverse=True)
+            index, positions = np.unique(slices.indices.array, return_inverse=True)
             rows = slices.values.array
             total = np.zeros((len(index), *rows.shape[1:]), rows.dtype)
-            scatter_add(total, place.reshape(-1), rows)
+            scatter_add(total, positions.reshape(-1), rows)
             clip = clipped([total], self.clipvalue, self.clipnorm, None)
 
             slots = self._slots[id(variable)][1]
@@ -550,9 +550,9 @@ class Optimizer(OptimizerState):
         The result is cached for the next step with the same variables.
         """
         mode = current_mode()
-        place = None if mode is None else mode.replica
+        replica = None if mode is None else mode.replica
         known = tuple(map(id, variables))
-        stepped = self._stepped.get(place)
+        stepped = self._stepped.get(replica)
         if stepped is None or stepped[0] != known or stepped[1] is not (mode and mode.strategy):
             names = self.slot_names()
             found: list[Variable] = []
@@ -560,7 +560,7 @@ class Optimizer(OptimizerState):
                 slots = self._slots[id(variable)][1]
                 found += [variable, *[slots[name] for name in names]]
             stepped = known, mode and mode.strategy, list(copies_of(found))
-            self._stepped[place] = stepped
+            self._stepped[replica] = stepped
         return stepped[2]
 
 
