@@ -161,4 +161,8 @@ def _no_attribute(name: str) -> str:
     like = difflib.get_close_matches(plain(name), public, 1)
     meant = _module("other_names").ours(name) or (public[like[0]] if like else None)
     text = f"module 'pycollective' has no attribute {name!r}"
-    return f"{text}; did you mean {meant!r}?" if meant else text
+    if meant is None:
+        return text
+    text += f"; did you mean {meant!r}?"
+    is_call = meant.startswith("Communicator.")
+    return f"{text} pycollective.init() returns a Communicator" if is_call else text

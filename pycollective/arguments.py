@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -75,6 +77,12 @@ def op_name(op: Any, dtype: Any = None) -> OpName:
         )
     found: OpName = name
     return found
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the known name that is most like ``name``, or ``""``."""
+    like = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {like[0]!r}?" if like else ""
 
 
 def whole(name: str, value: Any, low: int = -(2**31), high: int = 2**31 - 1) -> int:

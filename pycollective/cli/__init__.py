@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from pycollective import environment
+from pycollective.arguments import suggestion
 from pycollective.cli.options import WrongOptionError
 from pycollective.cli.version import ShowVersion
 from pycollective.errors import CheckpointError, CollectiveError, DataError
@@ -62,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             args, unknown = parser(named or _COMMANDS).parse_known_args(words)
             if unknown:  # parse_args() would print the usage without the command's options
-                args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+                actions = args.parser._actions
+                known = [word for action in actions for word in action.option_strings]
+                args.parser.error(
+                    f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0], known)}"
+                )
             args.words = words
             try:
                 environment.check(os.environ)

@@ -89,7 +89,7 @@ def add_parser(commands: Any) -> None:
         commands, "bench", run, help="time collectives", description=_DESCRIPTION, epilog=_EPILOG
     )
     add = p.add_argument
-    add("-n", "--ranks", type=options.ranks, default=2, metavar="N", help="ranks (2)")
+    add("-n", "--ranks", type=options.ranks, default=2, metavar="N", help="number of ranks (2)")
     add("-c", "--collective", **options.several(options.one_of([*COLLECTIVES, "all"])),
         metavar="NAME", help=f"one or several of {', '.join(COLLECTIVES)}, all (all_reduce)",
     )  # fmt: skip

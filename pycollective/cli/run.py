@@ -48,7 +48,13 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
     )
     add = p.add_argument
-    add("-n", "--ranks", type=options.ranks, metavar="N", help="ranks")
+    add(
+        "-n",
+        "--ranks",
+        type=options.ranks,
+        metavar="N",
+        help="number of ranks; needed without --chief",
+    )
     add(
         "--chief",
         action="store_true",
@@ -91,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
                 "pycollective run --ps 2 --workers 3 --chief script.py"
             )
     elif not size:
-        raise options.WrongOptionError("the following arguments are required: -n/--ranks")
+        raise options.WrongOptionError(
+            "give the number of ranks before the script: pycollective run -n 2 script.py"
+        )
     try:
         if args.chief:
             group = launcher.Tasks(args.ps, args.workers)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from pycollective.arguments import suggestion
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import name_of_class
 from pycollective.keras.registration import CustomObjectScope, get_registered_object
@@ -105,10 +106,16 @@ class Kind:
         """
         found = self.known.get(name)
         if found is None:
-            raise ValueError(
-                f"unknown {self.name} {name!r}; known names are {', '.join(sorted(self.known))}"
-            )
+            raise ValueError(_unknown(self.name, name, self.known))
         return found
+
+
+def _unknown(kind: str, name: Any, known: Iterable[str]) -> str:
+    """Return the message for an unknown name, with the known names and the one that is most like it."""
+    names = sorted(known)
+    return (
+        f"unknown {kind} {name!r}; known names are {', '.join(names)}{suggestion(str(name), names)}"
+    )
 
 
 def by_name(*classes: type) -> dict[str, Any]:
@@ -155,7 +162,7 @@ def deserialize(
                 if custom is not None:
                     return custom
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"unknown {kind} {name!r}; known names are {', '.join(sorted(known))}")
+            raise ValueError(_unknown(kind, name, known))
         return known[name]
 
     if isinstance(config, str):

@@ -21,7 +21,7 @@ from pycollective.comm.member import leave_processes
 from pycollective.comm.split import SharedMemory
 from pycollective.comm.tracing import group_made
 from pycollective.environment import number
-from pycollective.errors import RendezvousError
+from pycollective.errors import RendezvousError, with_text
 from pycollective.launch import tcp
 from pycollective.launch.description import (
     ADDRESS,
@@ -46,6 +46,10 @@ __all__ = [
 
 JOIN_TIMEOUT = 300.0
 """Seconds that the ranks wait for each other when a group is made."""
+_MISSING_RANKS = (
+    "Start the missing ranks; 'pycollective doctor', run by every rank instead of the program, tests "
+    "the links"
+)
 
 _launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
 """This process's communicator in the launcher's shared memory, while the program holds it."""
@@ -110,15 +114,20 @@ def init(
     if wanted == "thread" or not (member.addresses or MEMORY in env):
         return _alone(timeout, member.source)
     if member.addresses:
-        return rendezvous(
-            member.rank,
-            member.size,
-            member.addresses,
-            member.source,
-            timeout=timeout,
-            join_timeout=join_timeout,
-            environment=env,
-        )
+        try:
+            return rendezvous(
+                member.rank,
+                member.size,
+                member.addresses,
+                member.source,
+                timeout=timeout,
+                join_timeout=join_timeout,
+                environment=env,
+            )
+        except RendezvousError as error:
+            if not error.ranks:
+                raise
+            raise with_text(error, f"{error}. {_MISSING_RANKS}") from None
     if wanted == "tcp":
         raise RendezvousError(
             f"{TRANSPORT}=tcp, but the launcher has set up shared memory and no {ADDRESS}: start the "

@@ -115,6 +115,11 @@ def test_unknown_option_is_refused_with_the_usage_of_the_command(command, capsys
     assert f"pycollective {command}: error: unrecognized arguments: --nope" in said
 
 
+def test_misspelt_option_suggests_the_right_one(capsys):
+    said = refused(capsys, "bench --algoritm ring")
+    assert "unrecognized arguments: --algoritm ring; did you mean '--algorithm'?" in said
+
+
 def test_options_that_contradict_each_other_are_refused(capsys, tmp_path):
     for words, text in (
         ("train --strategy one_device --replicas 2 --data digits", "has one replica"),
@@ -122,6 +127,7 @@ def test_options_that_contradict_each_other_are_refused(capsys, tmp_path):
         ("train --batch-size 1 --data digits", "--batch-size 1 leaves some of the 2 replicas"),
         ("run -n 2 nowhere.py", "there is no script 'nowhere.py'"),
         ("run -n 2", "give a script"),
+        (f"run {__file__} -n 2", "give the number of ranks before the script"),
         (f"timeline merge x -o {tmp_path}/nowhere/x", "there is no such folder"),
     ):
         assert text in refused(capsys, words)

@@ -155,7 +155,7 @@ WRONG = {
     "no loss": (fitted(compile={"loss": None}), "No loss to compute. Provide a `loss` argument"),
     "no optimizer": (fitted(compile={"optimizer": None}), "needs an optimizer"),
     "unknown optimizer": (compiled(optimizer="sdg"), "unknown optimizer 'sdg'"),
-    "unknown loss": (compiled(loss="mes"), "unknown loss 'mes'"),
+    "unknown loss": (compiled(loss="msee"), "unknown loss 'msee'; .*did you mean 'mse'[?]"),
     "unknown metric": (compiled(metrics=["accurate"]), "unknown metric 'accurate'"),
     "several losses": (
         fitted(compile={"loss": ["mse", "mse"]}),
@@ -235,6 +235,11 @@ def test_fit_wrong_arguments_raise_with_reason(case):
     function, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         function()
+
+
+def test_fit_epochs_as_text_raises_type_error():
+    with pytest.raises(TypeError, match="epochs must be a whole number, not '3'"):
+        fitted(epochs="3")()
 
 
 def test_fit_step_without_dict_raises_type_error():

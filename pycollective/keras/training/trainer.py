@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pycollective.arguments import whole
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.parameter_server import ParameterServerStrategy
@@ -153,6 +154,8 @@ class Trainer(Learner):
             Once, with epoch and step, when the loss is not finite.
         """
         settings = self._settings("fit")
+        epochs = whole("epochs", epochs)
+        initial_epoch = whole("initial_epoch", initial_epoch)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split_off(
                 x, y, sample_weight, validation_split
