@@ -9,8 +9,10 @@ test, if the module is installed. The comment ``<!-- slow: reason -->`` makes th
 from __future__ import annotations
 
 import configparser
+import contextlib
 import itertools
 import json
+import operator
 import os
 import re
 import shlex
@@ -23,6 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
+import pycollective
 from pycollective import cli, environment
 
 TOP = Path(__file__).resolve().parents[2]
@@ -287,6 +290,39 @@ def test_page_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if "://" not in target and Path(target).name not in generated:
             assert (page.parent / target).exists(), target
+
+
+#: Names that pages mention because the package does not have them.
+ABSENT = {"tf.summary"}
+
+
+def names_in(page):
+    """Yield the dotted names of the package in a page's text, such as `tf.keras.Model`."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for name in re.findall(r"`((?:tf|pc|pycollective|strategy)(?:\.\w+)+)[(`]", text):
+        if name not in ABSENT and not name.endswith((".json", ".torch")):
+            yield name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_names_of_the_package_exist(page):
+    strategy = pycollective.distribute.MirroredStrategy(["cpu:0"])
+    workers = pycollective.distribute.MultiWorkerMirroredStrategy
+    roots = {name: [pycollective] for name in ("tf", "pc", "pycollective")}
+    roots["strategy"] = [strategy, workers]
+    for name in names_in(page):
+        root, _, rest = name.partition(".")
+        found = []
+        for each in roots[root]:
+            with contextlib.suppress(AttributeError):
+                found.append(operator.attrgetter(rest)(each))
+        assert found, f"{name} does not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_environment_variables_exist(page):
+    named = re.findall(r"`(PYCOLLECTIVE_[A-Z_]+)", page.read_text(encoding="utf-8"))
+    assert set(named) <= environment.VARIABLES.keys()
 
 
 def test_pages_have_at_most_1200_words():
