@@ -39,7 +39,7 @@ class NumericColumn(NamedTuple):
         Raises
         ------
         ValueError
-            The features have no such key, or rows of another size.
+            The features are no mapping, or have no such key, or rows of another size.
         """
         if not isinstance(features, Mapping):
             raise ValueError(
@@ -76,8 +76,8 @@ def numeric_column(
         The shape of an example's values.
     default_value
         Must be None: it is for features in serialized examples, which are not implemented.
-    dtype
-        The floating-point type of the values.
+    dtype : dtype-like
+        The floating-point type of the values. An integer type stands for float32.
     normalizer_fn : callable, optional
         A function of the batch's values, such as ``lambda x: (x - 3.0) / 4.2``.
 

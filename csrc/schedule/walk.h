@@ -70,7 +70,7 @@ class Walk {
       watch_(std::min(1.0, static_cast<double>(walked_) / total_));
     }
   }
-  // Restarts the rank's steps if they are to be repeated. Returns false if not.
+  // Restarts the rank's steps, and returns true, unless the rank has made all repeats.
   bool repeat(int r) {
     if (of(r).repeated + 1 >= repeats_) return false;
     ++of(r).repeated;
@@ -99,10 +99,10 @@ class Walk {
   static constexpr int kBlock = 128;
   struct Rank {
     Steps steps;
-    const Step* step = nullptr;  // the one that is next; nullptr when all are done
+    const Step* step = nullptr;  // the next step; nullptr when all are done
     int number = 0, repeated = 0, waits_for = -1;
     bool queued = false;
-    int next = -1;  // behind it in the queue of its block
+    int next = -1;  // the rank after this one in the queue of its block; -1: none
   };
   // A queue of the ranks that can advance.
   struct Block {
@@ -118,8 +118,8 @@ class Walk {
     of(r).number = 0;
   }
 
-  // Estimates the number of all ranks' steps: the root's are counted, the others extrapolated from
-  // a sample.
+  // Estimates the number of all ranks' steps: counts those of the root and of a sample of the other
+  // ranks.
   double estimate() const {
     auto count = [&](int r) {
       double steps = 0;
@@ -151,7 +151,7 @@ class Walk {
 template <class Message>
 class Mailboxes {
  public:
-  explicit Mailboxes(int size) : boxes_(static_cast<std::size_t>(size)), places_(16) {}
+  explicit Mailboxes(int size) : boxes_(static_cast<std::size_t>(size)), entries_(16) {}
 
   void put(int from, int to, const Message& message) {
     Box& box = boxes_[static_cast<std::size_t>(to)];
@@ -183,7 +183,7 @@ class Mailboxes {
   bool has(int from, int to) const {
     const Box& box = boxes_[static_cast<std::size_t>(to)];
     if (box.from == from) return true;
-    return box.others != 0 && places_[find(key(from, to))].key != kFree;
+    return box.others != 0 && entries_[find(key(from, to))].key != kFree;
   }
 
   std::size_t count() const { return count_; }
@@ -193,10 +193,10 @@ class Mailboxes {
     for (std::size_t r = 0; r < boxes_.size(); ++r) {
       if (boxes_[r].from >= 0) *from = boxes_[r].from, *to = static_cast<int>(r);
     }
-    for (const Place& place : places_) {
-      if (place.key == kFree) continue;
-      *from = static_cast<int>(place.key >> 32);
-      *to = static_cast<int>(place.key & 0xffffffff);
+    for (const Entry& entry : entries_) {
+      if (entry.key == kFree) continue;
+      *from = static_cast<int>(entry.key >> 32);
+      *to = static_cast<int>(entry.key & 0xffffffff);
     }
   }
 
@@ -208,7 +208,7 @@ class Mailboxes {
     std::uint32_t others = 0;  // messages to this rank in the table
     Message message;
   };
-  struct Place {
+  struct Entry {
     std::uint64_t key = kFree;
     std::uint32_t first = 0, last = 0;  // a list of the pair's messages
   };
@@ -221,12 +221,12 @@ class Mailboxes {
     return static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to);
   }
   std::size_t home(std::uint64_t key) const {
-    return static_cast<std::size_t>(key * 0x9e3779b97f4a7c15 >> 20) & (places_.size() - 1);
+    return static_cast<std::size_t>(key * 0x9e3779b97f4a7c15 >> 20) & (entries_.size() - 1);
   }
   // Returns the pair's entry, or the free entry for it (linear probing).
   std::size_t find(std::uint64_t key) const {
     std::size_t i = home(key);
-    while (places_[i].key != kFree && places_[i].key != key) i = (i + 1) & (places_.size() - 1);
+    while (entries_[i].key != kFree && entries_[i].key != key) i = (i + 1) & (entries_.size() - 1);
     return i;
   }
 
@@ -240,50 +240,50 @@ class Mailboxes {
       nodes_[node] = {message, kNone};
     }
     std::size_t i = find(key);
-    if (places_[i].key == key) {
-      nodes_[places_[i].last].next = node;
-      places_[i].last = node;
+    if (entries_[i].key == key) {
+      nodes_[entries_[i].last].next = node;
+      entries_[i].last = node;
       return;
     }
-    places_[i] = {key, node, node};
-    if (++pairs_ * 4 > places_.size() * 3) grow();
+    entries_[i] = {key, node, node};
+    if (++pairs_ * 4 > entries_.size() * 3) grow();
   }
 
   bool take_other(std::uint64_t key, Message* message) {
     std::size_t i = find(key);
-    if (places_[i].key == kFree) return false;
-    std::uint32_t node = places_[i].first;
+    if (entries_[i].key == kFree) return false;
+    std::uint32_t node = entries_[i].first;
     *message = nodes_[node].message;
-    places_[i].first = nodes_[node].next;
+    entries_[i].first = nodes_[node].next;
     nodes_[node].next = free_;
     free_ = node;
-    if (places_[i].first == kNone) erase(i);
+    if (entries_[i].first == kNone) erase(i);
     return true;
   }
 
   // Closes the gap, so that linear probing still finds the entries after it.
   void erase(std::size_t gap) {
     --pairs_;
-    std::size_t mask = places_.size() - 1;
-    for (std::size_t i = (gap + 1) & mask; places_[i].key != kFree; i = (i + 1) & mask) {
-      std::size_t wanted = home(places_[i].key);
+    std::size_t mask = entries_.size() - 1;
+    for (std::size_t i = (gap + 1) & mask; entries_[i].key != kFree; i = (i + 1) & mask) {
+      std::size_t wanted = home(entries_[i].key);
       if (((i - wanted) & mask) < ((i - gap) & mask)) continue;
-      places_[gap] = places_[i];
+      entries_[gap] = entries_[i];
       gap = i;
     }
-    places_[gap].key = kFree;
+    entries_[gap].key = kFree;
   }
 
   void grow() {
-    std::vector<Place> old(places_.size() * 2);
-    old.swap(places_);
-    for (const Place& place : old) {
-      if (place.key != kFree) places_[find(place.key)] = place;
+    std::vector<Entry> old(entries_.size() * 2);
+    old.swap(entries_);
+    for (const Entry& entry : old) {
+      if (entry.key != kFree) entries_[find(entry.key)] = entry;
     }
   }
 
   std::vector<Box> boxes_;
-  std::vector<Place> places_;
+  std::vector<Entry> entries_;
   std::vector<Node> nodes_;
   std::uint32_t free_ = kNone;
   std::size_t pairs_ = 0, count_ = 0;

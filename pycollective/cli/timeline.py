@@ -13,7 +13,7 @@ from pycollective.observe.trace_events import merge
 _DESCRIPTION = """\
 PYCOLLECTIVE_TIMELINE=FILE, or `with pycollective.timeline(FILE):`, writes a timeline, one file for each
 process. 'merge' joins these files into one for https://ui.perfetto.dev. Times are those of the hosts'
-wall clocks, and differ as these do.
+wall clocks: if the clocks of two hosts differ, their times differ, too.
 """
 
 _EPILOG = """\
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
     )
     add = p.add_argument
-    add("action", choices=["merge"])
+    add("action", choices=["merge"], help="join the files into one")
     add("files", nargs="+", type=Path, metavar="FILE", help="a timeline of one process")
     add("-o", "--output", type=options.file, required=True, metavar="FILE", help="the joined file")
 

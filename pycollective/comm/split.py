@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _OFFER_BYTES = 256
 _REASON_BYTES = 512
-_REPORT_BYTES = 6 * _REASON_BYTES + 16  # JSON may need six bytes for one of a text
+_REPORT_BYTES = 6 * _REASON_BYTES + 16  # JSON may need six bytes for one byte of text
 
 
 class GroupFactory(Protocol):
-    """The way in which ranks of a group make a new group: the first offers it, and all accept it."""
+    """A way to make new groups: the first rank of a new group offers it, and all its ranks accept it."""
 
     def offer(self, size: int) -> Any:
         """Make a group of ``size`` ranks; return JSON by which the others can join it."""
@@ -31,7 +31,10 @@ class GroupFactory(Protocol):
     def accept(
         self, offer: Any, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, GroupFactory]:
-        """Join an offered group of these ranks."""
+        """Join an offered group as rank ``rank``; ``members`` are its ranks in the old group.
+
+        Return the group, and the factory for groups that are split from it.
+        """
 
 
 class Threads:
@@ -125,7 +128,8 @@ def split_groups(
 ) -> tuple[_core.Group, int, GroupFactory] | None:
     """Make the new groups; return this rank's group, rank and factory, or None without a color.
 
-    Every rank of the communicator makes this call.
+    Every rank of the communicator makes this call. If a rank cannot join its new group, all ranks of
+    this group raise a `CollectiveError`.
     """
     made: tuple[_core.Group, GroupFactory] | None = None
     members: list[int] = []
@@ -156,7 +160,7 @@ def _members(communicator: Member, color: int | None, key: int, seconds: float) 
 
 
 def _exchanged_json(communicator: Member, value: Any, most: int, seconds: float) -> list[Any]:
-    """Return the values of all ranks, each JSON of at most some bytes."""
+    """Return the values of all ranks, each at most ``most`` bytes of JSON."""
     data = json.dumps(value, ensure_ascii=False).encode().ljust(most)
     assert len(data) == most
     table = communicator._gathered(np.frombuffer(data, np.uint8).reshape(1, -1), seconds)
@@ -166,7 +170,7 @@ def _exchanged_json(communicator: Member, value: Any, most: int, seconds: float)
 def _make(
     communicator: Member, members: list[int], seconds: float
 ) -> tuple[tuple[_core.Group, GroupFactory] | None, Exception | None]:
-    """Join the new group; return the group or the error."""
+    """Join the new group; return the group, or the error of this rank."""
     factory, me = communicator._factory, communicator.rank
     assert factory is not None
     offer: Any = None

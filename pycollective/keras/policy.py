@@ -20,7 +20,7 @@ class DTypePolicy:
 
     Parameters
     ----------
-    name
+    name : str or dtype-like, optional
         ``"mixed_float16"`` or ``"mixed_bfloat16"``, which compute in half precision from float32
         variables, or the name of one dtype for both. The default is ``floatx()``.
 

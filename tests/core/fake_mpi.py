@@ -50,7 +50,7 @@ class Request:
 
 
 def _flat(buffer):
-    """Return a buffer's items and, where they are given, its ranks' counts."""
+    """Return the items of a buffer as a vector, and the counts of the ranks, or None for equal parts."""
     if buffer is None:
         return None, None
     if isinstance(buffer, list):
@@ -92,16 +92,16 @@ class Intracomm:
 
     # Collectives --------------------------------------------------------------------------------
 
-    def _call(self, kind, given, taken, **more):
+    def _call(self, kind, given, received, **more):
         shared, request = self._shared, Request()
-        given, taken = _flat(given), _flat(taken)
-        if given[0] is not None and taken[0] is not None:
-            assert not np.shares_memory(given[0], taken[0]), "MPI forbids it"
+        given, received = _flat(given), _flat(received)
+        if given[0] is not None and received[0] is not None:
+            assert not np.shares_memory(given[0], received[0]), "MPI forbids it"
         with shared.lock:
             number = shared.numbers[self._rank]
             shared.numbers[self._rank] += 1
             calls = shared.calls[number]
-            calls[self._rank] = kind, given, taken, more, request
+            calls[self._rank] = kind, given, received, more, request
             if len(calls) == shared.size:
                 del shared.calls[number]
                 self._carry_out([calls[r] for r in range(shared.size)])
@@ -114,7 +114,8 @@ class Intracomm:
         size, root = len(calls), more.get("root", 0)
         given = [call[1][0] for call in calls]
 
-        def part(r, which, q):  # of rank r's input or output, rank q's
+        def part(r, which, q):
+            """Return rank q's part of the input (``which`` is 1) or output (2) of rank r."""
             array, counts = calls[r][which]
             if counts is None:
                 counts = [len(array) // size] * size
@@ -156,35 +157,35 @@ class Intracomm:
         for call in calls:
             call[4].done = True
 
-    def Iallreduce(self, given, taken, op):
-        return self._call("reduce", given, taken, op=op)
+    def Iallreduce(self, given, received, op):
+        return self._call("reduce", given, received, op=op)
 
-    def Ireduce(self, given, taken, op, root):
-        return self._call("reduce", given, taken, op=op, to=(root,))
+    def Ireduce(self, given, received, op, root):
+        return self._call("reduce", given, received, op=op, to=(root,))
 
-    def Iscan(self, given, taken, op):
-        return self._call("scan", given, taken, op=op)
+    def Iscan(self, given, received, op):
+        return self._call("scan", given, received, op=op)
 
-    def Iexscan(self, given, taken, op):
-        return self._call("exscan", given, taken, op=op)
+    def Iexscan(self, given, received, op):
+        return self._call("exscan", given, received, op=op)
 
-    def Ireduce_scatter_block(self, given, taken, op):
-        return self._call("reduce_scatter", given, taken, op=op)
+    def Ireduce_scatter_block(self, given, received, op):
+        return self._call("reduce_scatter", given, received, op=op)
 
     def Ibcast(self, buffer, root):
         return self._call("bcast", None, buffer, root=root)
 
-    def Iallgather(self, given, taken):
-        return self._call("all_gather", given, taken)
+    def Iallgather(self, given, received):
+        return self._call("all_gather", given, received)
 
-    def Igather(self, given, taken, root):
-        return self._call("gather", given, taken, root=root)
+    def Igather(self, given, received, root):
+        return self._call("gather", given, received, root=root)
 
-    def Iscatter(self, given, taken, root):
-        return self._call("scatter", given, taken, root=root)
+    def Iscatter(self, given, received, root):
+        return self._call("scatter", given, received, root=root)
 
-    def Ialltoall(self, given, taken):
-        return self._call("all_to_all", given, taken)
+    def Ialltoall(self, given, received):
+        return self._call("all_to_all", given, received)
 
     Iallgatherv, Igatherv, Iscatterv, Ialltoallv = Iallgather, Igather, Iscatter, Ialltoall
 
@@ -193,8 +194,8 @@ class Intracomm:
         while not request.done:
             event.wait(0.001)
 
-    def Allgather(self, given, taken):
-        self._wait(self._call("all_gather", given, taken))
+    def Allgather(self, given, received):
+        self._wait(self._call("all_gather", given, received))
 
     def Split(self, color, key):
         table = np.empty((self._shared.size, 2), np.int64)
@@ -226,14 +227,14 @@ class Intracomm:
         request.done = True
         return request
 
-    def _find(self, source, status, takes):
+    def _find(self, source, status, removes):
         inbox = self._shared.inboxes[self._rank]
         with self._shared.lock:
-            for place, (sender, tag, data) in enumerate(inbox):
+            for index, (sender, tag, data) in enumerate(inbox):
                 if source in (ANY_SOURCE, sender):
                     if status is not None:
                         status.source, status.tag, status.count = sender, tag, data.nbytes
-                    return inbox.pop(place)[2] if takes else data
+                    return inbox.pop(index)[2] if removes else data
         return None
 
     def Iprobe(self, source, tag, status):
@@ -252,6 +253,6 @@ class Intracomm:
 
 
 def world(size):
-    """Return COMM_WORLD as each rank has it."""
+    """Return the COMM_WORLD of each rank."""
     shared = _Shared(size)
     return [Intracomm(shared, rank) for rank in range(size)]
