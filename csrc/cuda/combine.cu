@@ -4,7 +4,7 @@
 namespace pycollective::cuda {
 namespace {
 
-// Few enough registers for four blocks at once on a multiprocessor.
+// The launch bounds limit the registers, so that four blocks run at once on a multiprocessor.
 template <class T, class O, int kSources>
 __global__ void __launch_bounds__(kThreads, 4)
     combine_kernel(const __grid_constant__ Combination arrays) {

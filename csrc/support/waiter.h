@@ -27,7 +27,7 @@ enum class Progress { done, moved, blocked };
 struct SpinLimit {
   int spins = 0;
   int yields = 0;
-  bool may_move = false;  // to another core: each rank of this host can have its own
+  bool may_move = false;  // A yield may move the thread to another core.
 };
 
 // The limit for polls that read memory.
@@ -44,7 +44,7 @@ inline SpinLimit socket_spin_limit(bool oversubscribed) {
 class Backoff {
  public:
   void reset() { polls_ = 0; }
-  // Each passes a moment, or returns false if its share of the limit is used up.
+  // Each pauses or yields once and returns true, or returns false if the limit is used up.
   bool spin(SpinLimit limit) {
     if (polls_ >= limit.spins) return false;
     ++polls_;

@@ -12,7 +12,7 @@ from pycollective.algorithms.simulation import Simulation, simulate
 from pycollective.algorithms.text import text_of
 from pycollective.arguments import whole
 
-#: The most ranks for which proofs are exact, and for which a user's schedules run.
+#: The largest number of ranks for which proofs are exact, and for which users' schedules run.
 PROVED_RANKS = 64
 
 
@@ -32,13 +32,13 @@ class Chunks:
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
 
-    def __getitem__(self, place: int | slice) -> Span:
-        if isinstance(place, slice):
-            if place.step not in (None, 1) or place.start is None or place.stop is None:
-                raise TypeError(f"chunks are a range [first:end] without a step, not {place!r}")
-            first, end = whole("a chunk", place.start), whole("a chunk", place.stop)
+    def __getitem__(self, index: int | slice) -> Span:
+        if isinstance(index, slice):
+            if index.step not in (None, 1) or index.start is None or index.stop is None:
+                raise TypeError(f"chunks are a range [first:end] without a step, not {index!r}")
+            first, end = whole("a chunk", index.start), whole("a chunk", index.stop)
             return Span(self._buffer, first, end - first)
-        return Span(self._buffer, whole("a chunk", place), 1)
+        return Span(self._buffer, whole("a chunk", index), 1)
 
 
 input = Chunks(Buffer.input)
@@ -225,7 +225,8 @@ def algorithm(
     -------
     callable
         Decorator of ``steps(rank, size)``, which yields `send`, `recv`, `recv_reduce`, `copy` and
-        `reduce` in the order in which the rank carries them out.
+        `reduce` in the order in which the rank carries them out. It raises a ``ValueError`` for an
+        unknown collective, and a ``TypeError`` if ``steps`` is not callable.
 
     Examples
     --------

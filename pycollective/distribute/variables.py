@@ -189,7 +189,7 @@ class DistributedVariable(Variable, DistributedValues):
     __repr__ = DistributedValues.__repr__
 
 
-#: Assignments of rows that need one replica's rows, and the aggregations that give them.
+#: Assignments that use the rows of one replica, and the aggregations that choose one replica.
 _SCATTER_OF_ONE = ("scatter_min", "scatter_max", "scatter_update")
 _OF_ONE = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 

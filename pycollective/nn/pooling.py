@@ -34,6 +34,7 @@ __all__ = ["avg_pool2d", "max_pool2d"]
 
 
 def _compiled_forward(x: Array, window: Window) -> tuple[Array, Array]:
+    """Return the maxima, and for each maximum its position in the window as a code."""
     shape = (x.shape[0], window.out_h, window.out_w, x.shape[3])
     small = window.kernel_h * window.kernel_w < 255
     y = workspace.empty(shape, x.dtype)
@@ -165,8 +166,8 @@ def avg_pool2d(
 ) -> Tensor:
     """Return the mean of each window, as ``tf.nn.avg_pool2d`` does.
 
-    Parameters, result and errors are those of `max_pool2d`. TypeError is raised unless ``x`` has a
-    floating-point dtype.
+    Parameters, result and errors are those of `max_pool2d`. Pixels outside the image do not count.
+    Raise a ``TypeError`` unless ``x`` has a floating-point dtype.
     """
     images = as_tensor(x)
     a = images.array

@@ -49,7 +49,7 @@ def test_timeline_has_the_times_of_gpus(gpus, on_gpus, tmp_path, monkeypatch):
         gpus.cuda.library.fake_stall(0)
         gpus.asnumpy(later.wait())
         time.sleep(0.05)
-        c.reduce(x[:0])  # of nothing, which no device is given
+        c.reduce(x[:0])  # an empty array, which gives the device no work
         if c.rank == 0:
             c.send(x, 1)
         else:
@@ -74,9 +74,9 @@ def test_timeline_has_the_times_of_gpus(gpus, on_gpus, tmp_path, monkeypatch):
         assert (cast["args"]["root"], cast["args"]["call"]) == (1, 3)
         assert message["args"][("to rank", "from rank")[rank]] == 1 - rank
         begin, end = (reduced["ts"] + d for d in (0, reduced["dur"]))
-        # The clocks were read one after the other, so that all of these may be late together.
+        # The two clocks were read one after the other, so all times of the device may be late.
         assert before - 1e-3 <= begin / 1e6 <= end / 1e6 and enqueued[rank] < end / 1e6
-        assert message["ts"] - end > 40e3  # which the host would have taken for the end
+        assert message["ts"] - end > 40e3  # the host noticed the end only after its sleep
         assert reduced["tid"] == cast["tid"] == message["tid"]
     rows = [e for e in json.loads(file.read_text())["traceEvents"] if e["name"] == "thread_name"]
     assert {(0, "GPU 0"), (1, "GPU 1")} < {(e["pid"], e["args"]["name"]) for e in rows}
