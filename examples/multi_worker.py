@@ -12,7 +12,7 @@ Or by hand, the last line on each machine (docs/tutorials/two_machines.md):
                        "task": {"type": "worker", "index": 0}}'
     python examples/multi_worker.py
 
-Two workers get the same numbers with any of these.
+With each of these commands, two workers print the same numbers.
 """
 
 from __future__ import annotations
@@ -68,13 +68,15 @@ def train(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--examples", type=int, help="train on so many examples only")
-    parser.add_argument("--replicas", type=int, default=1, help="of each worker, on its CPU")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the data (3)")
+    parser.add_argument("--examples", type=int, help="number of training examples (all)")
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="replicas of each worker, on its CPU (1)"
+    )
     parser.add_argument(
         "--data", help="folder of MNIST's files, or 'digits'; else MNIST or scikit-learn's digits"
     )
-    parser.add_argument("--ray", type=int, metavar="N", help="start so many workers on Ray")
+    parser.add_argument("--ray", type=int, metavar="N", help="start N workers on Ray")
     arguments = parser.parse_args()
     if arguments.ray:
         print(*tf.ray.run(train, arguments.ray, args=(arguments,)), sep="\n")

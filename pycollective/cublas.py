@@ -25,7 +25,7 @@ _SONAMES = ("libcublas.so.13", "libcublas.so.12")
 _WORKSPACE_BYTES = 32 << 20
 """NVIDIA's advice for Hopper; older devices need 4 MiB."""
 _HANDLES = 8
-"""The most handles of a thread; the oldest one is forgotten first."""
+"""The largest number of handles of a thread; the oldest one is dropped first."""
 _PLAIN, _TRANSPOSED = 0, 1
 _DEFAULT_ALGORITHM = -1
 #: For a dtype: CUDA's type, the type of the sums (``cublasComputeType_t``), and that of factors. Halves
@@ -52,18 +52,18 @@ class _Handle:
 
 class _Handles(threading.local):
     def __init__(self) -> None:
-        self.by_place: dict[tuple[int, int], _Handle] = {}
+        self.by_stream: dict[tuple[int, int], _Handle] = {}
 
 
 _handles = _Handles()
 
-#: For a kind of products, by dtype and operations: True if they are those of CuPy.
+#: True if the first product equalled CuPy's but for rounding, by dtype and both operations.
 _trusted: dict[tuple[Any, int, int], bool] = {}
 
 
 @functools.cache
 def _library() -> Any:
-    """Return cuBLAS, which CuPy has loaded, or None."""
+    """Return the cuBLAS that CuPy has loaded, or None."""
     for name in _SONAMES:
         try:
             library = ctypes.CDLL(name, mode=os.RTLD_NOW | getattr(os, "RTLD_NOLOAD", 0))
@@ -147,19 +147,19 @@ def prepare(like: Array) -> None:
 
 
 def _handle_for(library: Any, like: Array) -> _Handle:
-    """Return the handle for this thread's stream on the current device, which an array is on."""
+    """Return the handle for this thread's stream on the device of ``like``, the current device."""
     stream = array_module(like).cuda.get_current_stream().ptr
     key = device_of(like)[1], stream
-    handle = _handles.by_place.get(key)
+    handle = _handles.by_stream.get(key)
     if handle is None:
-        if len(_handles.by_place) >= _HANDLES:
-            del _handles.by_place[next(iter(_handles.by_place))]
-        handle = _handles.by_place[key] = _Handle(library, like, stream)
+        if len(_handles.by_stream) >= _HANDLES:
+            del _handles.by_stream[next(iter(_handles.by_stream))]
+        handle = _handles.by_stream[key] = _Handle(library, like, stream)
     return handle
 
 
 def _is_right(a: Array, b: Array) -> bool:
-    """Return True if the product is CuPy's but for rounding; wait for the device."""
+    """Return True if the product equals CuPy's but for rounding; wait for the device."""
     with beside(a):
         expected = np.matmul(a, b)
         found = matmul(a, b)

@@ -79,7 +79,7 @@ Cut::Bytes Cut::locate(const Span& span, std::size_t skipped) const {
 
 Cut::Bytes Cut::locate_part(const Span& span, int i) const {
   const Part* parts = span.buffer == Buffer::input ? layout_.input_parts : layout_.output_parts;
-  const Part& part = parts[static_cast<std::size_t>(place_of_part(span.first + i, layout_.size))];
+  const Part& part = parts[static_cast<std::size_t>(index_of_part(span.first + i, layout_.size))];
   std::size_t begin = std::min(begin_, part.count), end = std::min(end_, part.count);
   return {(part.first + begin) * layout_.item, (end - begin) * layout_.item};
 }

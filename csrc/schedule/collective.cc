@@ -71,41 +71,41 @@ int output_chunks(Collective collective, int chunks, int rank, int size) {
   return count(rank == 0 ? c.root_output : c.output, chunks, size);
 }
 
-Content initial_content(Collective collective, int rank, int size, int place) {
+Content initial_content(Collective collective, int rank, int size, int index) {
   switch (collective) {
     case Collective::broadcast:
     case Collective::barrier:
-      return rank == 0 ? of_one(place, 0) : Content{};
+      return rank == 0 ? of_one(index, 0) : Content{};
     case Collective::gather:
     case Collective::all_gather:
       return of_one(rank, rank);
     case Collective::all_to_all:
-      return of_one(rank * size + place, rank);
+      return of_one(rank * size + index, rank);
     default:
-      return of_one(place, rank);
+      return of_one(index, rank);
   }
 }
 
-Content final_content(Collective collective, int rank, int size, int place) {
+Content final_content(Collective collective, int rank, int size, int index) {
   switch (collective) {
     case Collective::broadcast:
     case Collective::barrier:
-      return of_one(place, 0);
+      return of_one(index, 0);
     case Collective::scatter:
       return of_one(rank, 0);
     case Collective::gather:
     case Collective::all_gather:
-      return of_one(place, place);
+      return of_one(index, index);
     case Collective::all_to_all:
-      return of_one(place * size + rank, place);
+      return of_one(index * size + rank, index);
     case Collective::reduce_scatter:
       return {rank, 0, size};
     case Collective::scan:
-      return {place, 0, rank + 1};
+      return {index, 0, rank + 1};
     case Collective::exscan:
-      return {place, 0, rank};
+      return {index, 0, rank};
     default:
-      return {place, 0, size};
+      return {index, 0, size};
   }
 }
 

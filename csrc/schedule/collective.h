@@ -26,7 +26,7 @@ enum class Collective : std::uint8_t {
   exscan,          // Rank i gets the reduction of ranks 0 to i - 1; rank 0 gets nothing.
 };
 inline constexpr int kCollectives = 11;
-// The first ones, which have a direct path over a board (executor/direct.h).
+// The number of collectives with a direct path over a board (executor/direct.h): the first ones.
 inline constexpr int kDirectCollectives = 9;
 
 std::string_view to_string(Collective collective);
@@ -50,11 +50,11 @@ struct Content {
   int chunk = -1;
   int begin = 0, end = 0;
 };
-Content initial_content(Collective collective, int rank, int size, int place);
-Content final_content(Collective collective, int rank, int size, int place);
+Content initial_content(Collective collective, int rank, int size, int index);
+Content final_content(Collective collective, int rank, int size, int index);
 
 // Returns the index of a part in a buffer of `count` parts. The first part follows the last one.
-inline int place_of_part(int place, int count) { return place < count ? place : place - count; }
+inline int index_of_part(int index, int count) { return index < count ? index : index - count; }
 
 // In place, one buffer is a part of the other. If chunks are not parts, input[i] is output[i].
 // Otherwise a rank's single part lies at the rank's index in the buffer of all parts.

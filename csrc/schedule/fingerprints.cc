@@ -146,7 +146,7 @@ class Fingerprints {
   // Returns an index within the buffer: the first part follows the last one.
   int wrapped(int r, Buffer buffer, int i) const {
     if (!in_parts || buffer == Buffer::scratch) return i;
-    return place_of_part(i, buffer == Buffer::input ? inputs(r) : outputs(r));
+    return index_of_part(i, buffer == Buffer::input ? inputs(r) : outputs(r));
   }
   std::size_t place(int r, Buffer buffer, int i) const {
     i = wrapped(r, buffer, i);

@@ -100,7 +100,7 @@ class Execution {
   int place(int r, Buffer buffer, int i) const {
     if (!in_parts_ || buffer == Buffer::scratch) return i;
     const Rank& rank = ranks_[static_cast<std::size_t>(r)];
-    return place_of_part(i, buffer == Buffer::input ? rank.inputs : rank.outputs);
+    return index_of_part(i, buffer == Buffer::input ? rank.inputs : rank.outputs);
   }
   // In place, the smaller buffer is a part of the larger one.
   Cell& cell(int r, Buffer buffer, int i) {

@@ -46,9 +46,9 @@ class Messages(Member):
         collective calls does not matter. Messages to one rank with one tag arrive in order.
 
         The call returns when ``x`` can be used again. Through shared memory, up to 2 MiB to one rank
-        (less in large groups) are buffered. Beyond that, and for longer arrays of `empty` or
-        `shared_arrays`, the other rank must be in `recv` or in `send`. Two ranks may both send first,
-        whatever the length: a rank that waits receives and keeps the messages for it.
+        (less in large groups) are buffered. For more, and for arrays of `empty` or `shared_arrays` from
+        32 KiB on, the other rank must be in `recv` or in `send`. Two ranks may both send first: a rank
+        that waits receives and keeps the messages for it.
 
         Parameters
         ----------

@@ -1,8 +1,9 @@
 """Report ranks that end before a rendezvous over TCP is complete.
 
 Until the ranks are connected, only the launcher notices that a rank has ended. `pycollective run`
-creates a file without a name, which all ranks inherit, and writes there which rank has ended. A rank
-that has connected to all others marks this in the file. From then on the connections show its end.
+creates a file without a name, which all ranks inherit, and writes the rank that has ended there. A
+rank that has connected to all others marks this in the file. From then on the other ranks notice its
+end by its connections.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _CONNECTED, _ENDED = b"c", b"e"
 
 
 class Ended:
-    """The file, at a descriptor: a line about the group, a mark for each rank, and a text."""
+    """The file: a line about the group, a mark for each rank, and a text about the rank that ended."""
 
     def __init__(self, descriptor: int, size: int, address: str) -> None:
         self.descriptor = descriptor
@@ -53,7 +54,7 @@ class Ended:
         self._mark(rank, _CONNECTED)
 
     def write(self, rank: int, how: str, *, failed: bool) -> None:
-        """Write how a rank ended, if it is the first that failed or ended without being connected."""
+        """Write how a rank ended, if it is the first that failed, or that ended unconnected."""
         is_connected = os.pread(self.descriptor, 1, len(self._line) + rank) == _CONNECTED
         if not self.rank_and_text and (failed or not is_connected):
             text = f"{how} before all ranks were connected".encode()[:_TEXT]

@@ -78,13 +78,13 @@ def test_size_of_a_group_is_kept_when_a_process_writes_to_its_header():
     group = _core.ShmGroup.create(2)
     other = _core.ShmGroup.open(group.descriptor)
     head = os.pread(group.descriptor, 64, 0)
-    place = head.index((2).to_bytes(4, "little"))
-    os.pwrite(group.descriptor, (1000).to_bytes(4, "little"), place)
+    offset = head.index((2).to_bytes(4, "little"))
+    os.pwrite(group.descriptor, (1000).to_bytes(4, "little"), offset)
     assert (group.size, other.size) == (2, 2)
 
 
 def in_a_child(work):
-    """Fork; return whether the child has done the work and ended as it should."""
+    """Run the work in a forked child; return True if the work raised no error."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -155,14 +155,14 @@ def test_forked_child_that_writes_to_shared_arrays_writes_for_itself(on_ranks):
             for rank, x in enumerate(own):
                 x[:50] = 7 + rank
 
-        def look():  # in a child of the child
+        def check():
             for own in arrays:
                 for rank, x in enumerate(own):
                     assert (x[:50] == 7 + rank).all()
                     x.fill(9)
 
-        assert in_a_child(look)
-        look()
+        assert in_a_child(check)  # the child's child writes for itself, too
+        check()
 
     assert in_a_child(scribble)
     for rank, own in enumerate(arrays):

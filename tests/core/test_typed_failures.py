@@ -20,7 +20,7 @@ HERE = platform.node()
 
 
 def errors_of(comms, work):
-    """Return by rank the error of the work, which all ranks do at once."""
+    """Run the work on all ranks concurrently, and return its errors by rank."""
     found = {}
 
     def do(comm):

@@ -67,18 +67,18 @@ class Network:
         self._delay, self._loss = delay, loss
 
     def cut(self, host: int, *, sends: bool = True, receives: bool = True) -> float:
-        """Drop packets from a host, to it, or both; return the time."""
+        """Drop packets from a host, to it, or both; return the time (`time.monotonic`)."""
         others = [i for i in range(len(self.names)) if i != host]
         ways = {(host, i) for i in others if sends} | {(i, host) for i in others if receives}
         self._cut |= ways
         return time.monotonic()
 
     def mend(self) -> None:
-        """Let everything through again."""
+        """Deliver all packets again."""
         self._cut = frozenset()
 
     def close(self) -> None:
-        """Carry nothing any more."""
+        """Stop the thread that delivers packets."""
         os.close(self._wake)
         self._thread.join(10)
         os.close(self._over)
@@ -95,7 +95,7 @@ class Network:
             for descriptor, _ in ready.poll(wait):
                 if descriptor == self._over:
                     return
-                for _ in range(64):  # then the others have their turn
+                for _ in range(64):  # more packets must wait for those of the other devices
                     try:
                         packet = os.read(descriptor, _LONGEST)
                     except BlockingIOError:

@@ -31,7 +31,7 @@ def threads():
 
 
 def wait_for(condition, what):
-    """Wait for what other threads do: one that ends may hold an object for a moment."""
+    """Wait until a condition holds: a thread that ends may hold an object for a moment."""
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end, what()
@@ -203,7 +203,7 @@ def test_variable_keeps_its_strategy():
     assert v.numpy() == 2.0
 
 
-def test_extended_without_its_strategy_says_so():
+def test_extended_without_its_strategy_raises_runtime_error():
     extended = mirrored(2).extended
     assert len(extended.worker_devices) == 2
     with pytest.raises(RuntimeError, match="keep a reference to the strategy"):

@@ -107,13 +107,13 @@ class Call:
     reduces: bool = False
     rooted: bool = False
     collective: str = ""
-    """The name under which the library lists algorithms for it; empty: it takes none."""
+    """The collective whose algorithms the call takes; empty: it takes none."""
     shared: bool = False
-    """Every rank's input has the same shape, so that `Communicator.empty` may make it."""
+    """True if every rank's input has the same shape, so that `Communicator.empty` may make it."""
     in_place: bool = False
     ragged: bool = False
     pair: bool = False
-    """Made of messages between two ranks."""
+    """True if the call consists of messages between two ranks."""
 
 
 def _root(step: Step, place: Place) -> int:
@@ -221,7 +221,7 @@ class _Both:
 
 
 def _exchange(comm: Any, x: np.ndarray, out: Any, step: Step, how: dict[str, Any]) -> Any:
-    """Send to the next rank, and receive from the one before."""
+    """Send to the next rank, and receive from the previous one."""
     following, before, tag = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, step.salt
     how.pop("algorithm", None)
     sent = comm.send(x, following, tag, **how)

@@ -105,7 +105,7 @@ def test_handles_of_streams_are_few_and_destroyed(cupy, library, monkeypatch):
         cublas.prepare(x)
         assert cublas.matmul(x, x.T) is not None
     assert library.handles == 8
-    cublas._handles.by_place.clear()
+    cublas._handles.by_stream.clear()
     assert library.handles == 0
 
 
