@@ -289,7 +289,7 @@ class Servers:
                     self._read[self._function][id(variable)] = variable
                 continue
             with variable._lock, variable._block.locked(False) as value:
-                variable.take(value.copy(), variable._block.version)
+                variable.set_pulled(value.copy(), variable._block.version)
         groups = self._by_server(remote)
         requests: list[_Request] = [
             (server, {"request": "pull", "have": [[v._number, v._version] for v in wanted]}, [])
@@ -315,7 +315,7 @@ class Servers:
                 if how == "same":
                     variable._period = self.period
                     if variable._changes:
-                        variable.take(variable._pulled, version)
+                        variable.set_pulled(variable._pulled, version)
                     continue
                 value = next(rest)
                 if how == "rows":
@@ -324,7 +324,7 @@ class Servers:
                 with variable._lock:
                     # None: this thread updates it.
                     if variable._own is not None or not variable._version:
-                        variable.take(value, version)
+                        variable.set_pulled(value, version)
 
     def push(self, variables: Iterable[ServerVariable]) -> None:
         """Send the changes of some copies."""
@@ -359,7 +359,7 @@ class Servers:
             variable.forget()
             variable._period = -1
             if value is not None:
-                variable.take(value, before[-1] + 1)
+                variable.set_pulled(value, before[-1] + 1)
 
     def update(
         self,

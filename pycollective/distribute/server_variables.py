@@ -64,15 +64,15 @@ class _Part:
         self.rows = np.concatenate([self.rows, other.rows])[order]
 
     def apply(self, name: str, operands: Sequence[Any]) -> None:
-        """Apply a change of the variable to those rows that are there."""
+        """Apply a change of the variable to the rows of this part."""
         if name == "add":
             self.rows += operands[0][self.index]
             return
         changed, rows = operands
-        place = np.searchsorted(self.index, changed)
-        here = place < len(self.index)
-        here[here] = self.index[place[here]] == changed[here]
-        apply_change(self.rows, name, [place[here], rows[here]])
+        position = np.searchsorted(self.index, changed)
+        is_here = position < len(self.index)
+        is_here[is_here] = self.index[position[is_here]] == changed[is_here]
+        apply_change(self.rows, name, [position[is_here], rows[is_here]])
 
 
 class ServerVariable(Variable):
@@ -141,8 +141,8 @@ class ServerVariable(Variable):
         if this_thread.read is not None:
             this_thread.read.pop(id(self), None)
 
-    def _seen(self, block: Block) -> Tensor:
-        """Return the present value of the server's memory; copy it if it has changed."""
+    def _mapped_value(self, block: Block) -> Tensor:
+        """Return the current value in the server's memory; copy it if it has changed."""
         if self._lock_free:
             if not block.version:
                 raise dropped()
@@ -184,7 +184,7 @@ class ServerVariable(Variable):
         if not servers.private:
             servers.wait_for_lost()
             if self._block is not None:
-                return self._seen(self._block)
+                return self._mapped_value(self._block)
         if self._period != servers.period or (servers.uncached and not servers.private):
             servers.pull([self])
             if self._dropped:
@@ -212,7 +212,7 @@ class ServerVariable(Variable):
         servers.touch(self)
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
-        """Set the value; see `Variable.assign`. The present value is not read."""
+        """Set the value without reading the current one; see `Variable.assign`."""
         servers = self._servers
         if servers is None or self._in_place:
             return super().assign(value)
@@ -236,8 +236,8 @@ class ServerVariable(Variable):
         self._record("add", [np.asarray(np.negative(self.checked(value, "assign_sub")))])
         return self
 
-    def take(self, array: Any, version: int) -> None:
-        """Keep a value of the server, with this task's changes."""
+    def set_pulled(self, array: Any, version: int) -> None:
+        """Use a value that the server has sent, with this task's changes."""
         assert self._servers is not None
         self._pulled, self._version, self._period = array, version, self._servers.period
         self._assigned, self._part, self._before = False, None, None
@@ -371,7 +371,7 @@ class ServerVariable(Variable):
             servers.touch(self)
 
     def _change_own(self, name: str, operands: list[Any]) -> None:
-        """Apply a change to the own value, or to a copy of it if there are other references to it."""
+        """Apply a change to this task's value, or to a copy if there are other references to it."""
         assert self._own is not None
         kept: list[Tensor] = [self._own]
         self._own = None
@@ -439,9 +439,9 @@ def _summed(index: Array, rows: Array) -> tuple[Array, Array]:
     """Return each index once, in ascending order, with the sum of its rows."""
     if ascends(index):
         return index, rows
-    unique, place = np.unique(index, return_inverse=True)
+    unique, positions = np.unique(index, return_inverse=True)
     total = np.zeros((len(unique), *rows.shape[1:]), rows.dtype)
-    scatter_add(total, place.reshape(-1), rows)
+    scatter_add(total, positions.reshape(-1), rows)
     return unique, total
 
 

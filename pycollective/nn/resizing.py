@@ -17,13 +17,16 @@ from .window import make_window
 
 
 def upsample_nearest(images: Any, size: tuple[int, int]) -> Tensor:
-    """Return images in which each pixel is repeated ``size[0]`` times down, ``size[1]`` across."""
+    """Return images in which each pixel is repeated ``size[0]`` times down, ``size[1]`` across.
+
+    Images ``[n, height, width, channels]`` become ``[n, height * size[0], width * size[1], channels]``.
+    """
     x = as_tensor(images)
     n, height, width, channels = x.shape
     shape = (n, height * size[0], width * size[1], channels)
     if (found := native(x.array)) is not None and channels:
         y = workspace.empty(shape, found[0].dtype)
-        # The columns of the small image are the last axis but one, so that copies have long runs.
+        # The columns of the small image are the last axis but one, so that long runs are copied.
         copies = y.reshape(n, height, size[0], width, size[1], channels).transpose(0, 1, 2, 4, 3, 5)
         put(copies, found[0].reshape(n, height, 1, 1, width, channels))
         # A pixel's gradient is the sum over a window that covers its copies.
@@ -44,19 +47,19 @@ def upsample_nearest(images: Any, size: tuple[int, int]) -> Tensor:
 
 
 def _weights(source: int, target: int, like: Array) -> Array:
-    """Return the weight of each old pixel in each new pixel, ``[target, source]``."""
+    """Return the weights of the old pixels in each new pixel along an axis, ``[target, source]``."""
     centers = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
     distance = np.abs(centers[:, None] - np.arange(source))
     return asarray(np.maximum(1 - distance, 0), like.dtype, like=like)
 
 
 def resize_bilinear(images: Any, height: int, width: int) -> Tensor:
-    """Return images of another height and width, interpolated between the centers of pixels.
+    """Return images ``[n, height, width, channels]``, interpolated between the centers of pixels.
 
     Parameters
     ----------
     images
-        ``[n, height, width, channels]``, floating point.
+        ``[n, old_height, old_width, channels]``, floating point.
     height, width : int
         The new size.
     """

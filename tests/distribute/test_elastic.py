@@ -268,23 +268,23 @@ def test_fit_goes_on_from_its_backup_alone_and_with_the_lost_one(tmp_path):
     assert said[0]["weights"] == pytest.approx(weights, rel=1e-9, abs=1e-12)
 
 
-def meetings(monkeypatch, outcomes):
-    """Let meetings end in the given ways; return the list of the addresses where they were."""
+def scripted_rendezvous(monkeypatch, results):
+    """Let each rendezvous end with one of the results; return the list of their addresses."""
     places = []
 
     def rendezvous(rank, size, addresses, source, **options):
         places.append(addresses[0])
-        outcome = next(outcomes)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     monkeypatch.setattr(multi_worker.launch, "rendezvous", rendezvous)
     return places
 
 
 def survivors():
-    """Meet as worker 2 of 3."""
+    """Return the result of a rendezvous of worker 2 of 3."""
     names = ("worker 0", "worker 1", "worker 2")
     member = Membership("a test", 2, 3, ("a:1", "b:1", "c:1"), names)
     return multi_worker._rendezvous(member, 1, 0.1, Admissions(3))
@@ -292,14 +292,14 @@ def survivors():
 
 def test_survivors_first_rank_lost_look_for_the_first_address_again(monkeypatch):
     nobody, lost = RendezvousError("nobody is there"), FirstRankLostError("it is gone")
-    places = meetings(monkeypatch, iter([nobody, lost, nobody, nobody, "the group"]))
+    places = scripted_rendezvous(monkeypatch, iter([nobody, lost, nobody, nobody, "the group"]))
     assert survivors() == "the group"
     assert places == ["a:1", "b:1", "a:1", "b:1", "c:1"]
 
 
 @pytest.mark.parametrize(("error", "tries"), [(RendezvousError, 3), (FirstRankLostError, 13)])
 def test_survivors_that_never_meet_raise(monkeypatch, error, tries):
-    places = meetings(monkeypatch, itertools.repeat(error("in vain")))
+    places = scripted_rendezvous(monkeypatch, itertools.repeat(error("in vain")))
     with pytest.raises(RendezvousError, match="in vain"):
         survivors()
     assert len(places) == tries

@@ -1,4 +1,4 @@
-"""Replicas that run at the same time: results, meetings, and what goes wrong."""
+"""Replicas that run concurrently: results, merge points and failures."""
 
 from __future__ import annotations
 

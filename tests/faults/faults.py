@@ -22,7 +22,7 @@ import numpy as np
 from calls import CALLS, INTEGERS, Step, ops
 
 PROCESSES = ("run-shm", "run-tcp", "address-shm", "address-tcp", "mixed")
-MEETINGS = ("run-tcp", "address-shm", "address-tcp", "mixed")
+RENDEZVOUS = ("run-tcp", "address-shm", "address-tcp", "mixed")
 EVERYWHERE = ("threads", *PROCESSES)
 
 
@@ -54,7 +54,7 @@ class Fault:
     waits for it before the last barrier."""
     soft: bool = False
     """All ranks may refuse `split` and `empty`; the group then still works."""
-    meets: bool = False
+    in_rendezvous: bool = False
     """The fault hits the victim before it joins the group."""
     within_group: bool = False
     """The fault concerns the group of its step alone."""
@@ -279,7 +279,7 @@ _ANY = ("CollectiveError", "KeyboardInterrupt", "MemoryError", "OSError")
 FAULTS: dict[str, Fault] = {
     "none": Fault(_nothing),
     "delay": Fault(_sleep),
-    "come late": Fault(_sleep, meets=True, setups=PROCESSES),
+    "come late": Fault(_sleep, in_rendezvous=True, setups=PROCESSES),
     "kill": Fault(
         _kill, _GONE, dies=True, waits=True, repeats=True, setups=PROCESSES,
         variants=("SIGKILL", "SIGKILL", "SIGTERM", "exit 0", "exit 3"),
@@ -325,16 +325,16 @@ FAULTS: dict[str, Fault] = {
         needs_blocking=True, variants_of=mismatch_variants,
     ),
     "absent": Fault(
-        _leave, ("RendezvousError", "PeerLostError"), meets=True, setups=MEETINGS,
+        _leave, ("RendezvousError", "PeerLostError"), in_rendezvous=True, setups=RENDEZVOUS,
         variants=("return", "raise"),
     ),
     # The stop may come just after the group is made: then the first call names the rank.
     "stop in the rendezvous": Fault(
-        _stop, ("RendezvousError", "CollectiveTimeoutError"), own=_ANY, meets=True,
-        setups=MEETINGS, certain=False, waits=True, stopped=(0.01, 2.0),
+        _stop, ("RendezvousError", "CollectiveTimeoutError"), own=_ANY, in_rendezvous=True,
+        setups=RENDEZVOUS, certain=False, waits=True, stopped=(0.01, 2.0),
     ),
     "kill in the rendezvous": Fault(
-        _kill, ("RendezvousError", "PeerLostError"), meets=True, dies=True, waits=True,
-        setups=MEETINGS, variants=("SIGKILL",),
+        _kill, ("RendezvousError", "PeerLostError"), in_rendezvous=True, dies=True, waits=True,
+        setups=RENDEZVOUS, variants=("SIGKILL",),
     ),
 }  # fmt: skip

@@ -31,7 +31,7 @@ _SENTINEL = 0xA5
 _COMPARED_BYTES = 1 << 20
 _JOIN_SECONDS = 30.0
 _JOIN_IN_VAIN_SECONDS = 4.0
-"""Time limit where the victim never joins the others."""
+"""Seconds of a rendezvous that the victim never joins."""
 _SETTLE_SECONDS = 5.0
 
 
@@ -60,7 +60,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def signal_after(seconds: float, number: int) -> None:
-    """Have the kernel send this process a signal, also in the middle of a call that keeps the GIL."""
+    """Let the kernel send this process a signal, also during a call that keeps the GIL."""
     timer = ctypes.c_void_p()
     event = _Sigevent(signo=number, notify=0)
     if _libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
@@ -72,7 +72,7 @@ def signal_after(seconds: float, number: int) -> None:
 
 
 def held() -> dict[str, int]:
-    """Count what a process has of descriptors, threads and memory of groups."""
+    """Return the numbers of this process's descriptors by kind, threads by name, and mapped groups."""
     gc.collect()
     found: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
@@ -89,7 +89,7 @@ def held() -> dict[str, int]:
 
 
 def grown(before: Mapping[str, int]) -> dict[str, int]:
-    """Return the resources that have grown since `before`, after time for them to end."""
+    """Return the resources that have grown since ``before``; wait a few seconds for them to shrink."""
     until = time.monotonic() + _SETTLE_SECONDS
     while True:
         more = {k: n - before.get(k, 0) for k, n in held().items() if n > before.get(k, 0)}
@@ -113,7 +113,7 @@ class Rank:
         self.struck = False
         self._due = False
         self.lift: Callable[[], None] = lambda: None
-        """Ends what the fault does to the process; set by the fault."""
+        """A function that ends the effect of the fault on the process; the fault sets it."""
         self.children: list[int] = []
         self._folder = folder
         self._pid = os.getpid()
@@ -194,9 +194,9 @@ class Rank:
         return True
 
     def _calls(self, join: Callable[[], Any]) -> None:
-        name = "meeting"
+        name = "rendezvous"
         try:
-            if self.is_victim and self.fault.meets:
+            if self.is_victim and self.fault.in_rendezvous:
                 self.fault.strike(self)
             self.groups["world"] = join()
             name = "world"
@@ -207,7 +207,9 @@ class Rank:
                     self._split()
                 self.step, name = step, step.group
                 time.sleep(step.pauses[self.rank] if step.pauses else 0.0)
-                self._due = self.is_victim and i == self.trial.moment and not self.fault.meets
+                self._due = (
+                    self.is_victim and i == self.trial.moment and not self.fault.in_rendezvous
+                )
                 if not self.fault.waits:
                     self._strike()
                 self._check_contents()
@@ -296,7 +298,7 @@ class Rank:
             self.say(refused=str(error))
 
     def _make(self, number: int) -> None:
-        """Make the call of the present step; check its result, now or later."""
+        """Make the call of the current step; check its result, now or later."""
         step, comm = self.step, self.groups[self.step.group]
         call, place = CALLS[step.call], Place(comm.rank, comm.size)
         try:

@@ -75,7 +75,7 @@ class Stopped:
 
 
 def errors_of(on_ranks, ranks, *stopped):
-    """Return the texts of the ranks that are not stopped, when all of them have failed."""
+    """Return the texts of the errors of ``ranks``; then end the stopped ranks."""
     failed = threading.Semaphore(0)
 
     def one(rank):

@@ -197,15 +197,15 @@ def test_rank_0_join_request_with_a_bad_port_names_the_field(on_ranks):
                     store.wait(1.0)
             return str(caught.value)
 
-    def meets(rank):
+    def joins_as(rank):
         return rendezvous(rank, 2, [f"127.0.0.1:{listens}"], "a", environment=ENVIRONMENT)
 
     def rank_1():
         said = [joins(port) for port in (0, 65536, "1", None, True, 1.0)]
         assert said == ["port is not a number from 1 to 65535"] * 6
-        return meets(1)
+        return joins_as(1)
 
-    comms = on_ranks([lambda: meets(0), rank_1], lambda rank: rank())
+    comms = on_ranks([lambda: joins_as(0), rank_1], lambda rank: rank())
     assert [comm.rank for comm in comms] == [0, 1]
     for comm in comms:
         comm.close()

@@ -91,10 +91,10 @@ def test_broken_link_is_reported_with_its_reason(on_ranks, monkeypatch):
     """Worker 2 cannot reach worker 1, and worker 0 learns of this and of the reason."""
     real = links.Sockets.connected
 
-    def connected(meeting, family, address, deadline):
-        if meeting.about.rank == 2 and address[1] == port:
+    def connected(rendezvous, family, address, deadline):
+        if rendezvous.about.rank == 2 and address[1] == port:
             raise OSError(22, "Invalid argument")
-        return real(meeting, family, address, deadline)
+        return real(rendezvous, family, address, deadline)
 
     addresses = at_own(3)
     port = int(addresses[1].rpartition(":")[2])

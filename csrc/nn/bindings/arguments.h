@@ -50,7 +50,7 @@ Operand<T> operand(const Array& a, const char* name, Index size, Record::Access 
   check<std::remove_const_t<T>>(a, name, size, !std::is_const_v<T>);
   Operand<T> found{static_cast<T*>(const_cast<void*>(a.data()))};
   if (Record* record = Record::active()) {
-    std::tie(found.buffer, found.offset) = record->note(a, access);
+    std::tie(found.buffer, found.offset) = record->buffer_of(a, access);
   }
   return found;
 }

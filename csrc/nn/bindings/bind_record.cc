@@ -75,7 +75,7 @@ bool Record::begin(const Arrays& inputs) {
   return true;
 }
 
-std::pair<int, std::ptrdiff_t> Record::note(const Array& array, Access access) {
+std::pair<int, std::ptrdiff_t> Record::buffer_of(const Array& array, Access access) {
   const char* first = first_byte(array);
   int number = find(first, bytes_of(array));
   if (number < 0) {

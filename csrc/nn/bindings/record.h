@@ -70,8 +70,9 @@ class Record {
   // Returns the reason why the record cannot be replayed, or "".
   const std::string& refusal() const { return refusal_; }
 
-  // For kernels: returns the buffer of an array, and the array's offset in it in bytes.
-  std::pair<int, std::ptrdiff_t> note(const pybind11::array& array, Access access);
+  // For kernels: returns the buffer of an array that the kernel reads or writes, and the offset of
+  // the array in the buffer in bytes.
+  std::pair<int, std::ptrdiff_t> buffer_of(const pybind11::array& array, Access access);
   void add(Call call, bool brief);
   void refuse(const std::string& reason);
 
@@ -122,7 +123,7 @@ class Replay {
 };
 
 // Runs a kernel without the GIL, and adds it to the record of this thread. `body` must hold copies
-// of all that it needs. `brief`: keep the GIL.
+// of all that it needs. A `brief` kernel keeps the GIL.
 template <typename Body>
 void launch(bool brief, const Body& body) {
   if (Record* record = Record::active()) record->add(body, brief);

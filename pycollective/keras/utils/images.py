@@ -132,7 +132,7 @@ def image_dataset_from_directory(
     parts = {"training": order[:split], "validation": order[split:], None: order}
 
     def dataset(part: str | None) -> Dataset:
-        files = [paths[place] for place in parts[part]]
+        files = [paths[index] for index in parts[part]]
         again = shuffle and part != "validation"
         made = _dataset(
             files,
@@ -260,10 +260,10 @@ def _dataset(
     if shuffle:
         dataset = dataset.shuffle(len(files), seed)
     if targets is None:
-        dataset = dataset.map(lambda place: reader(files[int(place)]), num_parallel_calls=-1)
+        dataset = dataset.map(lambda index: reader(files[int(index)]), num_parallel_calls=-1)
     else:
         dataset = dataset.map(
-            lambda place, target: (reader(files[int(place)]), target), num_parallel_calls=-1
+            lambda index, target: (reader(files[int(index)]), target), num_parallel_calls=-1
         )
     if batch_size is not None:
         dataset = dataset.batch(batch_size)
