@@ -30,7 +30,7 @@ from pycollective.errors import UnavailableError
 from pycollective.tensor import Variable
 
 _MOST_KEYS = 1000
-"""The most keys of dropped variables in a message."""
+"""The largest number of keys of dropped variables in a message."""
 
 _Request = tuple[int, dict[str, Any], list[Any]]
 """A server, a message to it, and its arrays."""
@@ -209,7 +209,7 @@ class Servers:
     # A worker's functions --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Note that the worker has run its program, and now runs scheduled functions."""
+        """Tell the servers that the worker has run its program, and now runs scheduled functions."""
         self.forget_all()
         self.private = False
         self._call(
@@ -240,7 +240,7 @@ class Servers:
         self.period += 1
 
     def touch(self, variable: ServerVariable) -> None:
-        """Note that this task has changed a variable, whose lock it holds; the chief sends it now."""
+        """Record that this task has changed a variable, whose lock it holds; the chief sends it now."""
         if not self.private and (self.uncached or variable.has_many_changes):
             self.touched.pop(id(variable), None)
             self.push([variable])

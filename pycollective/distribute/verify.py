@@ -30,7 +30,7 @@ class EquivalenceReport:
         N.
     differences : dict of str to float
         For each variable, by name: the largest difference divided by the largest absolute value of the
-        gradient of one replica. Infinite if only one side has a gradient, or is not finite.
+        gradient of one replica. Infinite if only one side has a gradient, or if one is not finite.
     tolerances : dict of str to float
         The largest allowed difference for each variable.
     """
@@ -121,7 +121,7 @@ def verify_equivalence(
     Raises
     ------
     EquivalenceError
-        A difference is larger. An AssertionError.
+        A difference exceeds the tolerance. The class is an AssertionError.
     ValueError
         The batch cannot be divided, or the loss has no value for each example.
 

@@ -70,7 +70,7 @@ def test_verify_many_every_algorithm_at_300_ranks(collective, name):
 @pytest.mark.parametrize(("collective", "name"), [a for a in ALL if a[0] != "barrier"])
 @pytest.mark.parametrize("size", [4, pytest.param(70, marks=pytest.mark.slow)])
 def test_verify_many_finds_faults(collective, name, size):
-    """Without a step, with a step twice, with another field: whatever rank it is."""
+    """A schedule is rejected if any rank misses a step, or has a step with another field."""
     chance = random.Random(11)
     made = algorithms.schedule(name, size, collective)
     assert found(made) == ""
@@ -88,8 +88,8 @@ def test_verify_many_finds_faults(collective, name, size):
 
 
 @pytest.mark.parametrize("size", [4, 70])
-def test_verify_many_rejects_what_the_exact_verifier_rejects(size):
-    """Random disorder: nothing is accepted that the exact verifier finds fault with."""
+def test_verify_many_rejects_only_what_the_exact_verifier_rejects(size):
+    """Two steps of a rank change places; where ``verify_many`` rejects this, so does `prove`."""
     chance = random.Random(4)
     made = algorithms.schedule("hierarchical_copy", size)
     rejected = 0

@@ -57,7 +57,7 @@ print("PARENT IS DONE")
 def test_forked_process_runs_a_strategy_with_threads_of_its_own(kind):
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(kind=kind)],
-        cwd="/",  # the sources have no core beside them
+        cwd="/",  # the sources in the clone have no compiled core
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

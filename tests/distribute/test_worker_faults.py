@@ -30,7 +30,7 @@ def cluster_of(count):
     return {"worker": addresses}, f"rank 1 (worker 1 at {addresses[1]})"
 
 
-def test_a_worker_that_is_stopped_before_its_first_call(tmp_path):
+def test_worker_stopped_before_its_first_call_is_named(tmp_path):
     """The worker is stopped after the rendezvous, while the others wait for its first call."""
     body = """
 import signal
@@ -56,8 +56,8 @@ except Exception as error:
         assert "no heartbeat for 1 s, so it is stopped or cut off" in output, output
 
 
-def test_a_launched_worker_that_is_stopped(tmp_path):
-    """`pycollective run` has no connections: they see each other in the memory they share."""
+def test_launched_worker_that_is_stopped_is_named(tmp_path):
+    """Workers of `pycollective run` have no connections; the shared memory has their heartbeats."""
     script = tmp_path / "script.py"
     script.write_text(
         """
@@ -67,7 +67,7 @@ import pycollective as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
 workers = strategy.extended.workers
 pids, _ = workers.gather(np.array([os.getpid()]), 0)
-time.sleep(1.5)  # nobody is lost as long as all go on
+time.sleep(1.5)  # no worker is lost while all are running
 workers.barrier()
 if workers.index == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -103,7 +103,7 @@ if workers.index == 0:
 
 
 def test_errors_end_all_and_a_new_strategy_works(tmp_path):
-    """Another number of replicas, input that fails, and one who saves by itself, as on one machine."""
+    """Three errors: different numbers of replicas, input that fails, and a save by one worker alone."""
     body = """
 me = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
 R += me
@@ -148,7 +148,7 @@ except Exception as error:
         assert "all_reduce" in line
 
 
-def test_who_does_not_come_is_named(tmp_path):
+def test_rendezvous_timeout_names_the_missing_worker(tmp_path):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
     body = """
 import logging, time
@@ -171,7 +171,7 @@ except Exception as error:
     own = "Timeout waiting for the cluster, timeout is 2 seconds" in done.outputs[0]
     assert own or "because rank 1 gives up then" in done.outputs[0], done
     assert "rank 2 of 3" in done.outputs[0], done
-    for errors in done.errors:  # also on a worker that only rank 0 can tell
+    for errors in done.errors:  # rank 0 tells the other worker
         assert "rank 0 waits for rank 2 of 3 to join at" in errors, done
 
 
@@ -198,7 +198,7 @@ say(heard=sorted(set(heard)), n=again.num_replicas_in_sync)
         assert own == {"heard": [port], "n": 2}
 
 
-def test_an_address_that_is_taken(tmp_path):
+def test_address_in_use_is_named_in_the_error(tmp_path):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -233,7 +233,7 @@ say(done=float(v))
 """
 
 
-def test_all_save_the_same_step_when_one_is_told_to_end(tmp_path):
+def test_all_workers_save_the_same_step_when_one_gets_sigterm(tmp_path):
     tasks = [("worker", 0), ("worker", 1)]
     first = start(tmp_path, tasks, _PREEMPTED, STEPS="100000")
     for process in first:

@@ -46,7 +46,7 @@ def test_error_in_with_aborts_the_group_also_with_a_call_under_way(on_ranks):
     assert "rank 1 raised KeyError: 'a key'" in str(errors[0])
 
 
-def test_exit_in_with_leaves_in_good_order(on_ranks):
+def test_exit_in_with_leaves_without_an_abort(on_ranks):
     def work(comm):
         with comm:
             y = comm.all_reduce(np.ones(1))

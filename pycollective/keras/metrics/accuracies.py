@@ -54,7 +54,10 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
 
 
 def categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return 1 for each example whose class has the largest prediction, else 0."""
+    """Return 1 for each example whose class has the largest prediction, else 0.
+
+    ``y_true`` and ``y_pred`` are ``[..., classes]``. The class is the maximum of ``y_true``.
+    """
     true, predicted = matched(y_true, y_pred)
     return _as_floats(predicted.array.argmax(axis=-1) == true.array.argmax(axis=-1))
 
@@ -74,7 +77,10 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
-    """Return 1 for each example whose class is among the ``k`` largest predictions, else 0."""
+    """Return 1 for each example whose class is among the ``k`` largest predictions, else 0.
+
+    ``y_true`` and ``y_pred`` are ``[..., classes]``. The class is the maximum of ``y_true``.
+    """
     true, predicted = matched(y_true, y_pred)
     return _as_floats(_in_top(true.array.argmax(axis=-1), predicted.array, k))
 
