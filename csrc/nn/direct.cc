@@ -39,7 +39,7 @@ void direct_forward(const ConvolutionForward& a) {
   const Window& pool = *a.pool;
   const Index wide = round_up(a.filters, kWidest);
   call_scratch.reserve((w.patch() + 1) * wide, 1);
-  float* weights = call_scratch.take((w.patch() + 1) * wide);  // and the bias behind them
+  float* weights = call_scratch.take((w.patch() + 1) * wide);  // and the bias after them
   std::fill(weights, weights + (w.patch() + 1) * wide, 0.0f);
   for (Index k = 0; k < w.patch(); ++k) {
     std::copy_n(a.weights + k * a.filters, a.filters, weights + k * wide);

@@ -49,7 +49,8 @@ class WakePipe {
 };
 
 // Duplicates a connected stream socket, and sets it up for messages: non-blocking, without Nagle's
-// algorithm and SIGPIPE. Throws std::invalid_argument if it is no such socket; std::system_error.
+// algorithm and SIGPIPE. Throws std::invalid_argument if `given` is no such socket, and
+// std::system_error if a system call fails.
 Descriptor duplicate_socket(int given);
 
 // Returns the numeric address of one end of a socket; empty if it is no IP socket.

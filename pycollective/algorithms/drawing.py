@@ -26,7 +26,7 @@ class _Message(NamedTuple):
 
 
 def _messages(steps: list[list[Step]]) -> list[_Message]:
-    """Play the ranks' steps; return the messages in the order in which they are received."""
+    """Walk through the ranks' steps; return the messages in the order in which they are received."""
     size = len(steps)
     found: list[_Message] = []
     under_way: dict[tuple[int, int], list[int]] = {}  # arrival rounds of messages not yet received

@@ -25,7 +25,7 @@ _LINEAR_RATE = 0.2
 
 
 class _Baseline(metrics.Mean):
-    """The accuracy of the more frequent one of two labels."""
+    """The accuracy of a model that always predicts the more frequent of two labels."""
 
     def result(self) -> Tensor:
         share = super().result()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..array_backend import Array, array_module, beside
-from .window import Window, behind
+from .window import Window, end_padding
 
 _log = logging.getLogger("pycollective")
 
@@ -141,7 +141,7 @@ def _computed(
     if library is None or output.dtype.name not in _TYPES or not image[0]:
         return False
     device = output.device.id  # type: ignore[attr-defined]  # a GPU's array
-    ends = behind(window, image)
+    ends = end_padding(window, image)
     geometry = (window.pad_top, window.pad_left, *ends, window.stride_h, window.stride_w)
     dilations = (window.dilation_h, window.dilation_w)
     shapes = tuple(array.shape for array in inputs.values())

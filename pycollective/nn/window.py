@@ -60,8 +60,8 @@ def _reach(window: Window) -> tuple[int, int]:
     )
 
 
-def behind(window: Window, image: tuple[int, ...]) -> tuple[int, int]:
-    """Return the rows and columns of windows beyond the end of images ``[n, height, width, …]``."""
+def end_padding(window: Window, image: tuple[int, ...]) -> tuple[int, int]:
+    """Return the rows and columns of windows past the end of images ``[n, height, width, …]``."""
     height, width = _reach(window)
     bottom = max(height - window.pad_top - image[1], 0)
     return bottom, max(width - window.pad_left - image[2], 0)
@@ -69,7 +69,7 @@ def behind(window: Window, image: tuple[int, ...]) -> tuple[int, int]:
 
 def padded(x: Array, window: Window, fill: Any) -> Array:
     """Return the images surrounded by ``fill``, as far as the windows reach."""
-    bottom, right = behind(window, x.shape)
+    bottom, right = end_padding(window, x.shape)
     if not (window.pad_top or window.pad_left or bottom or right):
         return x
     around = ((0, 0), (window.pad_top, bottom), (window.pad_left, right), (0, 0))
@@ -103,7 +103,7 @@ def windows(x: Array, window: Window) -> Array:
 
 
 def add_windows(values: Array, image: tuple[int, ...], window: Window) -> Array:
-    """Return images in which each value is added to the pixel from which `windows` takes it."""
+    """Return images in which each value is added to the pixel from which `windows` reads it."""
     total = padded_zeros(image, window, values)
     for i, j, tap in taps(total, window):
         tap += values[:, :, :, i, j]

@@ -21,8 +21,8 @@ from pycollective.algorithms import Algorithm
 from pycollective.algorithms.simulation import ROOTED
 
 
-class What(NamedTuple):
-    """A collective, by one of its algorithms; ``ragged`` where the parts have different lengths."""
+class Variant(NamedTuple):
+    """A collective by one of its algorithms; ``ragged`` if the parts have different lengths."""
 
     collective: str
     algorithm: str | Algorithm = ""
@@ -33,29 +33,29 @@ class What(NamedTuple):
         return f"{self.collective} {how}{' ragged' * self.ragged}".strip()
 
 
-def _whats(collective: str, *others: str | Algorithm) -> list[What]:
-    return [What(collective, how) for how in [*algorithms.names(collective), *others]]
+def _variants(collective: str, *others: str | Algorithm) -> list[Variant]:
+    return [Variant(collective, how) for how in [*algorithms.names(collective), *others]]
 
 
 REDUCTIONS = [
-    *_whats(
+    *_variants(
         "all_reduce", "auto", "hierarchical", own_algorithms.ring, own_algorithms.through_scratch
     ),
-    *_whats("reduce", own_algorithms.fan_in),
-    *_whats("reduce_scatter", "auto", own_algorithms.collect),
-    *_whats("scan", "auto", own_algorithms.onward),
-    *_whats("exscan", "auto"),
+    *_variants("reduce", own_algorithms.fan_in),
+    *_variants("reduce_scatter", "auto", own_algorithms.collect),
+    *_variants("scan", "auto", own_algorithms.onward),
+    *_variants("exscan", "auto"),
 ]
 MOVES = [
-    *_whats("broadcast", "auto", own_algorithms.fan),
-    *_whats("all_gather", "auto", own_algorithms.everyone),
-    *_whats("gather", own_algorithms.funnel),
-    *_whats("scatter", own_algorithms.deal),
-    *_whats("all_to_all", own_algorithms.swap),
-    *[What(c, ragged=True) for c in ("gather", "scatter", "all_to_all")],
-    *[What("all_gather", how, ragged=True) for how in ("auto", "doubling", "direct")],
+    *_variants("broadcast", "auto", own_algorithms.fan),
+    *_variants("all_gather", "auto", own_algorithms.everyone),
+    *_variants("gather", own_algorithms.funnel),
+    *_variants("scatter", own_algorithms.deal),
+    *_variants("all_to_all", own_algorithms.swap),
+    *[Variant(c, ragged=True) for c in ("gather", "scatter", "all_to_all")],
+    *[Variant("all_gather", how, ragged=True) for how in ("auto", "doubling", "direct")],
 ]
-CUT = ("reduce_scatter", "scatter", "all_to_all")  # of which every rank gets a part
+CUT = ("reduce_scatter", "scatter", "all_to_all")  # Every rank gets a part of an array.
 
 INTS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 HALVES = ["float16", "bfloat16"]
@@ -93,7 +93,7 @@ class Case:
     """One call of every rank; the fields are the number of ranks and `FACTORS`."""
 
     ranks: int
-    what: What
+    what: Variant
     kind: tuple[str, str]
     size: str
     root: str
@@ -121,7 +121,7 @@ class Case:
         if self.size == "large":
             items = 40_009 if self.ranks < 6 else 200_003 // self.ranks
             return items // 20 if in_parts else items
-        if self.size == "blocks":  # more than one, of the executor's
+        if self.size == "blocks":  # more than one block of the executor
             return int(1.1 * SEGMENT_BYTES / self.dtype.itemsize * chunks)
         if self.size.startswith("chunk"):
             line = 64 // math.gcd(64, self.dtype.itemsize)
@@ -130,7 +130,7 @@ class Case:
 
     @property
     def counts(self) -> np.ndarray:
-        """Rows that each rank has for each other; where all have the same for all, one row of it."""
+        """The rows that rank i has for rank j, ``[i, j]``; for each i the same but in all_to_all."""
         n, turn = self.rows, np.arange(self.ranks)
         if not self.what.ragged:
             return np.full((self.ranks, self.ranks), n)
@@ -140,15 +140,15 @@ class Case:
 
 
 @functools.cache
-def num_chunks(what: What, ranks: int) -> int:
-    """Return into how many chunks an algorithm cuts an array, or a likely number."""
+def num_chunks(what: Variant, ranks: int) -> int:
+    """Return the number of chunks into which an algorithm cuts an array; for "auto" a likely one."""
     if what.algorithm in ("auto", "hierarchical"):
         return ranks
     return algorithms.schedule(what.algorithm, ranks, what.collective).chunks
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield few combinations, among which are every two values of every two factors (greedily)."""
+    """Yield few combinations, chosen greedily, that contain each pair of values of two factors."""
     names, counts = list(factors), [len(values) for values in factors.values()]
     left = {
         (a, b): set(itertools.product(range(counts[a]), range(counts[b])))
@@ -156,7 +156,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     }
 
     def best(factor: int, chosen: dict[int, int], turn: int) -> int:
-        """Return the value that forms most new pairs; among equal ones, each in turn."""
+        """Return the value that forms most new pairs; values that form equally many take turns."""
         return max(
             range(counts[factor]),
             key=lambda value: (
@@ -228,7 +228,7 @@ def reduced(x: np.ndarray, op: str) -> np.ndarray:
 
 
 def neutral(op: str, dtype: np.dtype[Any]) -> Any:
-    """Return the value that an operation of a dtype leaves out."""
+    """Return the identity of an operation for a dtype."""
     if op in ("min", "max") and dtype.kind in "iu":
         return getattr(np.iinfo(dtype), {"min": "max", "max": "min"}[op])
     all_bits = True if dtype.kind == "b" else ~dtype.type(0) if dtype.kind in "iu" else None
@@ -299,7 +299,7 @@ def play(comm: Any, case: Case, known: Known) -> None:
     def placed(x: np.ndarray) -> np.ndarray:
         if case.layout != "comm.empty":
             return laid_out(x, case.layout)
-        # Every rank calls it alike: a place for the longest.
+        # All ranks must make the same call of empty(), so each makes an array of the largest length.
         most = max(max(len(g), len(d)) for g, d in zip(known.given, known.due, strict=True))
         memory = comm.empty((most, *x.shape[1:]), x.dtype)[: len(x)]
         memory[...] = x
