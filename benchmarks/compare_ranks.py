@@ -129,7 +129,7 @@ class Group:
 
     Attributes
     ----------
-    meet : callable
+    barrier : callable
         A barrier: it returns when every rank has called it.
     sums : frozenset of str
         Calls that add to their input in place, so that its values grow.
@@ -137,9 +137,9 @@ class Group:
 
     rank: int
     size: int
-    meet: Callable[[], Any]
+    barrier: Callable[[], Any]
     sums = IN_PLACE
-    right = True  # whether the result is that of the call
+    right = True  # False: result() does not return the result of the call
 
     def array(self, count: int) -> Any:
         """Return an array of the contestant's kind of memory."""
@@ -174,7 +174,7 @@ class Pycollective(Group):
         import pycollective
 
         self.comm = pycollective.init() if comm is None else comm
-        self.rank, self.size, self.meet = self.comm.rank, self.comm.size, self.comm.barrier
+        self.rank, self.size, self.barrier = self.comm.rank, self.comm.size, self.comm.barrier
 
     def limit(self, size: int) -> float:
         from pycollective.benchmark import memory_rate
@@ -229,10 +229,10 @@ class Bare(Pycollective):
     the peer's bytes in place of the second copy. np.copyto and np.add make these copies, in blocks of
     128 KiB. No rank waits for another, and its owner wrote each block of the shared memory last.
 
-    Then the ranks meet once, and twice for all_reduce. In a handshake, which has no Python, each rank
-    writes its own cache line and waits until it has seen the lines of the others. With more ranks than
-    cores, a rank that waits yields its core, so that every rank runs once in each handshake. A call of
-    a few bytes is a handshake alone.
+    Then the ranks make one handshake, or two for all_reduce. In a handshake, which has no Python, each
+    rank writes its own cache line and waits until it has seen the lines of the others. With more ranks
+    than cores, a rank that waits yields its core, so that every rank runs once in each handshake. A
+    call of a few bytes is a handshake alone.
     """
 
     right = False
@@ -244,15 +244,15 @@ class Bare(Pycollective):
     def call(self, call: str, size: int, x: Any, out: Any) -> Callable[[], Any]:
         lines = self.shared_memory(4 * KI).view(np.uint8)
         if size < COPIES_FROM:
-            return lambda: self.meet_in(lines, HANDSHAKES)
+            return lambda: self.handshake(lines, HANDSHAKES)
         call = call.removesuffix("_async")
         rows = self.shared_memory((self.size + 1) * size).reshape(self.size + 1, -1)
         rows[self.rank] = rows[self.size] = TINY
         copies = self.copies(call, x, out, rows)
         rounds = 2 if call == "all_reduce" else 1
-        return lambda: (copies(), self.meet_in(lines, rounds))
+        return lambda: (copies(), self.handshake(lines, rounds))
 
-    def meet_in(self, lines: Any, rounds: int) -> None:
+    def handshake(self, lines: Any, rounds: int) -> None:
         """Make some handshakes, in a cache line for each rank."""
         from pycollective import _core
 
@@ -346,7 +346,7 @@ class Mpi(Group):
         from mpi4py import MPI
 
         self.place, self.op, self.comm = MPI.IN_PLACE, MPI.SUM, MPI.COMM_WORLD
-        self.rank, self.size, self.meet = self.comm.rank, self.comm.size, self.comm.Barrier
+        self.rank, self.size, self.barrier = self.comm.rank, self.comm.size, self.comm.Barrier
 
     def calls(self, x: Any, out: Any) -> Runs:
         comm, other, many = self.comm, self.other, np.array_split(x, MANY)
@@ -382,7 +382,7 @@ class Gloo(Group):
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         self.tensor, self.dist = torch.from_numpy, dist
-        self.rank, self.size, self.meet = dist.get_rank(), dist.get_world_size(), dist.barrier
+        self.rank, self.size, self.barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
 
     def calls(self, x: Any, out: Any) -> Runs:
         dist, other, given, got = self.dist, self.other, self.tensor(x), self.tensor(out)
@@ -427,7 +427,7 @@ class JaxProcesses(Group):
                 lambda a: jax.lax.psum(a, "i"), mesh=self.split.mesh, in_specs=P("i"), out_specs=P()
             )
         )
-        self.meet = self.calls(np.ones(1, np.float32), None)["all_reduce"]
+        self.barrier = self.calls(np.ones(1, np.float32), None)["all_reduce"]
 
     def calls(self, x: Any, out: Any) -> Runs:
         given = self.jax.make_array_from_process_local_data(self.split, x)
@@ -453,7 +453,7 @@ class TensorflowProcesses(Group):
         self.tf = tf
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.meet = self.calls(np.ones(1, np.float32), None)["all_reduce"]
+        self.barrier = self.calls(np.ones(1, np.float32), None)["all_reduce"]
 
     def calls(self, x: Any, out: Any) -> Runs:
         tf, strategy = self.tf, self.strategy
@@ -517,7 +517,7 @@ def measure(
     run: Callable[[], Any],
     seconds: float,
     *,
-    meet: Callable[[], Any] = lambda: None,
+    barrier: Callable[[], Any] = lambda: None,
     slowest: Callable[[float], float] = lambda own: own,
     renew: Callable[[], Any] | None = None,
     most: int = 0,
@@ -526,7 +526,7 @@ def measure(
 
     Parameters
     ----------
-    meet : callable
+    barrier : callable
         A barrier of the ranks, called before the clock starts.
     slowest : callable
         A function that returns the largest of all ranks' times.
@@ -544,7 +544,7 @@ def measure(
             if renew:
                 renew()
                 run()  # brings the caches into the state after any other call
-            meet()
+            barrier()
             begin = clock()
             for _ in range(now):
                 run()
@@ -581,7 +581,7 @@ def time_size(group: Group, call: str, size: int, seconds: float) -> dict[str, A
     found = measure(
         run,
         seconds,
-        meet=group.meet,
+        barrier=group.barrier,
         slowest=lambda own: slowest(group, own),
         renew=renew if call in group.sums else None,
         most=calls_until_renewed(group.size),
@@ -770,7 +770,9 @@ KINDS = [*PROCESSES, *REPLICAS, "threads", "raw-tcp"]
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("kind", choices=KINDS)
-    p.add_argument("--call", default="all_reduce", help="replicas beside ours have no other")
+    p.add_argument(
+        "--call", default="all_reduce", help="all_reduce for replicas of other libraries"
+    )
     p.add_argument("--sizes", nargs="*", type=int, default=[], help="bytes of the whole buffer")
     p.add_argument("--seconds", type=float, default=0.15, help="of each of the 5 repeats (0.15)")
     p.add_argument("--replicas", type=int, default=2)

@@ -1,9 +1,9 @@
 """Measure the overhead of the bindings over NCCL, and NCCL's and the core's collectives on these GPUs.
 
-Run by tests/gpu/run.sh. The overhead is measured with calls that only start work: an all-reduce of one
-element by a single rank. The calls go through a loop of C calls by ctypes with ready arguments, through
-the compiled bindings, and through `Communicator`. Two ranks on one GPU are two processes with NCCL
-(NCCL_MULTI_RANK_GPU_ENABLE), and two threads with the core.
+tests/gpu/run.sh runs this program. The overhead is measured with calls that only start work: an
+all-reduce of one element by a single rank. The calls go through a loop of C calls by ctypes with ready
+arguments, through the compiled bindings, and through `Communicator`. Two ranks on one GPU are two
+processes with NCCL (NCCL_MULTI_RANK_GPU_ENABLE), and two threads with the core.
 """
 
 from __future__ import annotations

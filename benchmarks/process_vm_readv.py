@@ -95,7 +95,7 @@ def measure_call(group: Pycollective, call: str, size: int, seconds: float) -> d
             and (got != expected).any()
         ):
             raise SystemExit(f"{way.__name__} gave wrong values for {call}")
-    common = {"meet": group.meet, "slowest": lambda own: slowest(group, own)}
+    common = {"barrier": group.barrier, "slowest": lambda own: slowest(group, own)}
     return {n: round(measure(way, seconds, **common)["us"], 1) for n, way in ways.items()}
 
 

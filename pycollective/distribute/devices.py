@@ -110,7 +110,7 @@ def parse_device(name: str | Device) -> Device:
     name : str
         ``"cpu:0"``, ``"/gpu:1"``, ``"/device:CPU:0"``,
         ``"/job:localhost/replica:0/task:0/device:GPU:0"``, …, in capital or small letters. Numbers
-        count the GPUs in ``CUDA_VISIBLE_DEVICES``; a GPU with several logical devices has several.
+        count the GPUs in ``CUDA_VISIBLE_DEVICES``; a GPU has a number for each of its logical devices.
 
     Raises
     ------

@@ -310,7 +310,7 @@ class Idle:
     def __init__(self, ranks, rank, size, call, run=lambda x: None):
         group = ranks.Group()
         self.rank, self.size, self.sums, self.run, self.name = rank, size, group.sums, run, call
-        self.array, self.result, self.meet = group.array, group.result, lambda: None
+        self.array, self.result, self.barrier = group.array, group.result, lambda: None
         self.parts, self.right = group.parts, True
 
     def call(self, call, size, x, out):

@@ -292,14 +292,14 @@ DELETED["metadata"] = {**DELETED["metadata"], "deletionTimestamp": "2026-11-01T0
         ((200, b"[]"), r"did not answer with a JSON object: b'\[\]'"),
     ],
 )
-def test_answers_without_a_cluster(cluster, answer, message):
+def test_kubernetes_answer_without_usable_pods_raises(cluster, answer, message):
     cluster.answers[EVERYWHERE] = answer
     with pytest.raises(RuntimeError, match=message.replace("'<html>a proxy's page'", ".<html>a")):
         resolver().cluster_spec()
     assert not any(asked[1] == "/elsewhere" for asked in cluster.asked)
 
 
-def test_what_the_pod_is_not_given(cluster, monkeypatch):
+def test_kubernetes_pod_without_token_certificate_or_variables_raises(cluster, monkeypatch):
     (cluster.account / "token").unlink()
     with pytest.raises(
         RuntimeError, match=r"token cannot be read \(No such file .*automountService"
@@ -473,7 +473,7 @@ def test_compute_engine_group_without_instances_has_no_tasks(engine):
         membership_of(group())
 
 
-def test_a_token_that_has_expired_is_asked_for_again(engine):
+def test_compute_engine_expired_token_is_requested_again(engine):
     engine.answers[TOKEN]["expires_in"] = 30
     group().cluster_spec()
     assert [words[1] for words in engine.asked].count(TOKEN) == 3
@@ -505,7 +505,7 @@ def test_a_token_that_has_expired_is_asked_for_again(engine):
         (TOKEN, b"token", "The metadata server at 127.0.0.1:.* did not answer with a JSON object"),
     ],
 )  # fmt: skip
-def test_answers_without_instances(engine, path, answer, message):
+def test_compute_engine_answer_without_instances_raises(engine, path, answer, message):
     engine.answers[path] = answer
     with pytest.raises(RuntimeError, match=message):
         group().cluster_spec()
@@ -513,7 +513,7 @@ def test_answers_without_instances(engine, path, answer, message):
         membership_of(group())
 
 
-def test_a_metadata_server_that_does_not_answer(engine, monkeypatch):
+def test_compute_engine_metadata_server_that_does_not_answer_raises(engine, monkeypatch):
     monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:1")
     with pytest.raises(
         RuntimeError, match="The metadata server cannot be reached at 127.0.0.1:1: "
@@ -521,7 +521,7 @@ def test_a_metadata_server_that_does_not_answer(engine, monkeypatch):
         group().cluster_spec()
 
 
-def test_elsewhere_googles_client_is_needed(engine, monkeypatch, tmp_path):
+def test_compute_engine_from_another_machine_needs_googles_client(engine, monkeypatch, tmp_path):
     product = tmp_path / "product_name"
     monkeypatch.setattr(gce, "_PRODUCT", product)
     with pytest.raises(ImportError, match="googleapiclient must be installed"):
