@@ -161,8 +161,8 @@ class PaddedBatch(Transformed):
             for axis, length in enumerate(_padded_shape(name, [a.shape for a in arrays], shape))
         ]
         out = np.full((len(arrays), *wanted), _padding_value(name, value, first.dtype), first.dtype)
-        for place, array in zip(out, arrays, strict=True) if wanted else ():
-            place[tuple(slice(n) for n in array.shape)] = array
+        for target, array in zip(out, arrays, strict=True) if wanted else ():
+            target[tuple(slice(n) for n in array.shape)] = array
         return out if wanted else np.stack(arrays)
 
     def cardinality(self) -> int:
@@ -178,9 +178,8 @@ class PaddedBatch(Transformed):
                 return TensorSpec(None, leaf.dtype)
             ranks = [leaf.shape] if leaf.shape is not None else []
             lengths = _padded_shape(name, ranks, shape)
-            if (
-                shape is None
-            ):  # padded to the longest element; the spec of the elements has its lengths
+            if shape is None:
+                # Elements are padded to the longest one, whose lengths are those of the spec.
                 lengths = list(leaf.shape or ())
             return TensorSpec((self._size if self._drop else None, *lengths), leaf.dtype)
 
@@ -253,7 +252,9 @@ class Rebatch(Transformed):
         least = 1 if one else 0
         self._sizes = [at_least(n, least, "batch_size") for n in ([sizes] if one else sizes)]
         if not any(self._sizes):
-            raise ValueError(f"batch_size must be a number above 0, or have one, not {sizes!r}")
+            raise ValueError(
+                f"batch_size must be a number above 0, or a list with such a number, not {sizes!r}"
+            )
         self._drop = drop_remainder
         for leaf in nest.flatten(source.element_spec):
             if leaf.shape == ():

@@ -268,7 +268,9 @@ def places(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_init_strategy_and_doctor_find_the_same_place(environ, monkeypatch, capsys, launcher):
+def test_init_strategy_and_doctor_find_the_same_rank_and_size(
+    environ, monkeypatch, capsys, launcher
+):
     variables = launcher()[1]
     variables.pop("NAMES", None)
     environ({"PYCOLLECTIVE_SECRET": SECRET, **variables})

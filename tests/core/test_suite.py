@@ -105,7 +105,7 @@ SHAPES = {"target": ["new", "in place"], "layout": LAYOUTS}
 
 
 def product(ranks, factors, names):
-    """Cases for every combination of the factors of these names; the others are drawn."""
+    """Yield a case for every combination of these factors; all others are drawn at random."""
     chance = random.Random(ranks)
     for values in itertools.product(*[factors[name] for name in names]):
         drawn = {name: chance.choice(others) for name, others in factors.items()}
@@ -137,7 +137,7 @@ def test_all_products_of_factors(which, of, kind, ranks, group, on_ranks):
     ],
 )
 def test_collectives_of_many_blocks_are_right(what, kind, group, on_ranks):
-    """Arrays that the executor goes through in several turns of the schedule."""
+    """The arrays are so long that the executor runs the schedule several times."""
     op = "sum" if what in REDUCTIONS else ""
     cases = [
         Case(3, what, ("float32", op), "blocks", "last", target, "C", "blocking")
@@ -185,7 +185,7 @@ def test_results_have_equal_bits_on_all_ranks_and_in_every_run(kind, dtype, grou
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "complex64"])
 @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
 def test_reproducible_bits_depend_on_the_contributions_alone(dtype, op, group, on_ranks):
-    """Not on the transport, nor the name of the algorithm, nor where the arrays are."""
+    """The bits do not depend on the transport, the algorithm's name or the arrays' memory."""
     for ranks, size in [(2, 7), (3, 5_000), (4, 70_001)]:
         x = np.random.default_rng(3).standard_normal((ranks, size)).astype(dtype)
         want = x[0]
