@@ -76,10 +76,10 @@ void bind_group(py::module_& m) {
           py::arg("call") = py::none(), py::call_guard<InterpreterRelease>(),
           "Fail every rank's current or next call with AbortedError or PeerLostError, which gets "
           "`ranks` and `call`.")
-      .def(
-          "fail_as", &Group::fail_as, py::arg("whole"), py::arg("members"),
-          py::call_guard<InterpreterRelease>(),
-          "If `whole` has failed, fail this group, which has these members of it, in the same way.")
+      .def("fail_as", &Group::fail_as, py::arg("whole"), py::arg("members"),
+           py::call_guard<InterpreterRelease>(),
+           "Fail this group, which has the ranks `members` of `whole`, in the same way if `whole` "
+           "has failed.")
       .def_property_readonly(
           "failure",
           [](const Group& group) -> std::optional<std::string> {
@@ -188,9 +188,8 @@ void bind_group(py::module_& m) {
              return std::make_shared<TcpGroup>(rank, streams, pipes);
            }),
            py::arg("rank"), py::arg("streams"), py::arg("pipes") = std::vector<int>(),
-           "`streams`: by rank, its connected, authenticated sockets: the control connection, and "
-           "one "
-           "or more for messages. The sockets are duplicated.")
+           "`streams` has each rank's connected, authenticated sockets: the control connection, "
+           "and one or more for messages. The sockets are duplicated.")
       .def_property_readonly("rank", &TcpGroup::rank);
 
   py::class_<MixedGroup, Group, std::shared_ptr<MixedGroup>>(

@@ -9,7 +9,7 @@
 namespace pycollective::nn {
 namespace {
 
-// Sums are in lanes, in a fixed order: the compiler may not reorder one sum.
+// Sums are accumulated in lanes, in a fixed order, because the compiler may not reorder one sum.
 constexpr Index kLanes = 32;
 
 template <typename T>
@@ -155,7 +155,7 @@ struct AbsoluteError : OfMeans {
   static PYCOLLECTIVE_INLINE T slope(T t, T p, T) { return p > t ? T(1) : p < t ? T(-1) : p - t; }
 };
 
-// c is the least size of a target.
+// c is the lower limit of the absolute value of a target.
 template <typename T>
 struct PercentageError : OfMeans {
   static PYCOLLECTIVE_INLINE T share(T t, T c) {
@@ -168,7 +168,7 @@ struct PercentageError : OfMeans {
   }
 };
 
-// c is the least number.
+// c is the lower limit of targets and predictions.
 template <typename T>
 struct LogarithmicError : OfMeans {
   static PYCOLLECTIVE_INLINE T distance(T t, T p, T c) {
@@ -205,7 +205,7 @@ struct LogCosh : OfMeans {
   static PYCOLLECTIVE_INLINE T slope(T t, T p, T) { return tanh_of(p - t); }
 };
 
-// c is the least probability.
+// c is the lower limit of probabilities.
 template <typename T>
 struct Divergence {
   static constexpr bool kMean = false, kLabels = false;
