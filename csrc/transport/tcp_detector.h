@@ -26,7 +26,7 @@ namespace pycollective::tcp {
 class FailureDetector {
  public:
   // streams[r] are the sockets to rank r, the control connection first. Throws
-  // std::invalid_argument.
+  // std::invalid_argument if they are not connected sockets.
   FailureDetector(int rank, const std::vector<std::vector<int>>& streams);
 
   int rank() const { return rank_; }
@@ -41,9 +41,9 @@ class FailureDetector {
   // Begins a call. Throws std::logic_error if the rank is in one already, or has left the group.
   void enter(const CallRecord& call);
   void leave_call() noexcept { in_call_.store(false); }
-  // Returns the present call. For the thread that makes it.
+  // Returns the current call. For the thread that makes it.
   const CallRecord& call() const { return call_; }
-  // Announces the present call to the peers, once for each call.
+  // Announces the current call to the peers, once for each call.
   void announce_call();
 
   // Failures -----------------------------------------------------------------------------------

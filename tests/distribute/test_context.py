@@ -40,7 +40,7 @@ def test_context_outside_every_scope_is_the_default():
         type(strategy)()
 
 
-def test_in_a_scope(strategy):
+def test_scope_has_the_strategy_in_cross_replica_context(strategy):
     with strategy.scope() as entered:
         assert entered is strategy
         assert facts() == (strategy, None, True, True)
@@ -50,7 +50,7 @@ def test_in_a_scope(strategy):
     assert not d.has_strategy()
 
 
-def test_in_a_replica(strategy):
+def test_replica_function_has_the_context_of_its_replica(strategy):
     def replica():
         got, context, cross, has = facts()
         assert (got, cross, has) == (strategy, False, True)
@@ -63,7 +63,7 @@ def test_in_a_replica(strategy):
     assert ids == tuple(range(strategy.num_replicas_in_sync))
 
 
-def test_scopes_that_do_not_nest():
+def test_scopes_of_different_strategies_do_not_nest():
     one, other = mirrored(2), mirrored(2)
     with one.scope():
         with pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objects"):
@@ -85,7 +85,7 @@ def test_the_default_strategy_does_not_nest_in_others():
             pass
 
 
-def test_others_in_the_default_strategy():
+def test_other_strategies_nest_in_the_default_strategy():
     default, two = d.get_strategy(), mirrored(2)
     with default.scope() as entered, default.scope():
         assert entered is default

@@ -27,7 +27,7 @@ def loss(labels, outputs):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rows", [7, 2])  # with 2 some replicas get none
+@pytest.mark.parametrize("rows", [7, 2])  # With 2 rows some replicas get none.
 def test_gradients_are_those_of_one_replica(strategy, rows, dtype):
     with strategy.scope():
         model = make_model(dtype)
@@ -47,7 +47,7 @@ def test_gradients_are_those_of_one_replica(strategy, rows, dtype):
         before = weights
 
 
-def test_where_it_may_be_called(two):
+def test_verify_equivalence_finds_the_strategy_and_refuses_replica_functions(two):
     with two.scope():
         model = make_model()
         assert tf.distribute.verify_equivalence(model, IMAGES).replicas == 2
@@ -59,7 +59,7 @@ def test_where_it_may_be_called(two):
         two.run(lambda: tf.distribute.verify_equivalence(model, IMAGES))
 
 
-def test_a_batch_of_a_distributed_dataset(strategy):
+def test_verify_equivalence_of_a_distributed_batch_gives_the_same_differences(strategy):
     with strategy.scope():
         model = make_model()
     dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(7)
@@ -70,7 +70,7 @@ def test_a_batch_of_a_distributed_dataset(strategy):
     )
 
 
-def test_what_is_not_equivalent_is_reported(two):
+def test_verify_equivalence_of_a_wrong_loss_raises_with_the_differences(two):
     with two.scope():
         model = make_model()
 
@@ -85,14 +85,14 @@ def test_what_is_not_equivalent_is_reported(two):
     assert "dense" in str(caught.value)
     assert "more than 0.00012" in str(caught.value)
     assert "not their mean" in str(caught.value)
-    # … unless one allows it.
+    # A larger tolerance allows it.
     allowed = tf.distribute.verify_equivalence(
         model, (IMAGES, LABELS), mean_of_a_part, tolerance=100.0
     )
     assert allowed.differences == report.differences
 
 
-def test_a_layer_that_looks_at_the_whole_batch_is_found(two):
+def test_verify_equivalence_of_a_layer_that_uses_the_whole_batch_raises(two):
     class Centered(tf.keras.layers.Layer):
         def call(self, inputs):
             return inputs - tf.reduce_mean(inputs, axis=0, keepdims=True)
@@ -103,7 +103,7 @@ def test_a_layer_that_looks_at_the_whole_batch_is_found(two):
         tf.distribute.verify_equivalence(model, IMAGES.reshape(7, 36)[:, :4])
 
 
-def test_a_gradient_that_only_one_has_is_found(two):
+def test_verify_equivalence_gradient_of_one_side_alone_is_an_infinite_difference(two):
     class Odd(tf.keras.layers.Layer):
         def build(self, shape):
             self.used = self.add_weight("used", shape=(), initializer="ones")
@@ -120,14 +120,14 @@ def test_a_gradient_that_only_one_has_is_found(two):
 
 
 @pytest.mark.parametrize("batch", [3.0, (IMAGES, LABELS[:3]), ()])
-def test_batches_that_cannot_be_split(two, batch):
+def test_verify_equivalence_batch_that_cannot_be_split_raises(two, batch):
     with two.scope():
         model = make_model()
     with pytest.raises(ValueError, match="must have the examples as its first axis"):
         tf.distribute.verify_equivalence(model, batch, loss)
 
 
-def test_a_loss_without_a_value_for_each_example(two):
+def test_verify_equivalence_loss_without_a_value_for_each_example_raises(two):
     with two.scope():
         model = make_model()
     with pytest.raises(ValueError, match="Invalid value passed for `per_example_loss`"):
