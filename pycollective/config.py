@@ -242,7 +242,8 @@ _eagerly = False
 def run_functions_eagerly(run_eagerly: bool) -> None:
     """Run each layer from Python if True; if False, the default, replay recorded kernels.
 
-    Functions of ``tf.function`` run as Python in both cases.
+    Functions of ``tf.function`` run as Python in both cases. With True they check no signature, and may
+    create variables in each call.
     """
     global _eagerly
     _eagerly = bool(run_eagerly)

@@ -46,6 +46,7 @@ from pycollective.errors import (
     NotAvailableError,
     OutOfRangeError,
 )
+from pycollective.tensor.function import ConcreteFunction
 
 __all__ = [
     "ClosureInputError",
@@ -148,8 +149,8 @@ class ClusterCoordinator:
         Parameters
         ----------
         fn : callable
-            A function that ``tf.function`` returned. It runs in the strategy's scope, at least once:
-            again on another worker if its worker is lost.
+            A function that ``tf.function`` returned, or a concrete function of it. It runs in the
+            strategy's scope, at least once: again on another worker if its worker is lost.
         args, kwargs : sequence, dict, optional
             Its arguments. `PerWorkerValues` are replaced by the worker's own value.
         steps_per_call : int
@@ -188,7 +189,11 @@ class ClusterCoordinator:
             raise TypeError(f"kwargs must be a dict of arguments, not {kwargs!r}")
         self.become_worker()
         assert self._queue is not None
-        closure = Closure(self.strategy, fn, tuple(args or ()), dict(kwargs or {}), steps_per_call)
+        args, kwargs = tuple(args or ()), dict(kwargs or {})
+        if isinstance(fn, ConcreteFunction):
+            args, kwargs = fn.arguments(args, kwargs)
+            fn = fn.function
+        closure = Closure(self.strategy, fn, args, kwargs, steps_per_call)
         self._queue.put(closure)
         if time.monotonic() >= self._sampled + _SAMPLES:
             self._sample()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.tensor.function import functions_made
+from pycollective.tensor.function import Function, functions_made
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 """The instructions that load a global."""
@@ -33,6 +33,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     functools.cached_property: ("func",),
     functools.partial: ("func", "args", "keywords"),
     type(functools.lru_cache(len)): ("__wrapped__",),
+    Function: ("python_function",),
 }
 """The attributes with the functions of an object, by the object's type."""
 
@@ -122,7 +123,7 @@ class _Reached:
         if name not in namespace or name.startswith("__"):
             return
         value = namespace[name]
-        if not isinstance(value, (types.FunctionType, type, types.ModuleType)):
+        if not isinstance(value, (types.FunctionType, Function, type, types.ModuleType)):
             self.globals.add(f"{namespace.get('__name__')}.{name}")
         self.texts.append(f"global {name}")
         self._pending.append((value, names))

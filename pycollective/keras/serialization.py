@@ -25,6 +25,7 @@ from pycollective.keras.registration import (
     name_of,
 )
 from pycollective.tensor import Tensor
+from pycollective.tensor.function import Function
 
 _PLAIN = (str, int, float, bool)
 #: Arguments of `compile` that Keras lacks are stored under a key of their own, which Keras ignores.
@@ -133,7 +134,7 @@ def stored_symbol(
 
 def _object(obj: Any) -> dict[str, Any]:
     cls = type(obj)
-    if isinstance(obj, (types.FunctionType, types.BuiltinFunctionType)):
+    if isinstance(obj, (types.FunctionType, types.BuiltinFunctionType, Function)):
         name = _name_of_own(obj)
         if name == "<lambda>":
             raise ValueError(
@@ -356,7 +357,7 @@ def _instance(config: Mapping[str, Any], name: str, inner: Mapping[str, Any]) ->
         if name == "Lambda" and code:
             raise _lambda_refused("a `Lambda` layer whose `function` is a Python lambda")
         raise _unknown("class", str(config.get("registered_name") or name))
-    if isinstance(cls, types.FunctionType):
+    if isinstance(cls, (types.FunctionType, Function)):
         return cls
     if not hasattr(cls, "from_config"):
         raise TypeError(

@@ -119,6 +119,18 @@ def test_schedule_returns_a_remote_value_with_the_result(coordinator):
     assert isinstance(value.get(), tf.Tensor)
 
 
+def test_schedule_concrete_function_checks_and_completes_its_arguments(coordinator):
+    @tf.function
+    def scaled(x, factor=2.0):
+        return x * factor
+
+    concrete = scaled.get_concrete_function(tf.TensorSpec((None,), tf.float32), 3.0)
+    fetched = coordinator.schedule(concrete, args=(tf.constant([1.0, 2.0]),)).fetch()
+    assert fetched.tolist() == [3, 6]
+    with pytest.raises(TypeError, match="x must fit"):
+        coordinator.schedule(concrete, args=(1.0,))
+
+
 def test_schedule_kwargs_and_nested_results_keep_their_structure(coordinator):
     @tf.function
     def function(a, b):

@@ -65,6 +65,9 @@ class Layer(Base):
     @staticmethod
     def still(x):
         return x + 60
+    @tf.function
+    def decorated(self, x):
+        return x * 1.5
 
 layer = Layer()
 part = functools.partial(times, 70)
@@ -126,6 +129,7 @@ CHANGES = [
     ("if x > 0", "if x > 1"),
     ("inner(*args)", "inner(*args) + 1"),
     ("width = 5", "width = 6"),
+    ("x * 1.5", "x * 2.5"),
     ("layer = Layer()", "layer = Base()"),
     ('{"p", "q", "r"}', '{"p", "q", "s"}'),
     ("*, other", "other"),

@@ -10,6 +10,7 @@ from pycollective import keras
 from pycollective.errors import CheckpointError
 from pycollective.keras import layers
 from pycollective.keras.saving.weights import owners_of
+from pycollective.tensor import function
 
 h5py = pytest.importorskip("h5py")
 
@@ -465,6 +466,11 @@ def test_serialize_registered_classes_and_functions():
     assert (
         keras.saving.deserialize_keras_object(stored, {"mean_of_squares": mean_of_squares})
         is mean_of_squares
+    )
+    decorated = function(mean_of_squares)
+    assert keras.saving.serialize_keras_object(decorated) == stored
+    assert (
+        keras.saving.deserialize_keras_object(stored, {"mean_of_squares": decorated}) is decorated
     )
     with pytest.raises(ValueError, match="files hold no code"):
         keras.saving.serialize_keras_object(lambda x: x)

@@ -7,6 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pycollective.arguments import whole
@@ -34,7 +35,7 @@ from pycollective.keras.training.numbers import LossWatch, numbers_of
 from pycollective.keras.training.share import StepShare, share_scope
 from pycollective.keras.training.steps import Steps
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
-from pycollective.tensor import function
+from pycollective.tensor.function import Function
 from pycollective.tensor.tape import eagerly
 
 if TYPE_CHECKING:
@@ -621,7 +622,7 @@ def _number_of(model: Trainer) -> int:
     return next(number for number, found in list(_models.items()) if found is model)
 
 
-@function
+@partial(Function, checked=False)  # the models of later calls may create variables
 def _steps(elements: list[Any], number: int, *settings: Any) -> list[Any]:
     """Make a step of a model with each element, or with the next batch of a worker's iterator."""
     model = _models.get(number)
