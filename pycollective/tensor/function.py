@@ -28,6 +28,9 @@ _log = logging.getLogger("pycollective")
 _made: weakref.WeakValueDictionary[tuple[str, int], Function] = weakref.WeakValueDictionary()
 _counts: dict[str, int] = {}
 
+#: ``record_listers[0](code)`` returns the records that a function made as a text; `keras` adds it.
+record_listers: list[Callable[[types.CodeType], str]] = []
+
 #: Values of these types are part of a signature by value, as in TensorFlow.
 _LITERALS = frozenset((type(None), bool, int, str, bytes, complex))
 #: In a signature, the parts of keyword arguments follow this object.
@@ -264,7 +267,8 @@ class Function:
         self._reduce = reduce_retracing
         #: False: no signatures are kept, and each call may create variables.
         self._is_checked = checked
-        code = getattr(inspect.unwrap(python_function), "__code__", None)
+        #: The code of the decorated function, if it has one.
+        self._code = code = getattr(inspect.unwrap(python_function), "__code__", None)
         calls = _Calls() if code is None else _calls.setdefault(code, _Calls())
         self._signatures = _Signatures(reduce_retracing, calls)
         #: For methods: the signatures of each object, and the functions that are in use.
@@ -337,6 +341,16 @@ class Function:
             if key in self._signatures.known:
                 self._signatures.known[key] = found
         return found
+
+    def describe_records(self) -> str:
+        """Return a text with the layers whose kernels were recorded in calls of this function.
+
+        The layers have their names. Each record has its input's shape, its state, and the line of the
+        program that called the layers. Records that were made outside of the function, or in the
+        threads of other replicas, are not listed: see `Model.describe_records`.
+        """
+        found = "".join(lister(self._code) for lister in record_listers if self._code is not None)
+        return found or f"no layers were recorded in calls of {self.name}"
 
     def _key_of(self, bound: inspect.BoundArguments) -> _Key:
         if self._constraints is None:

@@ -18,6 +18,7 @@ from pycollective.comm import Communicator
 from pycollective.distribute.all_reduce_ops import CollectiveAllReduce
 from pycollective.distribute.experimental import CommunicationOptions
 from pycollective.distribute.reducer import GradientReducer
+from pycollective.keras.layers.holder import Holder
 from pycollective.tensor import Tensor, Variable
 
 SHAPES = [(3,), (), (2, 5), (0, 4), (7,)]
@@ -153,8 +154,10 @@ def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
     assert len({file for file, _ in calls}) <= 8, calls
 
 
-def test_custom_step_makes_at_most_228_calls():
+def test_custom_step_makes_at_most_228_calls(monkeypatch):
     """Replica 0's calls of this package in the guide's step, once its layers are replayed."""
+    # A layer of an earlier test that added a loss would cost more calls.
+    monkeypatch.setattr(Holder, "_any_added_loss", False)
     strategy, calls = mirrored(2), []
     layers = keras.layers
     with strategy.scope():

@@ -75,6 +75,11 @@ class Graph:
         """The layers, including inputs, without recorded operators."""
         return [operation for operation in self.operations if isinstance(operation, Layer)]
 
+    @property
+    def steps(self) -> list[Any]:
+        """The steps that calls make, after the first call."""
+        return [] if self._plan is None else self._plan.steps
+
     def run(self, name: str, inputs: Any) -> Any:
         """Compute the outputs for inputs in the declared structure.
 
@@ -233,6 +238,11 @@ class _Plan:
             reads,
             writes,
         )
+
+    @property
+    def steps(self) -> list[Any]:
+        """The steps of all parts."""
+        return [step for part in self._parts for step in (part._first, *part._rest)]
 
     def _set_drops(self, graph: Graph) -> None:
         """Let each part release the values that no later part reads."""

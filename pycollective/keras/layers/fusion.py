@@ -8,7 +8,7 @@ consecutive layers become one step. Outputs and gradients equal those of the sep
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pycollective.keras import activations
@@ -21,7 +21,7 @@ from pycollective.keras.layers import (
     MaxPooling2D,
     ReLU,
 )
-from pycollective.keras.layers.replayed import Replayed, can_replay
+from pycollective.keras.layers.replayed import Replayed, can_replay, obstacle_of
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
@@ -134,17 +134,36 @@ def steps_of(layers: Sequence[Layer]) -> list[Any]:
     return steps
 
 
+def _layers_of(step: Any) -> list[Layer]:
+    return step.layers if isinstance(step, (ConvReluPool, WithRelu)) else [step]
+
+
+def lines_of(steps: Sequence[Any]) -> Iterator[str]:
+    """Yield lines of text about the records of steps, and about the steps without a record."""
+    for step in steps:
+        if isinstance(step, Replayed):
+            yield step.names
+            yield from (f"  {line}" for line in step.lines())
+            continue
+        layers = _layers_of(step)
+        names = ", ".join(layer.name for layer in layers)
+        operations = [layer for layer in layers if not isinstance(layer, Layer)]
+        obstacles = ["it is not a layer"] if operations else list(map(obstacle_of, layers))
+        obstacle = next(filter(None, obstacles), "no layer beside it can be recorded")
+        yield names
+        if not operations and any(len([*layer._flatten_layers()]) > 1 for layer in layers):
+            yield "  has layers of its own"
+        else:
+            yield f"  runs from Python: {obstacle}"
+
+
 def with_replays(steps: Sequence[Any]) -> list[Any]:
     """Return the steps; consecutive steps whose kernels can be recorded become one step."""
-
-    def layers_of(step: Any) -> list[Layer]:
-        return step.layers if isinstance(step, (ConvReluPool, WithRelu)) else [step]
-
     joined: list[Any] = []
-    for replays, found in itertools.groupby(steps, lambda s: all(map(can_replay, layers_of(s)))):
+    for replays, found in itertools.groupby(steps, lambda s: all(map(can_replay, _layers_of(s)))):
         group = list(found)
         if replays and len(group) > 1:
-            joined.append(Replayed(group, [layer for step in group for layer in layers_of(step)]))
+            joined.append(Replayed(group, [layer for step in group for layer in _layers_of(step)]))
         else:
             joined += group
     return joined

@@ -9,8 +9,13 @@ gradients.
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Sequence
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +44,7 @@ from pycollective.keras.layers import (
 from pycollective.keras.layers.layer import assignments_in_calls, training_of_call
 from pycollective.tensor import Tensor, Variable
 from pycollective.tensor.captured import Gradients, placed, taped
+from pycollective.tensor.function import record_listers
 from pycollective.tensor.tape import needs_of, record, thread_state
 from pycollective.tensor.variable import reads
 from pycollective.workspace import SMALLEST_RESULT, workspace
@@ -50,11 +56,18 @@ LAYERS = frozenset(
         *(Flatten, LeakyReLU, MaxPooling2D, ReLU, Reshape, Softmax),
     )
 )
-#: For some of these layers: returns True if kernels that can be recorded compute the whole layer.
-_FITS: dict[type[Layer], Callable[[Any], bool]] = {
-    BatchNormalization: lambda layer: not layer.synchronized and layer.axis in (-1, 3),
-    Conv2D: lambda layer: layer.groups == 1,
-    DepthwiseConv2D: lambda layer: layer.depth_multiplier == 1 and not layer.use_bias,
+#: For some of these layers: returns True if kernels that can be recorded compute the whole layer, and
+#: the condition in words.
+_FITS: dict[type[Layer], tuple[Callable[[Any], bool], str]] = {
+    BatchNormalization: (
+        lambda layer: not layer.synchronized and layer.axis in (-1, 3),
+        "is recorded over the last axis and without synchronized=True only",
+    ),
+    Conv2D: (lambda layer: layer.groups == 1, "is recorded with groups=1 only"),
+    DepthwiseConv2D: (
+        lambda layer: layer.depth_multiplier == 1 and not layer.use_bias,
+        "is recorded with depth_multiplier=1 and use_bias=False only",
+    ),
 }
 _ACTIVATIONS = [getattr(activations, name) for name in activations.__all__]
 _VARIABLES = (Variable, MirroredVariable, SyncOnReadVariable)
@@ -70,6 +83,16 @@ _MOST_OF_VARIABLES = 8 << 20
 _MOST_OF_MEMORY = 32 << 20
 
 
+#: Reasons why steps are called from Python.
+_OTHER_GRADIENTS = "the program needs other gradients than the recorded ones"
+_OTHER_BITS = "a replay gave other bits"
+_NOT_ON_HOST = "an array is not in the memory of the host"
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
+
+#: All objects of `Replayed` that the program has.
+_all: weakref.WeakSet[Replayed] = weakref.WeakSet()
+_all_lock = threading.Lock()
+
 _changes_of = operator.attrgetter("_changes")
 _array_of = operator.attrgetter("array")
 
@@ -80,15 +103,22 @@ def has_known_activation(layer: Layer) -> bool:
     return any(activation is known for known in _ACTIVATIONS)
 
 
+def obstacle_of(layer: Layer) -> str:
+    """Return the reason why a layer's kernels are not recorded; "" if they can be recorded."""
+    kind = type(layer)
+    if kind not in LAYERS:
+        return f"the kernels of {kind.__name__} are not recorded"
+    if layer.activity_regularizer is not None:
+        return "it has an activity_regularizer"
+    if not has_known_activation(layer):
+        return "its activation is not one of this package's functions"
+    fits, condition = _FITS.get(kind, (None, ""))
+    return "" if fits is None or fits(layer) else f"{kind.__name__} {condition}"
+
+
 def can_replay(layer: Layer) -> bool:
     """Return True if a layer's output is a function of its input and variables that kernels compute."""
-    fits = _FITS.get(type(layer))
-    return (
-        type(layer) in LAYERS
-        and layer.activity_regularizer is None
-        and has_known_activation(layer)
-        and (fits is None or fits(layer))
-    )
+    return not obstacle_of(layer)
 
 
 class _Results(NamedTuple):
@@ -128,9 +158,12 @@ class _Known:
 
     def __init__(self) -> None:
         self.calls = 0
-        #: True if the steps are called from Python from now on.
-        self.refused = False
+        #: The reason why the steps are called from Python from now on; "" if they are not.
+        self.refused = ""
         self.recorded: _Recorded | None = None
+        #: The place in the program whose call was recorded, and the code of all functions around it.
+        self.place = ""
+        self.callers: frozenset[CodeType] = frozenset()
         #: The record, after one replay of it gave the same bits as the layers.
         self.trusted: _Recorded | None = None
 
@@ -150,9 +183,13 @@ class Replayed:
         self._steps = list(steps)
         self._layers = list(layers)
         self._changes = -1
+        #: The reason why the present layers are called from Python, or "".
+        self._obstacle = ""
         self._variables: list[Variable] = []
         self._on_read: list[SyncOnReadVariable] = []
         self._known: dict[Any, _Known] = {}
+        with _all_lock:
+            _all.add(self)
 
     def ordinary(self, inputs: Any) -> Any:
         """Return the output of the steps, called one after the other."""
@@ -206,7 +243,8 @@ class Replayed:
 
         def vjp(g: Array, need: tuple[bool, ...]) -> list[Any]:
             # The record holds the gradients of `needs` only. Later calls run from Python.
-            known.refused = known.refused or need != needs
+            if need != needs:
+                known.refused = known.refused or _OTHER_GRADIENTS
             return placed(_gradients_of(replay, recorded, g, workspace.empty), needs)
 
         return record(output, tensors, vjp)
@@ -216,14 +254,51 @@ class Replayed:
         self._changes = changes
         self._known = {}
         variables = [v for layer in self._layers for v in layer._own_variables()]
-        fits = (
-            len(set(map(id, self._layers))) == len(self._layers)
-            and all(layer.built and can_replay(layer) for layer in self._layers)
-            and all(type(v) in _VARIABLES for v in variables)
-            and sum([v.local().like().array.nbytes for v in variables]) <= _MOST_OF_VARIABLES
-        )
-        self._variables = variables if fits else []
+        self._obstacle = self._find_obstacle(variables)
+        self._variables = [] if self._obstacle else variables
         self._on_read = [v for v in self._variables if isinstance(v, SyncOnReadVariable)]
+
+    def _find_obstacle(self, variables: list[Any]) -> str:
+        if len(set(map(id, self._layers))) < len(self._layers):
+            return "a layer occurs twice"
+        for layer in self._layers:
+            obstacle = obstacle_of(layer) if layer.built else "it is not built"
+            if obstacle:
+                return f"{layer.name}: {obstacle}"
+        if not variables:
+            return "the layers have no variables"
+        for variable in variables:
+            if type(variable) not in _VARIABLES:
+                return f"the variable {variable.name} is a {type(variable).__name__}"
+        count = sum([v.local().like().array.nbytes for v in variables])
+        if count > _MOST_OF_VARIABLES:
+            return f"the variables have {count:,} bytes, more than {_MOST_OF_VARIABLES:,}"
+        return ""
+
+    def lines(self, by: CodeType | None = None) -> Iterator[str]:
+        """Yield a line of text for each shape of inputs, or for those that a function recorded."""
+        if self._obstacle and by is None:
+            yield f"runs from Python: {self._obstacle}"
+            return
+        for (shape, dtype, with_tape, training), known in list(self._known.items()):
+            if by is not None and by not in known.callers:
+                continue
+            recorded = known.trusted
+            if known.refused:
+                state = f"runs from Python: {known.refused}"
+            elif recorded is None:
+                state = f"not replayed yet; calls so far: {known.calls}"
+            else:
+                state = f"replayed, with {recorded.memory:,} bytes of memory"
+            if known.place:
+                state += f"; recorded at {known.place}"
+            mode = f"{'training' if training else 'inference'}{', with a tape' * with_tape}"
+            yield f"input {dtype}{list(shape)}, {mode}: {state}"
+
+    @property
+    def names(self) -> str:
+        """The names of the layers."""
+        return ", ".join(layer.name for layer in self._layers)
 
     def _call_steps(
         self,
@@ -238,8 +313,11 @@ class Replayed:
         """
         known.calls += 1
         arrays = [tensor.array for tensor in tensors]
-        if known.calls > _UNTIL or any(a.__class__ is not np.ndarray for a in arrays):
-            known.refused = True
+        on_host = all(a.__class__ is np.ndarray for a in arrays)
+        if known.calls > _UNTIL or not on_host:
+            known.refused = (
+                f"the gradients of {_UNTIL} calls were not computed" if on_host else _NOT_ON_HOST
+            )
             output: Tensor = self.ordinary(tensors[0])
             return output
         compare = known.recorded is not None
@@ -257,6 +335,7 @@ class Replayed:
     ) -> tuple[Array, Gradients]:
         """Return the output and its gradients, and record their kernels."""
         calls = kernels.Record()
+        known.place, known.callers = _place()
         begun = calls.begin(arrays)
         try:
             with workspace.fresh():
@@ -265,14 +344,14 @@ class Replayed:
             calls.stop()
         arrays = results.arrays()
         if not (begun and all(a.__class__ is np.ndarray for a in arrays) and calls.end(arrays)):
-            known.refused = True
+            known.refused = calls.refusal or _NOT_ON_HOST
         recorded = _Recorded(calls, results, needs)
         if not any(needs):
             _finish(known, recorded)
 
         def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
             if known.refused or need != needs:
-                known.refused = True
+                known.refused = known.refused or _OTHER_GRADIENTS
                 return results.gradients(g, need)
             begun = calls.begin([in_c_order(g)])
             try:
@@ -287,7 +366,7 @@ class Replayed:
                 ]
                 _finish(known, recorded)
             else:
-                known.refused = True
+                known.refused = calls.refusal or _NOT_ON_HOST
             return found
 
         return results.output, gradients
@@ -314,21 +393,21 @@ class Replayed:
         )
         same = same and replay.run(arrays, found) and _same_bits(found, results.arrays())
         if not same:
-            known.refused = True
+            known.refused = _OTHER_BITS
         elif not any(needs):
             _trust(known, recorded)
 
         def gradients(g: Array, need: tuple[bool, ...]) -> list[Any]:
             expected = results.gradients(g, need)
             if known.refused or need != needs:
-                known.refused = True
+                known.refused = known.refused or _OTHER_GRADIENTS
                 return expected
             found = _gradients_of(replay, recorded, g, _filled_with_nan)
             parts = [part for part, needed in zip(expected, needs, strict=True) if needed]
             if _same_bits(found, parts):
                 _trust(known, recorded)
             else:
-                known.refused = True
+                known.refused = _OTHER_BITS
             return expected
 
         return results.output, gradients
@@ -342,11 +421,41 @@ class Replayed:
         return _Results(output.array, gradients, assigned)
 
 
+def _place() -> tuple[str, frozenset[CodeType]]:
+    """Return the line of the program that runs, and the code of the program's functions around it."""
+    frame = inspect.currentframe()
+    place, callers = "", set()
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            place = place or f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+            callers.add(code)
+        frame = frame.f_back
+    return place, frozenset(callers)
+
+
+def records_by(code: CodeType) -> str:
+    """Return a text with all records that were made in calls of a function with this code."""
+    with _all_lock:
+        found = list(_all)
+    lines: list[str] = []
+    for replayed in found:
+        of_one = [f"  {line}" for line in replayed.lines(code)]
+        lines += [replayed.names, *of_one] if of_one else []
+    return "\n".join(lines)
+
+
+record_listers.append(records_by)
+
+
 def _finish(known: _Known, recorded: _Recorded) -> None:
     """Keep a complete record, unless a replay is impossible or needs too much memory."""
     if not known.refused:
         recorded.memory = recorded.calls.plan()
-        known.refused = recorded.memory > _MOST_OF_MEMORY
+        if recorded.memory > _MOST_OF_MEMORY:
+            known.refused = (
+                f"a replay needs {recorded.memory:,} bytes of memory, more than {_MOST_OF_MEMORY:,}"
+            )
         known.recorded = recorded
 
 

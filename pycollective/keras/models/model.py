@@ -13,6 +13,7 @@ from pycollective import nest
 from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor
 from pycollective.keras.layers import Layer
+from pycollective.keras.layers.fusion import lines_of
 from pycollective.keras.layers.shapes import Shape, map_shapes
 from pycollective.keras.models.summary import summary_lines
 from pycollective.keras.registration import CustomObjectScope, public
@@ -258,6 +259,24 @@ class Model(Trainer):
             return Tensor(np.zeros([1 if n is None else n for n in shape], self.dtype))
 
         self._called_dry(map_shapes(zeros, input_shape))
+
+    def _steps_of_calls(self) -> list[Any]:
+        """Return the steps that calls make, after the first call."""
+        return [] if self._graph is None else self._graph.steps
+
+    def describe_records(self) -> str:
+        """Return a text with the layers whose kernels are recorded and replayed, by their names.
+
+        Each record has its input's shape, its memory, and the line of the program that called the
+        model. A layer that runs from Python has the reason. The text is about arrays of the host.
+        """
+        lines: list[str] = []
+        for model in self._flatten_layers():
+            if isinstance(model, Model):
+                found = list(lines_of(model._steps_of_calls()))
+                lines.append(f"{model.name}:" if found else f"{model.name}: no steps are known yet")
+                lines += [f"  {line}" for line in found]
+        return "\n".join(lines)
 
     def summary(
         self,

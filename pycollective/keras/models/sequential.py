@@ -222,6 +222,9 @@ class Sequential(Model):
                 inputs = leaves[0]
         return super()._to_inputs(inputs)
 
+    def _steps_of_calls(self) -> list[Any]:
+        return self._steps or []
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Call the layers in order; each call inherits ``training`` from this call."""
         if self._input_dtype is not None and (
