@@ -42,8 +42,10 @@ def test_records_of_model_have_names_state_and_line():
     assert "input float32[8, 3], training, with a tape: not replayed yet; calls so far: 1" in text
     for _ in range(4):
         gradients(model)
-    head, first, record, drop, reason = model.describe_records().splitlines()
-    assert (head, first, drop) == ("stack:", "  one, two", "  drop")
+    head, inference, training, first, record, drop, reason = model.describe_records().splitlines()
+    assert (head, inference) == ("stack:", "  in inference: one, two, drop")
+    assert (training, first, drop) == ("  in training:", "    one, two", "    drop")
+    record, reason = record[2:], reason[2:]
     assert record.startswith("    input float32[8, 3], training, with a tape: replayed, with ")
     line = line_of("loss = tf.reduce_sum(model(")
     assert record.endswith(f"; recorded at {__file__}:{line}, in gradients")

@@ -11,6 +11,7 @@ from fitting import mirrored
 import pycollective as tf
 from pycollective import keras
 from pycollective.keras import layers
+from pycollective.keras.layers.fusion import AroundDropout
 from pycollective.keras.layers.replayed import Replayed
 
 STEPS, BATCH = 9, 16
@@ -94,6 +95,8 @@ def replayed_steps(model):
     if not steps and model._graph._plan is not None:
         for part in model._graph._plan._parts:
             steps += [part._first, *part._rest]
+    around = [step for step in steps if isinstance(step, AroundDropout)]
+    steps += [inner for step in around for inner in (step.in_inference, *step.in_training)]
     return [step for step in steps if isinstance(step, Replayed)]
 
 
@@ -375,7 +378,12 @@ class _Doubled(layers.Dense):
         lambda: [layers.Flatten(), layers.Dense(4, activation=lambda x: x + 1)],
         lambda: [layers.Flatten(), *(layers.Dense(4, dtype="float64") for _ in range(2))],
         lambda: [layers.Flatten(), layers.Dense(4, activity_regularizer="l2")],
-        lambda: [layers.Conv2D(4, 3, groups=2), *head()[:1], layers.Dropout(0.5), layers.Dense(4)],
+        lambda: [
+            layers.Conv2D(4, 3, groups=2),
+            *head()[:1],
+            layers.Rescaling(0.5),
+            layers.Dense(4),
+        ],
     ],
     ids=["subclass", "function", "float64", "activity", "groups"],
 )
@@ -398,8 +406,46 @@ def test_layers_around_dropout_are_replayed(from_python):
     expected = from_python(trained, model_of(stack()))
     model = model_of(stack())
     assert trained(model) == expected
-    assert len(replayed_steps(model)) == 2
+    inference, *training = replayed_steps(model)
+    assert len(inference._layers) == len(model.layers) and len(training) == 2
     assert all(each.trusted for step in replayed_steps(model) for each in step._known.values())
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_dropout_inference_and_training_have_the_bits_of_python(functional, from_python):
+    def stack():
+        return [
+            layers.Flatten(),
+            layers.Dropout(0.2, noise_shape=(None, 1)),
+            layers.Dense(8, activation="relu"),
+            layers.Dropout(0.5),
+            layers.Dense(4),
+        ]
+
+    def found():
+        # The first call is one of inference, and each layer draws its seed when it is built.
+        model, results = model_of(stack(), functional), []
+        for training in (False, None, False, True, True, True, True, False):
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(model(IMAGES[:8], training=training) ** 2)
+                results += [loss, *tape.gradient(loss, model.trainable_variables)]
+        results.append(keras.layers.Dense(3)(IMAGES[0, 0]))  # the default generator's next numbers
+        return model, [np.array(each).tobytes() for each in results]
+
+    _, expected = from_python(found)
+    model, results = found()
+    assert results == expected
+    inference = next(step for step in replayed_steps(model) if not step._in_training)
+    assert any(known.trusted for known in inference._known.values())
+
+
+def test_dropout_with_training_argument_of_its_own_is_random(from_python):
+    first = keras.Input((3,))
+    hidden = layers.Dropout(0.5)(layers.Dense(64)(first), training=True)
+    model = keras.Model(first, layers.Dense(64)(hidden))
+    x = tf.ones((2, 3))
+    assert len({np.array(model(x)).tobytes() for _ in range(8)}) == 8
 
 
 def test_wrong_shape_after_replays_raises_the_layers_error():

@@ -21,7 +21,8 @@ from pycollective.keras.layers import (
     MaxPooling2D,
     ReLU,
 )
-from pycollective.keras.layers.replayed import Replayed, can_replay, obstacle_of
+from pycollective.keras.layers.layer import training_of_call
+from pycollective.keras.layers.replayed import Replayed, can_replay, is_dropout, obstacle_of
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
@@ -138,9 +139,34 @@ def _layers_of(step: Any) -> list[Layer]:
     return step.layers if isinstance(step, (ConvReluPool, WithRelu)) else [step]
 
 
+class AroundDropout:
+    """Consecutive steps with `Dropout` among them, which are one record in inference."""
+
+    def __init__(self, steps: Sequence[Any]) -> None:
+        #: The steps of inference, and those of training, which `Dropout` separates.
+        self.in_inference = Replayed(
+            steps, [layer for step in steps for layer in _layers_of(step)], in_training=False
+        )
+        self.in_training = _joined(steps)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the output of the last step."""
+        if not training_of_call():
+            return self.in_inference(inputs)
+        for step in self.in_training:
+            inputs = step(inputs)
+        return inputs
+
+
 def lines_of(steps: Sequence[Any]) -> Iterator[str]:
     """Yield lines of text about the records of steps, and about the steps without a record."""
     for step in steps:
+        if isinstance(step, AroundDropout):
+            yield f"in inference: {step.in_inference.names}"
+            yield from (f"  {line}" for line in step.in_inference.lines())
+            yield "in training:"
+            yield from (f"  {line}" for line in lines_of(step.in_training))
+            continue
         if isinstance(step, Replayed):
             yield step.names
             yield from (f"  {line}" for line in step.lines())
@@ -158,9 +184,27 @@ def lines_of(steps: Sequence[Any]) -> Iterator[str]:
 
 
 def with_replays(steps: Sequence[Any]) -> list[Any]:
-    """Return the steps; consecutive steps whose kernels can be recorded become one step."""
+    """Return the steps; consecutive steps whose kernels can be recorded become one step.
+
+    A `Dropout` joins the steps around it, because it computes nothing in inference.
+    """
     joined: list[Any] = []
-    for replays, found in itertools.groupby(steps, lambda s: all(map(can_replay, _layers_of(s)))):
+    for fits, found in itertools.groupby(steps, lambda s: is_dropout(s) or _can_replay(s)):
+        group = list(found)
+        if fits and any(map(is_dropout, group)) and sum(map(_can_replay, group)) > 1:
+            joined.append(AroundDropout(group))
+        else:
+            joined += _joined(group)
+    return joined
+
+
+def _can_replay(step: Any) -> bool:
+    return all(map(can_replay, _layers_of(step)))
+
+
+def _joined(steps: Sequence[Any]) -> list[Any]:
+    joined: list[Any] = []
+    for replays, found in itertools.groupby(steps, _can_replay):
         group = list(found)
         if replays and len(group) > 1:
             joined.append(Replayed(group, [layer for step in group for layer in _layers_of(step)]))

@@ -33,6 +33,7 @@ from pycollective.keras.layers import (
     Conv2D,
     Dense,
     DepthwiseConv2D,
+    Dropout,
     Flatten,
     Layer,
     LeakyReLU,
@@ -121,6 +122,11 @@ def can_replay(layer: Layer) -> bool:
     return not obstacle_of(layer)
 
 
+def is_dropout(layer: Any) -> bool:
+    """Return True for `Dropout`, which returns its input in inference."""
+    return type(layer) is Dropout and layer.activity_regularizer is None
+
+
 class _Results(NamedTuple):
     """The results of the steps, called from Python."""
 
@@ -177,9 +183,14 @@ class Replayed:
         The steps: functions of a tensor.
     layers
         The layers of the steps.
+    in_training
+        False if the steps are only called in inference. `Dropout` may then be among the layers.
     """
 
-    def __init__(self, steps: Sequence[Any], layers: Sequence[Layer]) -> None:
+    def __init__(
+        self, steps: Sequence[Any], layers: Sequence[Layer], in_training: bool = True
+    ) -> None:
+        self._in_training = in_training
         self._steps = list(steps)
         self._layers = list(layers)
         self._changes = -1
@@ -263,7 +274,7 @@ class Replayed:
             return "a layer occurs twice"
         for layer in self._layers:
             obstacle = obstacle_of(layer) if layer.built else "it is not built"
-            if obstacle:
+            if obstacle and (self._in_training or not (layer.built and is_dropout(layer))):
                 return f"{layer.name}: {obstacle}"
         if not variables:
             return "the layers have no variables"
