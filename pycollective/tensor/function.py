@@ -97,7 +97,7 @@ def _add_parts(parts: list[Any], value: Any, numbers: dict[int, int]) -> None:
     elif nest.is_nested(value):
         by_name = hasattr(value, "keys")
         names = sorted(value, key=repr) if by_name else range(len(value))
-        parts += kind, frozenset(names) if by_name else len(value)
+        parts += (dict, frozenset(names)) if by_name else (kind, len(value))
         for name in names:
             _add_parts(parts, value[name], numbers)
     elif isinstance(value, Operators):
@@ -190,6 +190,8 @@ class _Signatures:
         self.given: set[_Key] = set()
         #: The signatures with all arguments in their order, and their concrete functions.
         self.known: dict[_Key, ConcreteFunction | None] = {}
+        #: The signatures that may include others, by their parts without shapes.
+        self._general: dict[_Key, list[_Key]] = {}
         self._reduce = reduce
         self._more = 0
         self._lock = threading.Lock()
@@ -204,16 +206,21 @@ class _Signatures:
         with self._lock:
             if key in self.known:
                 return key, False
-            for known in self.known:
+            without_shapes = tuple(part[1:] if _is_tensor(part) else part for part in key)
+            alike = self._general.get(without_shapes, [])
+            for known in alike:
                 if _common(known, key) == known:
                     return known, False
             if self._reduce:
-                for known in self.known:
+                for known in alike:
                     key = _common(key, known) or key
-            if self.count < _MOST_SIGNATURES:
-                self.known[key] = None
-            else:
+            if len(self.known) >= _MOST_SIGNATURES:
                 self._more += 1
+                return key, True
+            self.known[key] = None
+            shapes = [part[0] for part in key if _is_tensor(part)]
+            if self._reduce or any(shape is None or None in shape for shape in shapes):
+                self._general.setdefault(without_shapes, []).append(key)
             return key, True
 
 

@@ -13,6 +13,7 @@ import inspect
 import logging
 import pickle
 import weakref
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -66,6 +67,7 @@ ONE = Plain()
         ([([1],), ((1,),)], 2),
         ([([ones(2), 1],), ([ones(2), 1],), ([ones(2), 2],)], 2),
         ([({"a": 1, "b": 2},), ({"b": 2, "a": 1},), ({"a": 1},)], 2),
+        ([(OrderedDict(a=1),), ({"a": 1},)], 1),
         ([(ones(1), ones(2)), ([ones(1), ones(2)],)], 2),
         ([(V,), (W,)], 1),
         ([(V,), (PAIR,)], 2),
