@@ -264,7 +264,9 @@ class Function:
         reduce_retracing: bool = False,
         checked: bool = True,
     ) -> None:
-        functools.update_wrapper(self, python_function)
+        is_plain = isinstance(python_function, types.FunctionType)
+        # The attributes of other objects, such as a model's, are not those of this object.
+        functools.update_wrapper(self, python_function, updated=("__dict__",) if is_plain else ())
         self.python_function = python_function
         self.name = getattr(python_function, "__name__", "function")
         self.input_signature = None if input_signature is None else _checked(input_signature)

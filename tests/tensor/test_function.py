@@ -479,6 +479,21 @@ def test_attributes_are_those_of_the_python_function():
         tf.function(3)
 
 
+def test_function_of_object_or_function_has_no_attributes_of_it():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    outer = tf.function(model, reduce_retracing=True)
+    for rows in range(1, 5):
+        assert outer(ones(rows, 2)).shape == (rows, 1)
+    assert outer.experimental_get_tracing_count() == 2
+    assert not hasattr(outer, "_trainable") and outer.name == "function"
+
+    inner = Model().add
+    again = tf.function(inner)
+    assert float(again(1.0)) == float(again(1.0)) == 2.0
+    assert again.experimental_get_tracing_count() == 1 and again.python_function is inner
+    assert not hasattr(again, "__self__") and again.name == "add"
+
+
 def test_copies_and_pickles_are_the_function_itself():
     assert copy.copy(double) is copy.deepcopy(double) is double
     assert pickle.loads(pickle.dumps(double)) is double
