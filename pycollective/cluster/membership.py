@@ -30,7 +30,7 @@ _log = logging.getLogger("pycollective")
 
 @dataclass(frozen=True)
 class Membership:
-    """A process's place among the workers."""
+    """The rank of a process among the workers, and the workers' addresses and names."""
 
     source: str  # the launcher or variable that describes the cluster
     rank: int
@@ -46,7 +46,7 @@ def examine(
     listens: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Membership | None, list[str], list[str]]:
-    """Return this process's place and the problems of the description, one sentence each.
+    """Return this process's membership and the problems of the description, one sentence each.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ def examine(
     Returns
     -------
     tuple
-        The place, the errors, and the doubts (see `pycollective.cluster.examined`). The place is None
-        for an empty cluster, for the evaluator, and if there is an error.
+        The membership, the errors, and the doubts (see `pycollective.cluster.examined`). The membership
+        is None for an empty cluster, for the evaluator, and if there is an error.
     """
     misspelt: list[str] = []
     if environ is not None:
@@ -138,7 +138,7 @@ def membership_of(
     listens: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Membership | None:
-    """Return this process's place; None for an empty cluster, and for the evaluator.
+    """Return this process's membership; None for an empty cluster, and for the evaluator.
 
     The parameters are those of `examine`.
 
@@ -159,7 +159,7 @@ def membership_of(
 
 
 def membership_of_environment(environ: Mapping[str, str]) -> Membership | None:
-    """Return this process's place from its environment; None if the process is alone.
+    """Return this process's membership from its environment; None if the process is alone.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def _text(resolver: ClusterResolver | None, wrong: list[str]) -> str:
 def _numbered(
     source: str, seen: Examined
 ) -> tuple[Membership | None, list[TaskAddress], int | None, list[str]]:
-    """Return this process's place, the tasks that train, this one's index in them, and the errors."""
+    """Return this process's membership, the tasks that train, its index in them, and the errors."""
     cluster, wrong = seen.cluster, list(seen.problems)
     task_type, task_id = seen.task_type, seen.task_id
     if seen.knows_task and (task_type is None or task_id is None):

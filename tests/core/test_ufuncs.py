@@ -100,7 +100,7 @@ def test_ufunc_of_another_name_raises_mismatch_error(other, on_ranks):
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_ufunc_of_another_dtype_raises_mismatch_error(kind, on_ranks):
-    """Also where the names of both dtypes lie behind the part of the label that the core keeps."""
+    """Also if the dtypes' names lie after the part of the label that the core keeps."""
     own = np.frompyfunc(lambda a, b: a, 2, 1)  # "<lambda> (vectorized)"
 
     def work(comm):
