@@ -1,4 +1,4 @@
-"""Several logical devices on one processor: how they are configured, numbered, and where they lie."""
+"""Several logical devices on one processor: configuration, numbers, and the memory of values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_cpus_as_in_tensorflow():
         lambda: TFConfigClusterResolver().num_accelerators(),
     ],
 )
-def test_what_uses_devices_fixes_them(use):
+def test_use_of_devices_fixes_their_configuration(use):
     config.set_logical_device_configuration("cpu:0", 2)
     config.set_logical_device_configuration("cpu:0", None)
     assert config.get_logical_device_configuration("cpu:0") is None
@@ -94,13 +94,13 @@ def test_what_uses_devices_fixes_them(use):
         ("gpu:0", [], ValueError, r"at least one logical device, got \[\]"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_configured(two_gpus, device, parts, error, text):
+def test_invalid_configuration_of_devices_raises(two_gpus, device, parts, error, text):
     with pytest.raises(error, match=text):
         config.set_logical_device_configuration(device, parts)
     assert names("GPU") == ["/device:GPU:0", "/device:GPU:1"]
 
 
-def test_numbers_go_on_from_gpu_to_gpu(two_gpus):
+def test_logical_devices_are_numbered_across_gpus(two_gpus):
     config.set_logical_device_configuration("gpu:0", 3)
     assert names("GPU") == [f"/device:GPU:{i}" for i in range(4)]
     assert [parse_device(f"gpu:{i}").processor for i in range(4)] == [0, 0, 0, 1]
@@ -169,7 +169,7 @@ def test_values_lie_on_the_gpu(two_gpus):
     assert strategy.reduce("SUM", value, axis=None).numpy().tolist() == [3.0, 3.0]
     ops = d.ReductionToOneDevice("gpu:1")
     assert where(ops.reduce("SUM", value, value)) == places
-    # A value on the GPU is there already, whichever of its devices is named.
+    # All logical devices of a GPU have one memory, so nothing is copied.
     alone = value.values[0]
     assert d.ReductionToOneDevice().reduce("SUM", alone, "gpu:1") is alone
 

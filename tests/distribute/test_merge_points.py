@@ -19,7 +19,7 @@ from pycollective.distribute.replica_threads import ReplicaRun
 
 @pytest.fixture
 def never():
-    """An event that is set only when the test is over, so that no thread outlives it."""
+    """Return an event that is set when the test is over, so that no thread outlives the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -61,7 +61,7 @@ def test_a_replica_that_never_returns_is_named(what, never):
     ) as raised:
         three.run(replica)
     assert isinstance(raised.value, TimeoutError)
-    # Its thread is left behind; the strategy has new ones.
+    # The strategy abandons the replica's thread, and makes new threads.
     three.extended.timeout = 600.0
     assert total(three) == [3.0] * 3
     never.set()
@@ -87,7 +87,7 @@ def test_a_call_may_have_a_timeout_of_its_own(two, what, never):
         two.run(replica)
 
 
-def test_who_was_waited_for_once_is_not_waited_for_again(never):
+def test_replica_that_was_late_once_is_not_waited_for_again(never):
     two = mirrored(2)
     two.extended.timeout = 0.1
 
@@ -127,7 +127,7 @@ def test_a_replica_on_the_callers_thread_is_named_in_the_log(never, caplog):
     assert total(two) == [2.0, 2.0]
 
 
-def test_a_creation_that_nobody_comes_to(never):
+def test_variable_creation_without_the_other_replicas_raises(never):
     two = mirrored(2)
     two.extended.timeout = 0.1
 
@@ -146,7 +146,7 @@ def test_a_creation_that_nobody_comes_to(never):
         two.run(replica)
 
 
-def test_what_the_late_replica_does_afterwards_is_refused(never):
+def test_later_calls_of_a_late_replica_are_refused(never):
     two = mirrored(2)
     two.extended.timeout = 0.1
     seen = []
@@ -173,7 +173,7 @@ def test_what_the_late_replica_does_afterwards_is_refused(never):
     assert "replica 1 is still running" in seen[0]
 
 
-def test_a_long_merge_function_is_nobodys_delay():
+def test_long_merge_function_makes_no_replica_late():
     two = mirrored(2)
     two.extended.timeout = 0.5
     begun = threading.Barrier(2)
@@ -185,7 +185,7 @@ def test_a_long_merge_function_is_nobodys_delay():
     assert two.run(replica) == 5
 
 
-def test_an_error_is_raised_though_another_replica_does_not_end(never):
+def test_error_is_raised_while_another_replica_does_not_end(never):
     two = mirrored(2)
     two.extended.timeout = 0.2
 
@@ -350,8 +350,8 @@ def test_a_deep_copy_runs_at_the_same_time(two):
     assert got == [True]
 
 
-def test_the_cause_is_told_though_its_consequence_was_first():
-    """A replica that fails may end what the others wait in before it comes to tell why."""
+def test_cause_is_raised_instead_of_its_earlier_consequence():
+    """A replica that fails may end the calls of the others before it reports its own error."""
     run = ReplicaRun(2, lambda reason: None, timeout=10)
     run.fail(tf.AbortedError("replica 1 could not go on"))
     run.fail(ZeroDivisionError("in replica 1"))
