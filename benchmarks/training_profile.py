@@ -3,7 +3,7 @@
     python benchmarks/training_profile.py [--model MODEL] [--replicas 1 2] [--steps 200]
                                           [--eagerly] [--data DIR] [--json FILE]
 
-The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read. The
+The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, loss. The
 calling thread, which runs replica 0, is timed in parts. These are all functions of
 ``pycollective._nn``, NumPy's matmul, replays of recorded kernels, the replicas' all-reduce, and
 waits for other replicas. Times are medians over the steps. With one replica the rest is the time of
@@ -175,7 +175,7 @@ def show(found: dict[str, Any]) -> None:
     for name, ms in found["kinds_ms"].items():
         line(name, "", ms)
     line("sum of these", "", found["sum_ms"])
-    line("rest: the interpreter", "", found["rest_ms"])
+    line("rest: Python", "", found["rest_ms"])
 
 
 def main() -> None:

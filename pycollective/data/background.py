@@ -26,14 +26,14 @@ class _Shared:
 
     def __init__(self, size: int) -> None:
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.free_slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(size):
-            self.places.put(None)
+            self.free_slots.put(None)
         self.stopped = False
 
     def stop(self) -> None:
         self.stopped = True
-        self.places.put(None)  # wakes a producer that waits for a slot
+        self.free_slots.put(None)  # wakes a producer that waits for a slot
 
 
 def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Generator) -> None:
@@ -43,7 +43,7 @@ def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Genera
         with random.generator_scope(generator):
             while item is not _END:
                 item = None  # do not keep an element alive while waiting
-                shared.places.get()
+                shared.free_slots.get()
                 if shared.stopped:
                     return
                 item = next(source, _END)
@@ -90,7 +90,7 @@ class Prefetcher:
                 "a new iterator of the dataset"
             )
         item = self._shared.ready.get()
-        self._shared.places.put(None)
+        self._shared.free_slots.put(None)
         if item is _END:
             self._shared.ready.put(_END)  # other threads may wait for an element, too
             self.close()

@@ -17,7 +17,7 @@ def address(array: np.ndarray) -> int:  # type: ignore[type-arg]
     return array.__array_interface__["data"][0]
 
 
-def test_a_result_comes_back_when_it_is_dropped_and_not_before() -> None:
+def test_memory_of_a_result_is_reused_only_after_it_is_dropped() -> None:
     space = Workspace()
     first = space.empty(SHAPE, np.float32)
     place = address(first)
@@ -34,7 +34,7 @@ def test_small_results_are_ordinary_arrays() -> None:
     assert Workspace().empty((4,), np.float32).base is None
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_memory_is_bounded() -> None:
     size = SHAPE[0] * SHAPE[1] * 4
     space = Workspace(3 * size)
     held = [space.empty(SHAPE, np.float32) for _ in range(5)]
