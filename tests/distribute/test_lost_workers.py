@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 IN_TIME = 10.0 + 5.0
-"""Seconds after which everybody knows who was lost: the promised 10, and 5 for a busy machine."""
+"""Seconds after which all workers know the lost worker: the promised 10, and 5 for a busy machine."""
 DOINGS = ["steps", "idle", "barrier", "save", "close", "open", "join"]
 
 _WORKER = """
@@ -217,7 +217,7 @@ def _observed(fault, processes, net, addresses):
         if joins:
             order("join", (0, 1))
             assert changed.wait_for(lambda: ready() == expected + 2, 10), said
-    time.sleep(0.5)  # until all are in what they do
+    time.sleep(0.5)  # all workers are in their calls then
     at = time.monotonic()
     if fault.what in ("kill", "stop"):
         processes[1].send_signal(signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
@@ -263,7 +263,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_who_was_lost_is_named_in_time(outcomes, fault):
+def test_lost_worker_is_named_in_time(outcomes, fault):
     done = outcomes[str(fault)].result()
     for rank in (0, 2):
         said, errors = done.said[rank], done.errors[rank]
@@ -297,8 +297,8 @@ def test_who_was_lost_is_named_in_time(outcomes, fault):
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if "join" in f.doings], ids=str)
-def test_who_was_lost_while_they_met_is_named(outcomes, fault):
-    """In the error of the end, at the latest; and every so often in the log."""
+def test_worker_lost_during_the_rendezvous_is_named(outcomes, fault):
+    """The error at the deadline names the worker, and so does the log every few seconds."""
     done = outcomes[str(fault)].result()
     for rank in (0, 2):
         said = [(t, kind, text) for doing, t, kind, text in done.said[rank] if doing == "join"]

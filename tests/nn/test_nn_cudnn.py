@@ -198,7 +198,7 @@ def results(make, values, case, activation):
 
 @pytest.mark.parametrize(("dtype", "activation"), [("float32", "relu"), ("float64", None)])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_cudnn_computes(library, cupy, case, dtype, activation):
+def test_convolution_by_cudnn_equals_that_of_the_host(library, cupy, case, dtype, activation):
     values = arrays(case, dtype)
     fetched = cupy.fetched
     found = results(cupy.asarray, values, case, activation)
@@ -215,7 +215,7 @@ def test_what_cudnn_computes(library, cupy, case, dtype, activation):
     assert library.built == (3 if rows else 0), "a plan is built once"
 
 
-def test_halves_stay_halves(library, cupy):
+def test_convolution_of_halves_gives_halves(library, cupy):
     case = CASES[0]
     values = [v.astype(np.float16) for v in arrays(case, "float64")]
     found = results(cupy.asarray, values, case, None)
@@ -224,7 +224,7 @@ def test_halves_stay_halves(library, cupy):
     np.testing.assert_allclose(found[0].numpy(), wide, rtol=0.02, atol=0.05)
 
 
-def test_without_an_engine_it_goes_on_without(library, cupy, caplog):
+def test_convolution_without_an_engine_does_not_use_cudnn(library, cupy, caplog):
     case = CASES[5]
     values = arrays(case, "float32")
     expected = results(np.asarray, values, case, "relu")
@@ -238,7 +238,7 @@ def test_without_an_engine_it_goes_on_without(library, cupy, caplog):
         assert_close(ours.numpy(), right.numpy(), "float32")
 
 
-def test_a_front_end_that_fails_is_told_of_once(library, cupy, caplog):
+def test_front_end_that_fails_is_logged_once(library, cupy, caplog):
     def fails():
         raise OSError("libcudnn.so.9: cannot open shared object file")
 
