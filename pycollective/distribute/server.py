@@ -9,6 +9,7 @@ import runpy
 import secrets
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -199,7 +200,7 @@ class Server:
 
     def work(self, run: Answer) -> NoReturn:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
-        link = self.chief = self._next_chief(None, JOIN_SECONDS)
+        link = self.chief = self._first_chief()
         if link is None:
             raise SystemExit(f"{self._title}: the chief did not connect within {JOIN_SECONDS:g} s")
         answer, succeeded = partial(self._run, run), True
@@ -220,6 +221,15 @@ class Server:
                 succeeded = False
                 if link is None:
                     raise SystemExit(f"{self._title}: the chief is lost: {error}") from None
+
+    def _first_chief(self) -> Link | None:
+        """Wait for the chief's first connection; return None after some seconds."""
+        until, link = time.monotonic() + JOIN_SECONDS, None
+        while link is None and time.monotonic() < until:
+            link = self._next_chief(None, 1.0)
+            if link is None:  # the chief asks server 0 for this worker's address
+                self._find_servers_again()
+        return link
 
     def _next_chief(self, link: Link | None, seconds: float) -> Link | None:
         """Wait for a connection of the chief other than ``link``; return None after some seconds."""
@@ -364,16 +374,20 @@ class Chief:
 
         Raise UnavailableError after some seconds, or if a server cannot restore its snapshot.
         """
+        deadline = time.monotonic() + seconds
         with self._recovering:
-            for number in self.servers.lost():
-                _log.warning("/job:ps/task:%d is lost; start it again", number)
-                try:
-                    link = self._server(number, seconds)
-                except CheckpointError as error:
-                    raise UnavailableError(f"/job:ps/task:{number} is lost: {error}") from None
-                self.servers.reattach(number, link)
-                self.servers.restarts[number] += 1
-                _log.warning("/job:ps/task:%d is back", number)
+            while lost := self.servers.lost():
+                for number in lost:
+                    _log.warning("/job:ps/task:%d is lost; start it again", number)
+                    try:
+                        link = self._server(number, max(0.0, deadline - time.monotonic()))
+                        self.servers.reattach(number, link)
+                    except CheckpointError as error:
+                        raise UnavailableError(f"/job:ps/task:{number} is lost: {error}") from None
+                    except (LinkLostError, ServerLostError):  # it is lost again
+                        continue
+                    self.servers.restarts[number] += 1
+                    _log.warning("/job:ps/task:%d is back", number)
 
     def _server(self, number: int, seconds: float | None) -> Link:
         link = self._link("ps", number, seconds)

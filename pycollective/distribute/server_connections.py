@@ -140,6 +140,10 @@ class Servers:
         elif self.private:
             request["prepares"] = True
         ((reply, _),) = self._call([(own._server, request, [])])
+        if reply.get("begun") is False:
+            link = self.links[own._server]
+            link.close()
+            raise server_lost(link, "it was started again, and the chief has not connected to it")
         if reply.get("dropped"):
             return False
         if reply.get("wanted"):
@@ -185,11 +189,15 @@ class Servers:
         self._told[server] = 0  # its snapshot may be older than that
         self._watch()
         variables = list(self._variables[server].values())
-        self._variables[server].clear()
         for variable in variables:
+            variable._block = (
+                None  # no task may use the memory of the lost server, even after an error
+            )
             variable.lose()
             self.touched.pop(id(variable), None)
+        for variable in variables:
             if not self._attach(variable, None):
+                self._variables[server].pop(variable._number, None)
                 variable.drop()
 
     def wait_for_lost(self) -> None:

@@ -113,8 +113,12 @@ class Store:
         reply then says so.
         """
         key = str(message["key"])
-        if self._snapshots is not None and not self._begun.wait(JOIN_SECONDS):
-            raise UnavailableError(f"the chief did not connect within {JOIN_SECONDS:g} s")
+        if self._snapshots is not None and not self._begun.is_set():
+            if message.get("prepares") is not True:
+                # The chief may wait for this worker's function before it connects to this server.
+                return {"begun": False}, []
+            if not self._begun.wait(JOIN_SECONDS):
+                raise UnavailableError(f"the chief did not connect within {JOIN_SECONDS:g} s")
         shape, dtype = shape_and_dtype(message["spec"])
         slot_of = message.get("slot_of")
         with self._lock:

@@ -686,6 +686,110 @@ print(int(total) > 19)
 
 
 @pytest.mark.slow
+def test_server_0_that_is_lost_before_the_chief_asks_for_a_later_worker_goes_on(tmp_path):
+    """The worker tells its address to the server that is started again, too."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        """
+from pycollective.distribute.server import Server
+work = Server.work
+def waits_for_the_chief(*args):
+    print("waits", flush=True)
+    work(*args)
+Server.work = waits_for_the_chief
+"""
+        + recovering(tmp_path)
+        + """
+with strategy.scope():
+    total = tf.Variable(0)
+
+@tf.function
+def number():
+    total.assign_add(1)
+    return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+print("first", coordinator.schedule(number).fetch(), flush=True)
+while 1 not in coordinator.fetch([coordinator.schedule(number) for _ in range(4)]):
+    time.sleep(0.02)
+"""
+    )
+    ports = free_ports(2)
+    cluster = {
+        "ps": [f"127.0.0.1:{ports[0]}"],
+        "worker": [f"127.0.0.1:{ports[1]}", "127.0.0.1:0"],
+    }
+    with ending() as tasks:
+        tasks += [start(path, job, cluster) for job in ("worker", "ps", "chief")]
+        _, server, chief = tasks
+        assert chief.stdout.readline() == "first 0\n", chief.communicate()
+        chief.send_signal(signal.SIGSTOP)
+        later = start(path, "worker", cluster, index=1)
+        tasks.append(later)
+        assert later.stdout.readline() == "waits\n", later.communicate()
+        server.kill()
+        server.communicate()
+        tasks.append(start(path, "ps", cluster))
+        chief.send_signal(signal.SIGCONT)
+        _, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert chief.returncode == 0, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "requests", [pytest.param(2, id="the chief finds it"), pytest.param(8, id="a worker finds it")]
+)
+def test_server_that_is_lost_again_while_a_task_finds_its_variables_goes_on(
+    tmp_path, transport, requests
+):
+    """The server ends at a request for a variable; the chief and the worker each send 6."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        """
+import os
+from pycollective.distribute.server_store import Store
+create, left = Store._create, [int(os.environ.get("REQUESTS", 1000))]
+def ends(self, *rest):
+    left[0] -= 1
+    if not left[0]:
+        os._exit(1)
+    return create(self, *rest)
+Store._create = ends
+"""
+        + recovering(tmp_path)
+        + """
+with strategy.scope():
+    every = [tf.Variable(0) for _ in range(6)]
+
+@tf.function
+def add():
+    for variable in every:
+        variable.assign_add(1)
+
+coordinator.schedule(add).fetch()
+time.sleep(1)  # for a snapshot
+print("ready", flush=True)
+input()
+for _ in range(5):
+    coordinator.schedule(add)
+coordinator.join()
+print(*map(int, every))
+"""
+    )
+    with started(path) as tasks:
+        _, server, chief = tasks
+        assert chief.stdout.readline() == "ready\n", chief.communicate()
+        server.kill()
+        server.communicate()
+        let_continue(chief)
+        ends = start(path, "ps", chief.cluster, REQUESTS=str(requests))
+        tasks.append(ends)
+        assert ends.wait(timeout=hangs.SECONDS) == 1, ends.communicate()
+        tasks.append(start(path, "ps", chief.cluster))
+        out, errors = chief.communicate(timeout=hangs.SECONDS)
+    assert out == "6 6 6 6 6 6\n", errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [False, True])
 def test_two_servers_lost_at_once_go_on_from_their_snapshots(tmp_path, transport, reads):
     """The loss is noticed by a scheduled function, or by a read of the chief."""
