@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pycollective.cluster.ports import UNKNOWN, reserved_address
-from pycollective.errors import CollectiveError, RendezvousError
+from pycollective.errors import CollectiveError, RendezvousError, UnavailableError
 
 __all__ = ["run"]
 
@@ -422,15 +422,22 @@ class _Tasks(_Workers):
             has_come = done in coming
             task = coming.pop(done) if has_come else under_way.pop(done)
             job = self._jobs[task][0]
+            failure: Exception | None = None
             try:
                 found = ray.get(done)
             except errors.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, Exception) else error) from None
-            except errors.RayActorError:
+                failure = error.cause if isinstance(error.cause, Exception) else error
+                if job != "worker" or not isinstance(failure, UnavailableError):
+                    raise failure from None
+                # A server was lost while the worker ran the program up to the first function.
+                ray.kill(self._actors[task])
+            except errors.RayActorError as error:
+                failure = error
+            if failure is not None:
                 lost += 1
                 workers = [k for k in under_way.values() if self._jobs[k][0] == "worker"]
                 if lost > max_failures and (job != "worker" or len(workers) < least):
-                    raise
+                    raise failure
                 if job == "chief":  # all tasks begin again with its replacement
                     self._restarted(under_way.values())
                     under_way.clear()

@@ -14,6 +14,7 @@ import types
 import pytest
 
 import pycollective as tf
+from pycollective.errors import UnavailableError
 
 
 class RayActorError(Exception):
@@ -323,8 +324,11 @@ def test_peer_lost_errors_alone_the_first_is_raised(ray_of, monkeypatch):
 # Clusters with parameter servers: task 0 is the chief, then come the servers, then the workers.
 
 
-@pytest.mark.parametrize("lost", [1, 2])
-def test_server_or_worker_is_replaced_at_its_address(ray_of, lost):
+@pytest.mark.parametrize(
+    ("lost", "error"), [(1, RayActorError), (2, RayActorError), (2, UnavailableError("a server"))]
+)
+def test_server_or_worker_is_replaced_at_its_address(ray_of, lost, error):
+    """A worker raises UnavailableError if a server is lost while it runs the program."""
     nodes = [["a"], ["b"], ["c"], ["d"]]
     nodes[lost] *= 2
     ray = ray_of(*nodes)
@@ -333,7 +337,7 @@ def test_server_or_worker_is_replaced_at_its_address(ray_of, lost):
     def train(actor):
         tasks.append(actor.rank)
         if actor.rank == lost and tasks.count(lost) == 1:
-            raise RayActorError
+            raise error
         if actor.rank == 0:
             until = time.monotonic() + 20
             while tasks.count(lost) < 2 and time.monotonic() < until:
