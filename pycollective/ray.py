@@ -94,7 +94,7 @@ def run(
     ValueError
         The numbers of workers do not fit together.
     RendezvousError
-        Ray has no resources for the workers.
+        Ray has no resources for the actors that `run` needs to begin.
     Exception
         The first exception of a worker; the others are ended. For a lost worker that is not replaced it
         is Ray's ``RayActorError``. A worker's `CollectiveError` is a consequence of another worker's
@@ -187,7 +187,7 @@ class _Workers:
             ray.get(group.ready(), timeout=timeout)
         except ray.exceptions.GetTimeoutError:
             ray.util.remove_placement_group(group)
-            raise self._no_resources(f"{first} workers") from None
+            raise self._no_resources(f"{first} actors") from None
         self._reservations += [(self._reserved(1), 0) for _ in range(later)]
         for rank in range(first):
             self._actors[rank] = self._actor(rank)

@@ -202,7 +202,7 @@ def test_lost_worker_of_a_cluster_with_servers_comes_back(tmp_path):
 
 
 def test_run_without_resources_raises():
-    with pytest.raises(RuntimeError, match="Ray has no resources for 3 workers of {'CPU': 1}"):
+    with pytest.raises(RuntimeError, match="Ray has no resources for 3 actors of {'CPU': 1}"):
         tf.ray.run(train, 3, placement_timeout=1)
 
 

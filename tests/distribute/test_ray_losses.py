@@ -426,6 +426,14 @@ def test_workers_above_the_least_number_begin_when_there_are_resources(ray_of):
     assert ray.groups == []
 
 
+def test_cluster_with_servers_without_resources_raises(ray_of):
+    """The message counts the chief and the server, too."""
+    ray = ray_of()
+    with pytest.raises(RuntimeError, match="no resources for 4 actors"):
+        tf.ray.run(len, 2, num_ps=1, placement_timeout=0)
+    assert ray.groups == []
+
+
 def test_lost_server_without_a_replacement_raises(ray_of):
     ray_of(["a"], ["b"], ["c"], ["d"])
 
