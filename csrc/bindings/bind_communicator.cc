@@ -253,9 +253,12 @@ std::function<void(const std::string&)> calling(const py::function& warn) {
   };
 }
 
+struct DroppedErrors {
+  py::function tell;
+};
+
 // Gives the error of a dropped task to Python.
-void tell_dropped(const py::function& tell, int rank, const std::string& call,
-                  const std::exception_ptr& error) {
+void tell_dropped(int rank, const std::string& call, const std::exception_ptr& error) {
   warning_gate().run([&] {
     std::optional<InterpreterLock> lock;
     if (!PyGILState_Check()) lock.emplace();
@@ -266,7 +269,7 @@ void tell_dropped(const py::function& tell, int rank, const std::string& call,
       set_python_error();
     }
     try {
-      tell(rank, call, py::error_already_set().value());
+      lasting<DroppedErrors>().tell(rank, call, py::error_already_set().value());
     } catch (py::error_already_set& failed) {
       failed.discard_as_unraisable("a dropped Work");
     }
@@ -307,11 +310,8 @@ void bind_communicator(py::module_& m) {
   m.def(
       "on_dropped_error",
       [](const py::function& tell) {
-        auto& kept = *new py::function(tell);  // any thread may use it until the process ends
-        Task::on_dropped = [&kept](int rank, const std::string& call,
-                                   const std::exception_ptr& error) {
-          tell_dropped(kept, rank, call, error);
-        };
+        lasting<DroppedErrors>().tell = tell;
+        Task::on_dropped = tell_dropped;
       },
       py::arg("tell"),
       "Call `tell` with a rank, a call and an error that the program has dropped with its handle.");

@@ -2,7 +2,7 @@
 
 namespace pycollective {
 
-Task::OnDropped Task::on_dropped;
+Task::OnDropped Task::on_dropped = nullptr;
 
 void Task::drop() noexcept {
   if (!origin_.is_here() || !on_dropped) return;

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -20,9 +19,8 @@ class Task {
  public:
   // Receives the error of a call that no program can retrieve any more, with a description of the
   // call. Called by any thread.
-  using OnDropped =
-      std::function<void(int rank, const std::string& call, const std::exception_ptr& error)>;
-  // Set once, before the first call.
+  using OnDropped = void (*)(int rank, const std::string& call, const std::exception_ptr& error);
+  // Set once, before the first call. A plain pointer, which threads can use until the process ends.
   static OnDropped on_dropped;
 
   // `kept` holds the objects that the call needs until it is done.
