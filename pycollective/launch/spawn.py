@@ -116,7 +116,7 @@ def spawn(
         raise TypeError("transport= and context= are for processes: leave them or threads=True out")
     failed = [one for one in ended if one.is_failure]
     if failed:
-        _raise(min(failed, key=lambda one: (not one.came_first, one.when)))
+        _raise(min(failed, key=_causes_first))
     return [one.result for one in sorted(ended, key=lambda one: one.rank)]
 
 
@@ -136,6 +136,11 @@ class _End:
     @property
     def is_failure(self) -> bool:
         return bool(self.how)
+
+
+def _causes_first(ended: _End) -> tuple[bool, bool, float]:
+    """Return a key that sorts failures by their likelihood of being the cause of the others."""
+    return not ended.came_first, isinstance(ended.error, CollectiveError), ended.when
 
 
 def _failure(rank: int, error: BaseException, *, came_first: bool = True) -> _End:

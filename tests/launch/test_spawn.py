@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -240,6 +241,23 @@ def test_spawn_leaves_no_descriptor(transport):
 def test_spawn_interrupt_of_one_rank_is_that_ranks_error():
     with pytest.raises(KeyboardInterrupt) as caught:
         pc.spawn(interrupts, 2, context="fork")
+    assert caught.value.__cause__.rank == 1
+
+
+def interrupted_in_a_call(comm):
+    if comm.rank == 0:
+        comm.barrier()  # raises AbortedError
+    else:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            comm.recv(np.ones(1), 0)
+        finally:
+            time.sleep(0.5)  # the other rank ends first
+
+
+def test_spawn_interrupt_in_a_call_is_the_error_also_if_another_rank_ends_first():
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pc.spawn(interrupted_in_a_call, 2, context="fork")
     assert caught.value.__cause__.rank == 1
 
 
