@@ -253,29 +253,6 @@ std::function<void(const std::string&)> calling(const py::function& warn) {
   };
 }
 
-struct DroppedErrors {
-  py::function tell;
-};
-
-// Gives the error of a dropped task to Python.
-void tell_dropped(int rank, const std::string& call, const std::exception_ptr& error) {
-  warning_gate().run([&] {
-    std::optional<InterpreterLock> lock;
-    if (!PyGILState_Check()) lock.emplace();
-    const py::error_scope before;  // a task may be freed while an error is raised
-    try {
-      std::rethrow_exception(error);
-    } catch (...) {
-      set_python_error();
-    }
-    try {
-      lasting<DroppedErrors>().tell(rank, call, py::error_already_set().value());
-    } catch (py::error_already_set& failed) {
-      failed.discard_as_unraisable("a dropped Work");
-    }
-  });
-}
-
 double seconds_at(Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
@@ -306,15 +283,6 @@ void bind_communicator(py::module_& m) {
           },
           "The begin and the end of a call that is done, as of time.monotonic().")
       .def("check", &Task::check, "Raise the call's error, if it has raised one.");
-
-  m.def(
-      "on_dropped_error",
-      [](const py::function& tell) {
-        lasting<DroppedErrors>().tell = tell;
-        Task::on_dropped = tell_dropped;
-      },
-      py::arg("tell"),
-      "Call `tell` with a rank, a call and an error that the program has dropped with its handle.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator", "One rank of a group.")
       .def(py::init([](std::shared_ptr<Group> group, int rank) {
@@ -356,28 +324,23 @@ void bind_communicator(py::module_& m) {
           "run_later",
           [](Communicator& self, const py::function& call) {
             auto kept = std::make_shared<py::function>(call);
-            auto begin = [given = kept.get(), &group = self.group()] {  // the task keeps the group
+            auto begin = [given = kept.get()] {
               InterpreterLock lock;
               // The function, and the frames in its error, refer to the communicator, which keeps
               // this task. If either stayed in the task, the communicator could never be freed.
               const py::function function = std::move(*given);
               try {
                 function();
-              } catch (const py::error_already_set& error) {
+              } catch (const py::error_already_set& error) {  // no memory for the error
                 if (error.matches(PyExc_MemoryError)) throw std::bad_alloc();
-                // Not the Python error: the task may be freed without the GIL.
-                const auto kind =
-                    py::module_::import("pycollective.errors").attr("CollectiveError");
-                const auto failure = group.failure();
-                if (failure && error.matches(kind)) throw *failure;
                 throw std::runtime_error(error.what());
               }
             };
             return self.submit(begin, kept);
           },
           py::arg("call"),
-          "Run a Python function on a thread of the communicator. The communicator's calls in the "
-          "function run at once. The function raises an error only if no handle can raise it.")
+          "Run a Python function, which must raise nothing, on a thread of the communicator. The "
+          "communicator's calls in the function run at once.")
       .def("mark_reported", &Communicator::mark_reported,
            "Record that the program has received the error of a submitted call, so that close() "
            "need "

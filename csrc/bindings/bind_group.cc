@@ -99,9 +99,6 @@ void bind_group(py::module_& m) {
       .def("close", &Group::close, py::arg("rank"), py::call_guard<InterpreterRelease>(),
            "Leave the group as this process's rank. Raise MismatchError if ranks' calls differed "
            "and no call of this rank has raised it.")
-      .def("is_first_drop", &Group::is_first_drop, py::arg("rank"),
-           "Return True once, for an error that the program has dropped, if no call of this rank "
-           "has raised the group's failure.")
       .def("abandon", &Group::abandon,
            "Drop the group without notifying the peers, in a forked child.")
       .def_property_readonly("transport", &Group::transport, "The name of the transport.")

@@ -271,8 +271,10 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
  public:
   AsyncCall(Communicator& communicator, PreparedCall prepared, Clock::duration limit,
             bool has_begun, std::shared_ptr<void> kept)
-      : Entry(communicator.group_, communicator.rank_, std::move(kept)),
+      : Entry(std::move(kept)),
         communicator_(communicator),
+        group_(communicator.group_),
+        rank_(communicator.rank_),
         prepared_(std::move(prepared)),
         limit_(limit) {
     if (has_begun) start_clock();
@@ -314,7 +316,7 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
     } catch (...) {
       if (is_interrupted) throw;
       if (has_entered) abandon(end, prepared_.record);
-      finish(std::current_exception(), (has_entered ? end.call() : prepared_.record).describe());
+      finish(std::current_exception());
       return true;
     }
     if (!is_over) return false;
@@ -324,6 +326,8 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
   }
 
  private:
+  void mark_reported() override { group_->endpoint(rank_).mark_reported(); }
+
   void start_clock() {
     waiting_.began = Clock::now();
     waiting_.deadline = waiting_.began + limit_;
@@ -332,6 +336,8 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
   }
 
   Communicator& communicator_;  // valid until the call is done
+  const std::shared_ptr<Group> group_;
+  const int rank_;
   const PreparedCall prepared_;
   const Clock::duration limit_;
   Waiting waiting_;
@@ -345,12 +351,15 @@ class AsyncFunction final : public TaskQueue::Entry {
  public:
   AsyncFunction(std::function<void()> function, std::shared_ptr<Group> group, int rank,
                 std::shared_ptr<void> kept)
-      : Entry(std::move(group), rank, std::move(kept)), function_(std::move(function)) {}
+      : Entry(std::move(kept)),
+        function_(std::move(function)),
+        group_(std::move(group)),
+        rank_(rank) {}
 
   bool needs_thread() const override { return true; }
 
   bool run(Clock::time_point, const Interrupt&, const std::function<bool()>&) override {
-    const Endpoint::ReportLater report_later(endpoint());
+    const Endpoint::ReportLater report_later(group_->endpoint(rank_));
     std::exception_ptr error;
     begin();
     try {
@@ -366,12 +375,16 @@ class AsyncFunction final : public TaskQueue::Entry {
                         " left an asynchronous call because of an error of its own",
                     {rank_}});
     }
-    finish(error, "an asynchronous call");
+    finish(error);
     return true;
   }
 
  private:
+  void mark_reported() override { group_->endpoint(rank_).mark_reported(); }
+
   const std::function<void()> function_;
+  const std::shared_ptr<Group> group_;
+  const int rank_;
 };
 
 }  // namespace
@@ -410,7 +423,7 @@ std::shared_ptr<Task> Communicator::submit_at_once(
     return call;
   } catch (const Failure&) {
     auto call = std::make_shared<AsyncCall>(*this, prepared, limit, has_begun, nullptr);
-    call->finish(std::current_exception(), prepared.record.describe());
+    call->finish(std::current_exception());
     return call;
   } catch (...) {
     if (has_begun) abandon(endpoint(), prepared.record);  // no memory: the peers wait

@@ -129,10 +129,9 @@ class Communicator {
   }
   // The program has received the error of a submitted function, so close() need not raise it again.
   void mark_reported() { endpoint().mark_reported(); }
-  // Releases the objects that finished asynchronous calls and messages kept alive.
+  // Releases the objects that finished asynchronous calls kept alive.
   void collect() {
     if (tasks()) tasks_->collect();
-    if (has_messages()) messages_->collect();
   }
   // Waits until all asynchronous calls are done. Does nothing within one of them.
   void wait_for_tasks(const Interrupt& interrupt) {

@@ -32,9 +32,11 @@ class Messages::Posted final : public Task {
  public:
   Posted(Messages& messages, bool sends, int peer, const Envelope& envelope, void* data,
          std::shared_ptr<void> kept)
-      : Task(messages.group_, messages.rank_, std::move(kept)),
+      : Task(std::move(kept)),
         message(sends, peer, envelope, data),
-        messages_(messages.weak_from_this()) {}
+        messages_(messages.weak_from_this()),
+        group_(messages.group_),
+        rank_(messages.rank_) {}
 
   bool wait(Clock::time_point deadline, const Interrupt& interrupt) override {
     refuse_in_child();
@@ -48,7 +50,11 @@ class Messages::Posted final : public Task {
   Message message;
 
  private:
+  void mark_reported() override { group_->endpoint(rank_).mark_reported(); }
+
   const std::weak_ptr<Messages> messages_;
+  const std::shared_ptr<Group> group_;
+  const int rank_;
 };
 
 Messages::Messages(std::shared_ptr<Group> group, int rank, Warning warning)
@@ -232,7 +238,7 @@ void Messages::done(Message& message, std::exception_ptr error) noexcept {
   }
   if (message.task_) {
     --posted_;
-    message.task_->finish(error, error ? describe(message) : std::string());
+    message.task_->finish(error);
     finished_.push_back(std::move(message.task_));
     has_finished_.store(true, std::memory_order_relaxed);
   }

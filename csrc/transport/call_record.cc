@@ -8,8 +8,7 @@
 namespace pycollective {
 
 std::string CallRecord::describe() const {
-  std::string text = collective;
-  if (number > 0) text += " #" + std::to_string(number);  // 0: the rank has not begun the call
+  std::string text = std::string(collective) + " #" + std::to_string(number);
   if (dtype[0] == 0) return text;
   // The hash stands for the letters and lengths that are not in the record.
   std::ostringstream hash;

@@ -63,11 +63,6 @@ void Group::close(int rank) {
   throw *failed;
 }
 
-bool Group::is_first_drop(int rank) {
-  Endpoint& own = endpoint(rank);
-  return !own.is_reported() && own.mark_dropped();
-}
-
 void Group::fail_as(const Group& whole, const std::vector<int>& members) {
   if (std::optional<Failure> failed = whole.failure()) fail(failure_for_part(*failed, members));
 }

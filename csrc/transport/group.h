@@ -50,9 +50,6 @@ class Group {
   // Leaves as a rank of this process. If the group failed with a mismatch that no call of the rank
   // has thrown, throws the mismatch.
   void close(int rank);
-  // Returns true once, for the first error that the program has dropped, if no call of this
-  // process's rank has thrown the group's failure.
-  bool is_first_drop(int rank);
   // In a forked child: closes inherited connections without notifying the peers.
   virtual void abandon() noexcept {}
   // Returns the name of the transport.

@@ -259,7 +259,15 @@ Endpoint& ShmGroup::endpoint(int rank) {
 void ShmGroup::fail(const Failure& failure) noexcept {
   std::uint32_t whole = 0;
   if (!origin_.is_here() || !memory_.header().failed.compare_exchange_strong(whole, 1)) return;
-  memory_.header().reason = record_of(failure);
+  // A loss in the followed group is recorded without a call, so that each rank adds its own.
+  std::optional<Failure> theirs;
+  try {
+    theirs = failure_of_followed();
+  } catch (const std::bad_alloc&) {  // then all ranks name the call of this one
+  }
+  const bool is_theirs =
+      theirs && failure.kind == theirs->kind && failure.ranks() == theirs->ranks();
+  memory_.header().reason = record_of(is_theirs ? *theirs : failure);
   memory_.header().failed.store(2);
   wake_all();
 }

@@ -148,8 +148,6 @@ class Endpoint : public Sleeper {
   // mismatch again.
   void mark_reported() noexcept { is_reported_.store(true, std::memory_order_relaxed); }
   bool is_reported() const { return is_reported_.load(std::memory_order_relaxed); }
-  // Returns true the first time.
-  bool mark_dropped() noexcept { return !has_dropped_.exchange(true, std::memory_order_relaxed); }
   // For a thread that makes an asynchronous call: undoes mark_reported(), because the program gets
   // the error later, from the call's handle.
   class ReportLater {
@@ -170,7 +168,6 @@ class Endpoint : public Sleeper {
 
   std::vector<int> awaited_;
   std::atomic<bool> is_reported_{false};
-  std::atomic<bool> has_dropped_{false};
 };
 
 }  // namespace pycollective

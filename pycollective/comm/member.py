@@ -26,7 +26,7 @@ from pycollective.comm.mpi import MPICore
 from pycollective.comm.mpi_group import MPIGroup
 from pycollective.comm.signatures import DTypeOf, Later, Now, Options, S
 from pycollective.comm.split import GroupFactory
-from pycollective.comm.work import Work, report_dropped, stop_reports
+from pycollective.comm.work import Work
 from pycollective.errors import CollectiveError, MismatchError
 
 if TYPE_CHECKING:
@@ -241,7 +241,6 @@ class Member(_core.CommunicatorBase):
 
     def _close_at_exit(self) -> None:
         """Leave at the end of the process, without waiting for the calls under way."""
-        stop_reports()
         for engine in self._gpu.to_close if self._gpu is not None else ():
             engine.finish()
         if self._host is not None and self._host.outstanding:
@@ -313,7 +312,7 @@ class Member(_core.CommunicatorBase):
             result = call()
             return Work((), lambda: result)
         _need_python.add(self)
-        answer: _Answer[R] = _Answer(self._group, self.rank)
+        answer: _Answer[R] = _Answer()
         # The core keeps this function until the next call, invisibly to Python's garbage collector. A
         # reference to the communicator or to the result would keep the communicator alive.
         begin = functools.partial(_make, [call], weakref.ref(answer), self._group, self.rank)
@@ -321,7 +320,6 @@ class Member(_core.CommunicatorBase):
 
         def finish() -> R:
             if answer.error is not None:
-                answer.is_checked = True
                 core.mark_reported()
                 raise answer.error
             return answer.result
@@ -377,16 +375,6 @@ class _Answer(Generic[R]):
 
     result: R
     error: BaseException | None = None
-    is_checked = False
-
-    def __init__(self, group: _core.Group | MPIGroup, rank: int) -> None:
-        self._group, self._rank = group, rank
-
-    def __del__(self) -> None:
-        if self.error is None or self.is_checked or sys.is_finalizing():
-            return
-        if self._group.is_first_drop(self._rank):
-            report_dropped(self._rank, "an asynchronous call", self.error)
 
 
 def _make(
@@ -409,8 +397,6 @@ def _make(
             )
     if (asked := answers()) is not None:
         asked.result, asked.error = result, problem
-    elif problem is not None:
-        raise problem
 
 
 _need_python: weakref.WeakSet[Member] = weakref.WeakSet()

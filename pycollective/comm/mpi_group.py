@@ -64,7 +64,6 @@ class MPIGroup:
         self._sent: list[Any] = []
         self._calls = 0
         self._call: str | None = None
-        self._has_dropped = False
         self._doing = "has made no call"
         self._titles = [f"rank {r}" for r in range(self.size)]
 
@@ -171,11 +170,6 @@ class MPIGroup:
         hosts = [self.names[r] for r in ranks]
         kind = PeerLostError if peer_lost else AbortedError
         self._fail_with(kind(message, ranks=ranks, hosts=hosts, call=call))
-
-    def is_first_drop(self, rank: int) -> bool:
-        """Return True once, for an error that the program has dropped."""
-        is_first, self._has_dropped = not self._has_dropped, True
-        return is_first
 
     def _fail_with(self, error: CollectiveError) -> None:
         if self._failure is None:

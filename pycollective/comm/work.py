@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pycollective import _core
-from pycollective.errors import AbortedError
-from pycollective.observe.log import LOG
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,9 +39,8 @@ class Work(Generic[R]):
     """A call that runs while the program does something else.
 
     Until `wait` returns, do not change the inputs of the call or use ``out``. The work keeps the arrays
-    alive, even if the program drops it. `wait` and `result` raise the error of the call. If the program
-    drops the work of a call that fails, and no other call raises the error, the log has a warning. A
-    ``with`` block waits at its end::
+    alive, even if the program drops it. `wait` and `result` raise the error of the call. A ``with``
+    block waits at its end::
 
         with comm.all_reduce(a, out=a, async_op=True), comm.all_reduce(b, out=b, async_op=True):
             ...  # both calls run
@@ -181,28 +178,7 @@ class _StillRunningError(RuntimeError):
     pass
 
 
-_at_exit: list[bool] = []
-"""Not empty from the end of the process on."""
-
-
-def stop_reports() -> None:
-    """Report no more dropped works: at the end of the process, calls under way fail on purpose."""
-    _at_exit.append(True)
-
-
-def report_dropped(rank: int, call: str, error: BaseException) -> None:
-    """Log the error of a call whose `Work` the program has dropped without asking for its result."""
-    if _at_exit or (isinstance(error, AbortedError) and error.ranks == (rank,)):
-        return  # the program ends, or has aborted the group itself
-    LOG.warning(
-        "the program dropped the Work of %s on rank %d, and no call has raised its error: %s: %s. Keep "
-        "the Work and call its wait()",
-        call, rank, type(error).__name__, error, extra={"rank": rank},
-    )  # fmt: skip
-
-
 _core.use_work(Work)
-_core.on_dropped_error(report_dropped)
 
 DONE: Work[None] = Work(())
 """The work of a call that was done when its engine returned."""

@@ -385,9 +385,9 @@ def _in_processes(
                 )
                 with writer, cores.only_on(shares[rank]):
                     process.start()
-                at_end.callback(process.close)  # frees its descriptors now, when it has ended
                 processes.append(process)
                 ranks.add(process.pid, partial(getattr, process, "exitcode"))
+                at_end.callback(process.close)  # frees its descriptors now, when it has ended
             return _watch(ranks, processes, readers)
         except KeyboardInterrupt:
             ranks.signal(signal.SIGINT)
