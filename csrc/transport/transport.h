@@ -14,6 +14,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "support/failure.h"
@@ -146,21 +147,23 @@ class Endpoint : public Sleeper {
 
   // Records that a call of this rank has thrown the group's failure. Then close() does not throw a
   // mismatch again.
-  void mark_reported() noexcept { is_reported_.store(true, std::memory_order_relaxed); }
+  void mark_reported() noexcept {
+    if (ReportLater::endpoint != this) is_reported_.store(true, std::memory_order_relaxed);
+  }
   bool is_reported() const { return is_reported_.load(std::memory_order_relaxed); }
-  // For a thread that makes an asynchronous call: undoes mark_reported(), because the program gets
-  // the error later, from the call's handle.
+  // While a thread makes an asynchronous call, mark_reported() has no effect in this thread: the
+  // program gets the error later, from the call's handle.
   class ReportLater {
    public:
-    explicit ReportLater(Endpoint& endpoint)
-        : endpoint_(endpoint), before_(endpoint.is_reported()) {}
-    ~ReportLater() { endpoint_.is_reported_.store(before_, std::memory_order_relaxed); }
+    explicit ReportLater(const Endpoint& of) : before_(std::exchange(endpoint, &of)) {}
+    ~ReportLater() { endpoint = before_; }
     ReportLater(const ReportLater&) = delete;
     ReportLater& operator=(const ReportLater&) = delete;
 
    private:
-    Endpoint& endpoint_;
-    const bool before_;
+    friend Endpoint;
+    static inline thread_local const Endpoint* endpoint = nullptr;
+    const Endpoint* const before_;
   };
 
  private:
