@@ -158,11 +158,17 @@ def table(arguments):
     print("\nAll tests that gloo passes:\n")
     names = sorted({n for (who, _), t in outcomes.items() if who == "gloo" for n in t
                     if t[n][0] == "passed"})  # fmt: skip
-    print(f"| test | {' | '.join(f'{size} ranks' for size in sizes)} |")
-    print(f"|---|{'---|' * len(sizes)}")
+    print("| outcome with this backend | tests |\n|---|---|")
+    alike: dict[str, list[str]] = {}
     for name in names:
-        cells = (outcomes["pycollective", size].get(name, ["–"])[0] for size in sizes)
-        print(f"| `{name}` | {' | '.join(cells)} |")
+        by_outcome: dict[str, list[str]] = {}
+        for size in sizes:
+            outcome = outcomes["pycollective", size].get(name, ["not run"])[0]
+            by_outcome.setdefault(outcome, []).append(str(size))
+        cells = (f"{outcome} with {', '.join(of)} ranks" for outcome, of in by_outcome.items())
+        alike.setdefault("; ".join(cells), []).append(name)
+    for outcome, tests_alike in alike.items():
+        print(f"| {outcome} | {', '.join(f'`{name}`' for name in tests_alike)} |")
     skipped: dict[str, set[str]] = {}
     for (who, _), tests in outcomes.items():
         for name, (outcome, reason, _) in tests.items() if who == "gloo" else ():
