@@ -10,9 +10,7 @@ import numpy as np
 import pycollective as pc
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument(
-    "--points", type=int, default=100_000, help="number of points of all ranks (100,000)"
-)
+parser.add_argument("--points", type=int, default=100_000, help="points of all ranks (100,000)")
 parser.add_argument("--clusters", type=int, default=8, help="number of clusters (8)")
 args = parser.parse_args()
 
