@@ -366,7 +366,12 @@ class Chief:
         if not ports.has_port(address):
             raise UnavailableError(f"{task} has not begun")
         self._workers[number] = link = self._link("worker", number, seconds, address)
-        link.call({"request": "ready"})
+        link.send({"request": "ready"})
+        while not link.has_reply(1.0):
+            link.check()
+            if self.recover and self.servers.lost():  # the worker may wait for such a server
+                self.find_servers_again(JOIN_SECONDS)
+        link.reply()
         return link
 
     def find_servers_again(self, seconds: float) -> None:

@@ -229,23 +229,33 @@ class Link:
             while not (self._has_data() or time.monotonic() > until):
                 os.sched_yield()
         while not self._data:
-            if self._answers is not None and self._is_silent():
-                if not self._answers():
-                    self.silent = True
-                    raise ConnectionAbortedError(
-                        "it is stopped or cut off, because it answers no new connection"
-                    )
+            if self._answers is not None and not self.has_reply(heartbeat_timeout()):
+                self._check_answers()
                 continue
             with contextlib.suppress(TimeoutError, BlockingIOError):
                 self._fill()
         self._spins = time.monotonic() - begun < _SPIN_SECONDS
 
-    def _is_silent(self) -> bool:
-        """Return True if no data arrives until the timeout of heartbeats."""
-        if not self._plain and self._channel.socket.pending():  # type: ignore[attr-defined]
-            return False
-        seconds = heartbeat_timeout()
-        return not self._poll.poll(None if math.isinf(seconds) else 1000 * seconds)
+    def has_reply(self, seconds: float) -> bool:
+        """Wait some seconds at most for data of the other side; return True if there are any."""
+        if self._data or (not self._plain and self._channel.socket.pending()):  # type: ignore[attr-defined]
+            return True
+        return bool(self._poll.poll(None if math.isinf(seconds) else 1000 * seconds))
+
+    def check(self) -> None:
+        """Raise LinkLostError if the task of the other side is stopped or cut off."""
+        try:
+            self._check_answers()
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from None
+
+    def _check_answers(self) -> None:
+        if self._answers is not None and not self._answers():
+            self.silent = True
+            raise ConnectionAbortedError(
+                "it is stopped or cut off, because it answers no new connection"
+            )
 
     def _has_data(self) -> bool:
         """Return True if data has arrived; without TLS, also receive it."""
