@@ -190,9 +190,8 @@ class Servers:
         self._watch()
         variables = list(self._variables[server].values())
         for variable in variables:
-            variable._block = (
-                None  # no task may use the memory of the lost server, even after an error
-            )
+            # Even after an error, no task may use the memory of the lost server.
+            variable._block = None
             variable.lose()
             self.touched.pop(id(variable), None)
         for variable in variables:
