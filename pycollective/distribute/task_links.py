@@ -66,6 +66,8 @@ class Link:
         self.task = task
         self._channel = channel
         self._answers = answers
+        #: The seconds of silence after which `answers` is called.
+        self._silence = heartbeat_timeout()
         self.lock = threading.Lock()
         #: True if the connection has ended because the other side is stopped or cut off.
         self.silent = False
@@ -137,21 +139,10 @@ class Link:
 
     def send(self, message: dict[str, Any], arrays: Sequence[Any] = ()) -> None:
         """Send a message with arrays; raise LinkLostError if the connection has ended."""
-        contiguous = [np.asarray(array, order="C") for array in arrays]
-        specs = [spec_of(array) for array in contiguous]
-        size = sum([array.nbytes for array in contiguous])
-        if size > _MOST_BYTES:
-            raise ValueError(
-                f"a message has {size:,} bytes of arrays, and at most {_MOST_BYTES:,} fit"
-            )
+        specs, parts = _parts_of(arrays) if arrays else ([], [])
         message = {**message, "arrays": specs}
         if self.interrupts:
             message["interrupts"] = self.interrupts
-        parts: list[Any]
-        if size <= _JOINED_BYTES:
-            parts = [array.tobytes() for array in contiguous]
-        else:
-            parts = [array.reshape(-1).view(np.uint8).data for array in contiguous if array.nbytes]
         try:
             # Nothing interrupts C code that calls C code. So a message is either queued or not encoded.
             self._unsent.extend(itertools.chain(map(self._encoded, (message,)), parts))
@@ -229,11 +220,13 @@ class Link:
             while not (self._has_data() or time.monotonic() > until):
                 os.sched_yield()
         while not self._data:
-            if self._answers is not None and not self.has_reply(heartbeat_timeout()):
+            if self._answers is not None and not self.has_reply(self._silence):
                 self._check_answers()
                 continue
-            with contextlib.suppress(TimeoutError, BlockingIOError):
+            try:
                 self._fill()
+            except (TimeoutError, BlockingIOError):  # contextlib.suppress would take longer
+                continue
         self._spins = time.monotonic() - begun < _SPIN_SECONDS
 
     def has_reply(self, seconds: float) -> bool:
@@ -263,7 +256,7 @@ class Link:
             return bool(self._poll.poll(0))
         try:
             self._fill(socket.MSG_DONTWAIT)
-        except BlockingIOError:  # contextlib.suppress would take longer
+        except BlockingIOError:
             return False
         return True
 
@@ -310,6 +303,19 @@ class Link:
         self._channel.close()
 
 
+def _parts_of(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the specs of arrays for a message, and their bytes."""
+    contiguous = [np.asarray(array, order="C") for array in arrays]
+    size = sum([array.nbytes for array in contiguous])
+    if size > _MOST_BYTES:
+        raise ValueError(f"a message has {size:,} bytes of arrays, and at most {_MOST_BYTES:,} fit")
+    specs = [spec_of(array) for array in contiguous]
+    if size <= _JOINED_BYTES:
+        return specs, [array.tobytes() for array in contiguous]
+    parts = [array.reshape(-1).view(np.uint8).data for array in contiguous if array.nbytes]
+    return specs, parts
+
+
 def _empty(specs: Any) -> list[Any]:
     """Return new arrays for the specs in a message, whose sum of bytes is bounded."""
     if not isinstance(specs, list) or len(specs) > _MOST_ARRAYS:
@@ -343,6 +349,7 @@ def shape_and_dtype(spec: Any) -> tuple[tuple[int, ...], Any]:
     return tuple(spec[1:]), _dtype_of(spec[0])
 
 
+@functools.lru_cache(maxsize=64)
 def _name_of(dtype: Any) -> str:
     if dtype.kind == "V" and dtype == dtypes.bfloat16:
         return "bfloat16"
