@@ -17,6 +17,7 @@ from pycollective.cli.version import facts, versions
 from pycollective.cluster import ClusterResolver
 from pycollective.cluster.examined import are_errors
 from pycollective.cluster.membership import Membership, examine, source_of
+from pycollective.cluster.ports import has_port
 from pycollective.cluster.sources import sources_of_environment
 from pycollective.comm import Communicator, on_device
 from pycollective.distribute.multi_worker import join_workers
@@ -27,10 +28,11 @@ from pycollective.nccl.loading import require_cuda
 from pycollective.nn import cudnn
 
 _DESCRIPTION = """\
-Show what pycollective.init() and MultiWorkerMirroredStrategy() would use here: the source of the
-cluster's description, the number of this worker, the protection of the connections, and all
-errors at once. With several workers, run the command on each of them, with the environment of the
-training program. The workers try every link that they need. Each worker reports the links that do not
+Show what pycollective.init(), MultiWorkerMirroredStrategy() and ParameterServerStrategy() would use
+here: the source of the cluster's description, the number of this worker, the protection of the
+connections, and all errors at once. With several workers, run the command on each of them, with the
+environment of the training program. In a cluster with parameter servers, also run it on these and on
+the chief. The workers try every link that they need. Each worker reports the links that do not
 work, what it saw (a refused port, dropped packets, a missing route), and where to look. If all links
 work, they are measured.
 """
@@ -91,7 +93,9 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
         print(f"cluster: WRONG: {sources[0]}: {error}")
         report["wrong"] = [f"{sources[0]}: {error}"]
         return 1
-    member, wrong, doubtful = examine(resolver, listens=LISTENER in os.environ, environ=os.environ)
+    member, wrong, doubtful = examine(
+        resolver, servers=True, listens=LISTENER in os.environ, environ=os.environ
+    )
     if resolver is None:
         print("cluster: none: no variable describes one; this process is alone")
         report["wrong"] = wrong
@@ -100,7 +104,8 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
         return 1 if wrong else 0
     task = _task(resolver)
     if member is not None and member.size > 1:
-        task = f"{member.size} workers, this is {member.names[member.rank]}"
+        kind = "tasks with parameter servers" if _has_servers(member) else "workers"
+        task = f"{member.size} {kind}, this is {member.names[member.rank]}"
     elif not wrong:
         task += " trains alone"
     print(f"cluster: {source_of(resolver)}: {task}")
@@ -127,7 +132,19 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
     if member is None or member.size == 1:
         return 0
     print(f"  {protected}")
+    later = [
+        name
+        for name, address in zip(member.names, member.addresses, strict=False)
+        if not has_port(address)
+    ]
+    if later:
+        print(f"the links are not tested, because {', '.join(later)} chooses a port when it begins")
+        return 0
     return _test_links(member, timeout)
+
+
+def _has_servers(member: Membership) -> bool:
+    return any(name.startswith("ps") for name in member.names)
 
 
 def _task(resolver: ClusterResolver) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pycollective import environment
@@ -18,6 +18,7 @@ from pycollective.cluster.examined import (
     places_of,
     problems_here,
 )
+from pycollective.cluster.ports import has_port
 from pycollective.cluster.ranked import RankedClusterResolver
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.sources import overlooked_variables, resolver_of_environment
@@ -42,6 +43,7 @@ class Membership:
 def examine(
     resolver: ClusterResolver | None,
     *,
+    servers: bool = False,
     here: bool = True,
     listens: bool = False,
     environ: Mapping[str, str] | None = None,
@@ -52,6 +54,9 @@ def examine(
     ----------
     resolver : ClusterResolver or None
         Describes the cluster. None: there is no description.
+    servers : bool
+        True: in a cluster with parameter servers, they are members too. Workers of such a cluster may
+        have port 0: they choose a port when they begin.
     here : bool
         True: look up the names, and test the address of this process.
     listens : bool
@@ -74,7 +79,7 @@ def examine(
             misspelt = [str(error)]
     if resolver is None:
         return None, misspelt + ([] if environ is None else overlooked_variables(environ)), []
-    member, wrong, doubtful = _examined(resolver, here, listens)
+    member, wrong, doubtful = _examined(resolver, servers, here, listens)
     wrong = misspelt + wrong
     if environ is not None and not wrong:
         alone = resolver.task_type != "evaluator" if member is None else member.size == 1
@@ -83,7 +88,7 @@ def examine(
 
 
 def _examined(
-    resolver: ClusterResolver, here: bool, listens: bool
+    resolver: ClusterResolver, servers: bool, here: bool, listens: bool
 ) -> tuple[Membership | None, list[str], list[str]]:
     source = source_of(resolver)
     member: Membership | None
@@ -102,7 +107,7 @@ def _examined(
                 seen = Examined(cluster, resolver.task_type, resolver.task_id)
             if not seen.cluster and not seen.problems:
                 return None, [], []
-            member, places, own, wrong = _numbered(source, seen)
+            member, places, own, wrong = _numbered(source, seen, servers)
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         return None, [str(error.args[0]) if isinstance(error, KeyError) else str(error)], []
     if len(places) > MAX_RANKS:
@@ -188,11 +193,15 @@ def _text(resolver: ClusterResolver | None, wrong: list[str]) -> str:
 
 
 def _numbered(
-    source: str, seen: Examined
+    source: str, seen: Examined, servers: bool
 ) -> tuple[Membership | None, list[TaskAddress], int | None, list[str]]:
-    """Return this process's membership, the tasks that train, its index in them, and the errors."""
+    """Return this process's membership, the members, its index in them, and the errors."""
     cluster, wrong = seen.cluster, list(seen.problems)
     task_type, task_id = seen.task_type, seen.task_id
+    servers = servers and "ps" in cluster.jobs
+    jobs = ("chief", "ps", "worker") if servers else ("chief", "worker")
+    if servers and not rules.task_count(cluster, "worker"):
+        wrong.append("There must be at least one worker.")
     if seen.knows_task and (task_type is None or task_id is None):
         given = {"task_type": task_type, "task_id": task_id}
         missing = [key for key, value in given.items() if value is None]
@@ -202,16 +211,21 @@ def _numbered(
         )
         task_type = task_id = None
     wrong += rules.broken(cluster, task_type, task_id)
-    wrong += _gaps(cluster)
-    wrong += address_problems(places_of(cluster, cluster.jobs))
-    places = places_of(cluster, ("chief", "worker"))
+    wrong += _gaps(cluster, jobs)
+    places = places_of(cluster, jobs)
+    known = [
+        place
+        for place in places_of(cluster, cluster.jobs)
+        if not (servers and place.task.startswith("worker") and not has_port(place.address))
+    ]
+    wrong += address_problems(known)
     own = None
-    if task_type in ("chief", "worker") and task_id is not None:
+    if task_type in jobs and task_id is not None:
         mine = [i for i, place in enumerate(places) if place.task == f"{task_type} {task_id}"]
         own = mine[0] if mine else None
     if task_type == "evaluator" and not wrong:
         return None, [], None, []
-    if task_type == "ps" and not wrong:
+    if task_type == "ps" and not servers and not wrong:
         wrong.append("There is no id for task_type 'ps'")
     if wrong or own is None:
         return None, places, own, wrong
@@ -234,10 +248,10 @@ def _ranked(resolver: RankedClusterResolver) -> Membership:
     return Membership(resolver.launcher, rank, size, (address,) if address else (), names)
 
 
-def _gaps(cluster: ClusterSpec) -> list[str]:
-    """Return a line for each gap in the numbers of the tasks that train."""
+def _gaps(cluster: ClusterSpec, jobs: Sequence[str]) -> list[str]:
+    """Return a line for each gap in the numbers of the members."""
     found = []
-    for job in ("chief", "worker"):
+    for job in jobs:
         numbers = cluster.task_indices(job) if job in cluster.jobs else []
         absent = sorted(set(range(len(numbers))) - set(numbers))
         if absent:

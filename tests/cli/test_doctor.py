@@ -364,6 +364,59 @@ def test_under_a_launcher(tmp_path):
     assert done.stdout.count("µs one way,") == 2
 
 
+def test_tasks_of_a_cluster_with_parameter_servers_test_their_links(tmp_path):
+    jobs = ("chief", "ps", "worker")
+    cluster = {
+        job: [f"127.0.0.1:{port}"] for job, port in zip(jobs, free_ports(len(jobs)), strict=True)
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "pycollective", "doctor"],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}}),
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for job in jobs
+    ]
+    for job, process in zip(jobs, started, strict=True):
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, out
+        assert f"cluster: TF_CONFIG: 3 tasks with parameter servers, this is {job} 0\n" in out
+        assert "each of the 3 links can be connected" in out
+        assert "µs one way" in out
+
+
+@pytest.mark.parametrize(
+    ("cluster", "status", "said"),
+    [
+        (
+            {"worker": ["127.0.0.1:0"], "ps": ["127.0.0.1:1"]},
+            0,
+            "the links are not tested, because worker 0 chooses a port when it begins",
+        ),
+        ({"ps": ["127.0.0.1:1"]}, 1, "WRONG: There must be at least one worker."),
+        (
+            {"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:0"]},
+            1,
+            "WRONG: cluster['ps'][0] is '127.0.0.1:0', which is not host:port with a port from 1",
+        ),
+    ],
+)
+def test_ports_of_a_cluster_with_parameter_servers(
+    environ, capsys, monkeypatch, cluster, status, said
+):
+    config = {"cluster": {"chief": [f"127.0.0.1:{free_ports(1)[0]}"], **cluster}}
+    config["task"] = {"type": "chief", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert main(["doctor"]) == status
+    assert said in capsys.readouterr().out
+
+
 def test_libraries_for_gpus_are_shown(environ, capsys, monkeypatch, cupy):
     # A driver that is too old for any NCCL, and no front end of cuDNN.
     monkeypatch.setattr(cudnn, "_library", lambda: None)
