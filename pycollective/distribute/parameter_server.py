@@ -31,6 +31,7 @@ from pycollective.distribute.server import (
     Chief,
     Server,
     all_made_here,
+    check_ports,
     worker_of_this_process,
 )
 from pycollective.distribute.server_connections import Servers
@@ -137,11 +138,11 @@ class _ParameterServerExtended(StrategyExtended):
         if kwargs.pop("per_worker_variable", False):
             parts = []
             for number in range(self.num_parameter_workers):
-                own = {**kwargs, "name": f"{name}/worker_{number}"}
-                parts.append(self._on_server(next_creator(**own), self._next_server(own["name"])))
+                variable = next_creator(**{**kwargs, "name": f"{name}/worker_{number}"})
+                parts.append(self._on_next_server(variable))
             return PerWorkerVariable(parts, name)
         if kwargs.get("synchronization") is VariableSynchronization.ON_READ:
-            return self._on_server(next_creator(**kwargs), self._next_server(name))
+            return self._on_next_server(next_creator(**kwargs))
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
         by_parts = callable(initial) and _takes_partitions(initial)
         if by_parts and (shape is None or dtype is None):
@@ -153,20 +154,20 @@ class _ParameterServerExtended(StrategyExtended):
                 return next_creator(**kwargs)  # raises the error for both shapes
             shape, dtype = initial.shape, initial.dtype
         shape = TensorShape(shape)
+        row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
         beside, owners = this_thread.beside, []
         if beside is not None:
             owners = _parts(beside)
-            servers = [_server_of(part) for part in owners]
-            lengths = [len(part) for part in _parts(beside)] if len(servers) > 1 else [0]
-            if len(servers) > 1 and shape != beside.shape:
-                servers = servers[:1]
+            if len(owners) > 1 and shape != beside.shape:
+                owners = owners[:1]
+            lengths = [len(part) for part in owners] if len(owners) > 1 else [0]
         else:
             lengths = self._lengths(shape, dtype)
-            row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
-            servers = [
-                self._next_server(f"{name}/{n}" if n else name, row * (length or (*shape, 1)[0]))
-                for n, length in enumerate(lengths)
-            ]
+        servers = []
+        for n, length in enumerate(lengths):
+            size = row * (length or (*shape, 1)[0])
+            own_name = f"{name}/{n}" if n else name
+            servers.append(self._next_server(own_name, size, *owners[n : n + 1]))
         if len(servers) == 1:
             return self._on_server(next_creator(**kwargs), servers[0], *owners[:1])
         if not by_parts and math.prod(shape) > _LARGE:
@@ -218,16 +219,24 @@ class _ParameterServerExtended(StrategyExtended):
         shards = max(1, min(self.num_servers, size // _LEAST_SHARD))
         return [shards, *[1] * (len(shape) - 1)]
 
-    def _next_server(self, name: str, size: int = 0) -> int:
-        if self.started and self.servers is not None:
+    def _next_server(self, name: str, size: int, beside: Variable | None = None) -> int:
+        """Return the server of a new variable, with ``beside`` that of another one; count its bytes."""
+        if beside is None and self.started and self.servers is not None:
             return self.servers.server_of(name)
         with self._placing:
-            self._placed += 1
-            place = (self._placed - 1) % self.num_servers
-            if self._balanced:
+            if beside is not None:
+                place = _server_of(beside)
+            elif self._balanced:
                 place = self._bytes.index(min(self._bytes))
+            else:
+                self._placed += 1
+                place = (self._placed - 1) % self.num_servers
             self._bytes[place] += size
             return place
+
+    def _on_next_server(self, variable: Variable) -> Variable:
+        size = variable.like().array.nbytes
+        return self._on_server(variable, self._next_server(variable.name, size))
 
     def _on_server(
         self, variable: Variable, server: int, beside: Variable | None = None
@@ -346,8 +355,9 @@ class ParameterServerStrategy(Strategy):
     FailedPreconditionError
         The parameter servers already serve another chief.
     ValueError
-        The cluster has no parameter server, no worker or a task of unknown type; there is no worker
-        or no server; ``consistency`` is unknown.
+        The cluster has no parameter server, no worker or a task of unknown type. It does not have this
+        task. A parameter server's address has port 0. There is no worker or no server.
+        ``consistency`` is unknown.
     """
 
     extended: _ParameterServerExtended
@@ -487,7 +497,11 @@ def _cluster_of(
     for job in ("ps", "worker"):
         if not rules.task_count(cluster, job):
             raise ValueError(f"There must be at least one {job}. The {source} has none.")
-    return cluster, resolver.task_type, resolver.task_id or 0
+    check_ports(cluster)
+    task, number = resolver.task_type, resolver.task_id
+    if task not in (None, "", "chief"):  # the cluster need not have the chief
+        rules.validate(cluster, task, number)
+    return cluster, task, number or 0
 
 
 def _task_of(

@@ -66,6 +66,16 @@ def addresses_of(cluster: Any, job: str) -> list[str]:
     return [cluster.task_address(job, number) for number in cluster.task_indices(job)]
 
 
+def check_ports(cluster: Any) -> None:
+    """Raise ValueError if a parameter server's address has port 0."""
+    for address in addresses_of(cluster, "ps"):
+        if not ports.has_port(address):
+            raise ValueError(
+                f"a parameter server has the address {address!r}: give it a port, at which the other "
+                "tasks find it. Only a worker can choose its port"
+            )
+
+
 class Server:
     """A task of a cluster for `ParameterServerStrategy`: a parameter server, or a worker.
 
@@ -96,7 +106,8 @@ class Server:
     Raises
     ------
     ValueError
-        The cluster has no such task, or the task is neither a parameter server nor a worker.
+        The cluster has no such task, or the task is neither a parameter server nor a worker. A
+        parameter server's address has port 0.
     RendezvousError
         The address is taken, or is not a loopback address and there is no secret.
     """
@@ -119,6 +130,8 @@ class Server:
             )
         self._cluster = rules.validate(server_or_cluster_def, job_name, task_index)
         assert task_index is not None
+        if job_name == "ps":
+            check_ports(self._cluster)
         self.job_name, self.task_index = job_name, task_index
         self._address = self._cluster.task_address(job_name, task_index)
         _made_here.add((job_name, self._address))
@@ -202,7 +215,10 @@ class Server:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
         link = self.chief = self._first_chief()
         if link is None:
-            raise SystemExit(f"{self._title}: the chief did not connect within {JOIN_SECONDS:g} s")
+            raise SystemExit(
+                f"{self._title}: the chief did not connect within {JOIN_SECONDS:g} s. Perhaps another "
+                "process is this task, too: end one of them"
+            )
         answer, succeeded = partial(self._run, run), True
         while True:
             try:

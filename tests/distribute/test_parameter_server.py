@@ -52,11 +52,28 @@ def resolver(**jobs):
         ({"worker": ["a:1"]}, "There must be at least one ps."),
         ({"ps": ["a:1"]}, "There must be at least one worker."),
         ({"ps": ["a:1"], "worker": ["b:1"], "queen": ["c:1"]}, "Disallowed task type found"),
+        ({"ps": ["a:1", "a:0"], "worker": ["b:1"]}, "has the address .a:0.: give it a port"),
     ],
 )
 def test_strategy_wrong_cluster_raises(jobs, text):
     with pytest.raises(ValueError, match=text):
         tf.distribute.ParameterServerStrategy(resolver(**jobs))
+
+
+@pytest.mark.parametrize(
+    ("task", "number", "text"),
+    [
+        ("queen", 0, "Unrecognized task_type: queen"),
+        ("worker", 1, "`task_id` 1 exceeds the maximum id of worker"),
+        ("ps", None, "`task_id` of task type .ps. must be given"),
+    ],
+)
+def test_strategy_task_that_is_not_in_the_cluster_raises(monkeypatch, task, number, text):
+    monkeypatch.setattr(task_links, "JOIN_SECONDS", 0.1)  # else an unknown task waits as the chief
+    cluster = resolver(ps=["127.0.0.1:1"], worker=["127.0.0.1:2"])
+    cluster.task_type, cluster.task_id = task, number
+    with pytest.raises(ValueError, match=text):
+        tf.distribute.ParameterServerStrategy(cluster)
 
 
 def test_strategy_task_that_does_not_listen_raises(monkeypatch):
@@ -759,6 +776,23 @@ def test_balanced_places_variables_on_the_server_with_the_fewest_bytes():
         table = tf.Variable(np.zeros((4096, 64), np.float32))
     assert servers_of([large, *small]) == [0, 1, 1, 1]
     assert servers_of(table.variables) == [1, 0]
+
+
+def test_balanced_counts_variables_of_workers_of_metrics_and_beside_others():
+    strategy = tf.distribute.ParameterServerStrategy(variable_partitioner="balanced", num_ps=2)
+    value = np.zeros((100, 8), np.float32)
+    with strategy.scope():
+        own = tf.Variable(value, per_worker_variable=True)
+        sums = [
+            tf.Variable(value, synchronization=tf.VariableSynchronization.ON_READ) for _ in "ab"
+        ]
+        first = tf.Variable(value)
+        with strategy.extended.colocate_vars_with(first):
+            slots = [tf.Variable(value) for _ in range(2)]
+        others = [tf.Variable(value) for _ in range(3)]
+    assert {v["bytes"] for v in strategy.extended.load().values()} == {5 * value.nbytes}
+    assert (servers_of(sums), servers_of(slots), servers_of(others)) == ([0, 1], [0, 0], [1, 1, 1])
+    assert [tuple(v.shape) for v in own.read_all()] == [(100, 8)] * 2
 
 
 def test_timeline_has_the_load_of_each_server(tmp_path):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
 import hangs
 import numpy as np
 import pytest
+from ports import free_ports
 from server_clusters import BEGIN, MODEL, results, run, started
 
 import pycollective as tf
+from pycollective.cli import main
 
 
 def test_workers_train_variables_on_servers(tmp_path, transport):
@@ -55,6 +58,9 @@ report()
     last = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
     assert len(last) == 2 and sum(load["variables"] for load in last.values()) >= 4
     assert sum(load["updates"] for load in last.values()) >= 30
+    merged = tmp_path / "merged.json"
+    assert main(["timeline", "merge", str(tmp_path / "timeline.json"), "-o", str(merged)]) == 0
+    assert json.loads(merged.read_text())["traceEvents"] == events
 
 
 def test_functions_results_and_errors_travel(tmp_path, transport):
@@ -223,6 +229,36 @@ report(got=[[int(i), int(np.squeeze(v))] for i, v in coordinator.fetch(got)])
 """,
     )
     assert sorted(map(tuple, set(map(tuple, found["got"])))) == [(0, 10), (1, 11)]
+
+
+def test_balanced_places_the_variables_of_all_tasks_by_their_bytes(tmp_path, transport):
+    begin = BEGIN.replace("()", "(variable_partitioner='balanced')", 1)
+    found, _ = results(
+        tmp_path,
+        """
+with strategy.scope():
+    large = tf.Variable(np.zeros((100, 10), np.float32))
+    own = tf.Variable(np.zeros((100, 5), np.float32), per_worker_variable=True)
+    table = tf.Variable(np.zeros((20_000, 8), np.float32))
+
+@tf.function
+def add():
+    for variable in (large, own, *table.variables):
+        variable.assign_add(tf.ones_like(variable))
+
+for _ in range(4):
+    coordinator.schedule(add)
+coordinator.join()
+report(
+    load=[load["bytes"] for load in strategy.extended.load().values()],
+    values=[sum(float(v.numpy()[0, 0]) for v in own.read_all()), float(large[0, 0])],
+    table=np.unique(table.numpy()).tolist(),
+)
+""",
+        begin=begin,
+    )
+    assert found["load"] == [4 * (1000 + 80_000)] * 2
+    assert found["values"] == [4, 4] and found["table"] == [4]
 
 
 FIT = """
@@ -586,11 +622,17 @@ print("TOTAL", total.numpy())
 
 
 @pytest.mark.parametrize(
-    ("job", "text"), [("chief", "job_name is 'chief'"), ("ps", "exceeds the maximum id of ps")]
+    ("job", "number", "text"),
+    [
+        ("chief", 0, "job_name is .chief."),
+        ("ps", 2, "exceeds the maximum id of ps"),
+        ("ps", 1, "has the address .127.0.0.1:0.: give it a port"),
+    ],
 )
-def test_server_of_a_wrong_task_raises(job, text):
+def test_server_of_a_wrong_task_raises(job, number, text):
+    cluster = {"ps": ["127.0.0.1:1", "127.0.0.1:0"], "worker": ["127.0.0.1:2"]}
     with pytest.raises(ValueError, match=text):
-        tf.distribute.Server({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, job, 1)
+        tf.distribute.Server(cluster, job, number)
 
 
 def test_hogwild_without_shared_memory_raises(tmp_path, monkeypatch):
@@ -708,7 +750,22 @@ print("FOUND", sorted({int(v.fetch()) for v in values}), int(count), strategy.de
             )
 
 
-def test_server_target_is_its_address():
+def test_server_has_its_address_as_target_and_listens_there_from_start_on():
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    cluster = {"ps": addresses[:1], "worker": addresses[1:]}
+    server = tf.distribute.Server(cluster, "worker", 0, start=False)
+    assert server.target == f"grpc://{addresses[1]}"
+    host, port = addresses[1].split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), 1)
+    for _ in range(2):
+        server.start()
+    socket.create_connection((host, int(port)), 1).close()
+
+
+def test_worker_to_which_no_chief_connects_ends_with_a_reason(monkeypatch):
+    monkeypatch.setattr("pycollective.distribute.server.JOIN_SECONDS", 0.0)
     cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
     server = tf.distribute.Server(cluster, "worker", 0, start=False)
-    assert server.target == "grpc://127.0.0.1:2"
+    with pytest.raises(SystemExit, match="Perhaps another process is this task, too"):
+        server.work(None)
