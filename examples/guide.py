@@ -3,8 +3,8 @@
     python examples/guide.py [--replicas 2]
 
 The output of the guide is printed here too: the losses of its custom loop are the same for any number of
-replicas. Snippets that need a TPU, parameter servers or a second machine are left out. Facts from the
-tutorials beside the guide are shown at the end.
+replicas. Snippets that need a TPU or a second machine are left out. Facts from the tutorials beside the
+guide are shown at the end.
 """
 
 from __future__ import annotations
@@ -51,6 +51,17 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 print(f"by default {strategy.num_replicas_in_sync} replicas")
 strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
 print(f"with NCCL {strategy.num_replicas_in_sync} replicas")
+
+heading("ParameterServerStrategy")
+# Without a cluster description, servers and workers are threads of this process.
+parameter_server_strategy = tf.distribute.experimental.ParameterServerStrategy(
+    variable_partitioner=tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+)
+coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(parameter_server_strategy)
+with parameter_server_strategy.scope():
+    table = tf.Variable(tf.zeros([4, 2]))
+print([part.device for part in table.variables])
+print(coordinator.schedule(tf.function(lambda: tf.reduce_sum(table + 1.0))).fetch())
 
 heading("CentralStorageStrategy")
 central_storage_strategy = tf.distribute.experimental.CentralStorageStrategy()

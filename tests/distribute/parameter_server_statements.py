@@ -19,6 +19,7 @@ import numpy as np
 import pycollective as tf
 
 SHARDED, SHARDS = (7, 2), 3
+FEW_ROWS = (2, 3)
 logged: list[str] = []
 handler = logging.Handler()
 handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
@@ -28,6 +29,8 @@ logging.getLogger("pycollective").addHandler(handler)
 def partitioner(shape, dtype):
     if tuple(shape) == (5, 5):
         return [2, 2]
+    if tuple(shape) == FEW_ROWS:
+        return [5, 1]
     return [SHARDS if tuple(shape) == SHARDED else 1, *[1] * (len(shape) - 1)]
 
 
@@ -36,6 +39,10 @@ strategy = tf.distribute.ParameterServerStrategy(
 )
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 PerWorkerValues = tf.distribute.experimental.coordinator.PerWorkerValues
+
+
+def first_rows(partition_shape, partition_offset):
+    return np.full(partition_shape, partition_offset[0], np.float32)
 
 
 with strategy.scope():
@@ -54,6 +61,9 @@ with strategy.scope():
     }
     extreme = tf.Variable(np.array([np.inf, np.nan, 1e8, 0], np.float32), name="extreme")
     large = tf.Variable(np.full((2048, 4), 1e8, np.float32), name="large")
+    few = tf.Variable(np.zeros(FEW_ROWS, np.float32), name="few")
+    by_parts = tf.Variable(first_rows, shape=SHARDED, dtype=tf.float32, name="by_parts")
+    metric = tf.keras.metrics.Mean()
 outside = tf.Variable(1.0, name="outside")
 
 
@@ -69,6 +79,22 @@ def echo(value, **more):
 @tf.function
 def fail(text):
     raise ValueError(text)
+
+
+@tf.function
+def fail_slowly(text):
+    time.sleep(0.5)  # so that the other worker runs the function at the same time
+    raise ValueError(text)
+
+
+@tf.function
+def scaled(x, factor=2.0):
+    return x * factor
+
+
+@tf.function
+def update_metric(value):
+    metric.update_state(value)
 
 
 @tf.function
@@ -147,8 +173,12 @@ def with_variable():
 dataset = coordinator.create_per_worker_dataset(
     lambda: strategy.distribute_datasets_from_function(contexts)
 )
+distributed = coordinator.create_per_worker_dataset(
+    strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+)
 failing = coordinator.create_per_worker_dataset(broken)
 creating = coordinator.create_per_worker_dataset(with_variable)
+concrete = scaled.get_concrete_function(tf.TensorSpec((None,), tf.float32), 3.0)
 
 
 def raised(call, kind, *texts):
@@ -194,6 +224,16 @@ def shards_are_placed_in_turn_and_the_first_ones_have_a_row_more():
     assert [len(part) for part in table.variables] == [3, 2, 2]
     assert [server_of(part) for part in table.variables] == [0, 1, 0]
     assert [part.name for part in table.variables] == [f"table/part_{n}" for n in range(3)]
+    assert list(table) == table.variables
+
+
+def shards_are_at_most_the_rows_and_scalars_have_none():
+    assert [tuple(part.shape) for part in few.variables] == [(1, 3), (1, 3)]
+    assert not any(hasattr(scalar, "variables") for scalar in scalars)
+
+
+def an_initializer_of_parts_makes_the_rows_of_each_shard():
+    assert by_parts.numpy()[:, 1].tolist() == [0, 0, 0, 3, 3, 5, 5]
 
 
 def a_colocated_variable_has_no_shards():
@@ -208,8 +248,9 @@ def an_iterator_outside_of_the_workers_raises():
     )
 
 
-def run_outside_of_the_workers_warns():
+def run_and_reduce_outside_of_the_workers_warn():
     assert float(strategy.run(lambda: tf.constant(2.0))) == 2.0
+    assert float(strategy.reduce("SUM", tf.constant(2.0), axis=None)) == 2.0
     assert any("executed locally on the coordinator" in text for text in logged)
 
 
@@ -273,6 +314,13 @@ def steps_per_call_calls_a_function_several_times():
     assert int(count) == before + 5
 
 
+def a_concrete_function_gets_its_other_arguments():
+    assert coordinator.schedule(concrete, args=(tf.constant([1.0, 2.0]),)).fetch().tolist() == [
+        3,
+        6,
+    ]
+
+
 def a_plain_function_raises():
     raised(lambda: coordinator.schedule(lambda: 1), TypeError, "only accepts a `tf.function`")
 
@@ -325,6 +373,14 @@ def functions_after_an_error_are_cancelled():
     )
 
 
+def errors_after_the_first_are_dropped():
+    values = [coordinator.schedule(fail_slowly, args=(text,)) for text in ("one", "other")]
+    raised(values[0].fetch, ValueError, "one")
+    raised(values[1].fetch, ValueError, "other")
+    raised(coordinator.join, ValueError)
+    coordinator.join()
+
+
 # Datasets -------------------------------------------------------------------------------------------
 
 
@@ -340,6 +396,11 @@ def every_worker_reads_all_elements():
             raised(coordinator.join, tf.errors.OutOfRangeError)
             break
     assert [0, 1, 2, 3] in found.values()
+
+
+def a_distributed_dataset_has_an_iterator_for_each_worker():
+    _, elements = coordinator.schedule(next_of, args=(iter(distributed),)).fetch()
+    assert elements.tolist() == [0, 1]
 
 
 def the_element_spec_is_known():
@@ -381,6 +442,14 @@ def a_dataset_function_must_not_create_variables():
 def per_worker_variables_have_a_value_for_each_worker():
     workers = coordinator.fetch([coordinator.schedule(count_own) for _ in range(8)])
     assert [int(v) for v in own.read_all()] == [workers.count(0), workers.count(1)]
+
+
+def metrics_have_the_updates_of_all_workers():
+    metric.reset_state()
+    for value in range(20):
+        coordinator.schedule(update_metric, args=(float(value),))
+    coordinator.join()
+    assert float(metric.result()) == 9.5 and float(metric.count) == 20
 
 
 def scatters_of_two_workers_equal_those_one_after_the_other():
@@ -428,6 +497,11 @@ def a_checkpoint_restores_with_another_number_of_shards():
     plain = tf.Variable(np.zeros(SHARDED, np.float32))
     tf.train.Checkpoint(v=plain).restore(path)
     assert np.array_equal(plain.numpy(), table.numpy())
+    before = plain.numpy()
+    plain.assign(before + 1)
+    path = tf.train.Checkpoint(v=plain).save(os.path.join(os.getcwd(), "checkpoint"))
+    tf.train.Checkpoint(v=table).restore(path)
+    assert np.array_equal(table.numpy(), before + 1)
 
 
 # Wrong variables ------------------------------------------------------------------------------------

@@ -99,8 +99,12 @@ def test_fit_gives_every_batch_of_the_coordinator_to_one_worker(kind):
     elif kind == "iterator":
         model.fit(iter(dataset), verbose=0)
     else:
-        model.fit(creator(), steps_per_epoch=9, verbose=0, validation_data=creator(repeats=False))
-        steps = 9
+        history = model.fit(
+            creator(), steps_per_epoch=9, verbose=0, validation_data=creator(repeats=False)
+        ).history
+        # The coordinator reads the validation data, so that each example counts once.
+        expected = model.evaluate(X, Y, verbose=0)[0]
+        assert history["val_loss"] == pytest.approx([expected], rel=1e-5)
     assert int(model.optimizer.iterations) == steps
 
 
@@ -167,6 +171,26 @@ def test_fit_callbacks_get_the_whole_epoch_at_its_end(tmp_path):
     assert np.array_equal(other.weights[0].numpy(), model.weights[0].numpy())
 
 
+class Ends(tf.keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyError("preempted")
+
+
+def test_fit_continues_from_its_backup_with_another_number_of_shards(tmp_path):
+    def fit(shards, *more):
+        backup = tf.keras.callbacks.BackupAndRestore(tmp_path / f"backup{len(more)}")
+        model = model_of(servers(1, variable_partitioner=P.FixedShardsPartitioner(shards)))
+        options = {"epochs": 4, "shuffle": False, "verbose": 0, "callbacks": [backup, *more]}
+        return model.fit(X, Y, **options).history["loss"]
+
+    expected = fit(1)
+    with pytest.raises(KeyError, match="preempted"):
+        fit(2, Ends())
+    (tmp_path / "backup1").rename(tmp_path / "backup0")
+    assert fit(3) == pytest.approx(expected[2:], rel=1e-5)
+
+
 def test_fit_error_of_a_step_is_raised_and_the_model_can_train_again():
     class Model(tf.keras.Sequential):
         broken = True
@@ -197,6 +221,8 @@ def test_fit_wrong_arguments_raise():
         model.fit(creator(), verbose=0)
     with pytest.raises(ValueError, match="`verbose=1` is not allowed with `ParameterServerStrat"):
         model.fit(X, Y, verbose=1)
+    with pytest.raises(ValueError, match="specify a `validation_steps` value"):
+        model.fit(X, Y, validation_data=creator(), verbose=0)
     with pytest.raises(ValueError, match="`y` argument is not supported when using a DatasetCr"):
         model.fit(creator(), Y, steps_per_epoch=2, verbose=0)
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)

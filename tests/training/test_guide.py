@@ -115,6 +115,8 @@ def test_guide_prints_the_numbers_of_tensorflow(replicas, tmp_path):
     gpus = array_backend.gpu_count()[0]
     assert printed["MirroredStrategy"][0] == f"by default {max(1, gpus)} replicas"
     assert printed["MirroredStrategy"][-1] == f"with hierarchical copy {replicas} replicas"
+    servers = [f"/job:ps/replica:0/task:{number}/device:CPU:0" for number in range(2)]
+    assert printed["ParameterServerStrategy"] == [str(servers), "8.0"]
     assert printed["CentralStorageStrategy"] == [f"by default {max(1, gpus)} replicas"]
     assert printed["OneDeviceStrategy"] == ["42"]
     rate = {1: 0.1, 2: 0.15, 4: 0.175}[replicas]
