@@ -310,7 +310,9 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         begun = [work._work for work in works if work._work is not None]
         if not begun:
             return Work(result)
-        return Work(result, comm.Work.joined(begun, lambda: None), self._watcher)
+        joined = comm.Work.joined(begun, lambda: None)
+        in_order = all(work._in_order for work in works)
+        return Work(result, joined, self._watcher, in_order=in_order)
 
     def start_coalescing(self) -> None:
         self._coalesced = []
@@ -580,20 +582,20 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     @_call("send")
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         (tensor,) = tensors
-        work = self._messages.send(_host(tensor), dest, tag, **self._options(_SUM))
-        return self._begun(tensors, work)
+        work = self._messages.send(_host(tensor), dest, tag)
+        return self._begun(tensors, work, in_order=False)
 
     @_call("recv")
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
         (tensor,) = tensors
-        work = self._messages.recv(_host(tensor), source, tag, **self._options(_SUM))
-        return self._begun(tensors, work, source=lambda: source)
+        work = self._messages.recv(_host(tensor), source, tag)
+        return self._begun(tensors, work, source=lambda: source, in_order=False)
 
     @_call("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         (tensor,) = tensors
         work = self._messages.recv_any(_host(tensor), tag, self._comm.timeout)
-        return self._begun(tensors, work, source=work.wait)
+        return self._begun(tensors, work, source=work.wait, in_order=False)
 
     # Lists of tensors ---------------------------------------------------------------------------
 

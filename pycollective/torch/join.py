@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed as dist
 
 from pycollective.comm import Communicator, local_group
-from pycollective.launch import JOIN_TIMEOUT, rendezvous
+from pycollective.errors import RendezvousError
+from pycollective.launch import rendezvous
 from pycollective.launch.description import LISTENER
 from pycollective.launch.interfaces import choose, interface_addresses
 from pycollective.launch.secret import SECRET, SECRET_FILE
@@ -34,7 +35,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
     rank, size : int
         This process's rank, and the number of ranks.
     timeout : float
-        Seconds that a call waits for the other ranks.
+        Seconds that this function and each call wait for the other ranks.
 
     Raises
     ------
@@ -44,7 +45,6 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
     if size == 1:
         return local_group(1, timeout=timeout)[0]
     environment = dict(os.environ)
-    seconds = min(timeout, JOIN_TIMEOUT)
     if rank == 0:
         host = _own_address(store, environment)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -53,7 +53,13 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
         environment[LISTENER] = str(listener.detach())
         store.set(_KEY, json.dumps([address, secret]))
     else:
-        store.wait([_KEY], timedelta(seconds=seconds))
+        try:
+            store.wait([_KEY], timedelta(seconds=timeout))
+        except dist.DistStoreError as error:
+            raise RendezvousError(
+                f"rank 0 has not joined the group of {size} ranks in {timeout:g} s: {error}",
+                ranks=[0],
+            ) from error
         address, secret = json.loads(store.get(_KEY))
     if SECRET not in environment and SECRET_FILE not in environment:
         environment[SECRET] = secret
@@ -63,7 +69,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
         [address],
         "torch.distributed",
         timeout=timeout,
-        join_timeout=seconds,
+        join_timeout=timeout,
         environment=environment,
     )
     if rank == 0:  # all ranks have read the key; a later group in the same store sets it again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from pycollective.comm import Communicator, Work
-from pycollective.errors import CollectiveError
+from pycollective.errors import CollectiveError, PeerLostError
 
 _NOTICES = 0  # the tag of notices; a message has its own tag plus 1
 _END = -1
 _POLL_SECONDS = 0.0002
+_FOREVER = 1e9  # seconds
 
 
 class Messages:
@@ -29,6 +31,7 @@ class Messages:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._peers = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._lock = threading.Lock()  # guards the following variables
         self._unclaimed: Counter[tuple[int, int]] = Counter()
         """Notices read minus receives made, by source and tag."""
         self._ahead: Counter[int] = Counter()
@@ -38,44 +41,66 @@ class Messages:
         self._ended: set[int] = set()
         """The ranks that send no more messages."""
 
-    def send(self, x: Any, dest: int, tag: int, **options: Any) -> Any:
-        """Send an array; the options are those of `Communicator.send`."""
-        notice = self._comm.send(np.array([tag]), dest, _NOTICES, **options)
-        sent = self._comm.send(x, dest, tag + 1, **options)
-        return Work.joined([notice, sent], lambda: None) if options["async_op"] else None
+    def send(self, x: Any, dest: int, tag: int) -> Work[None]:
+        """Return the work of a send."""
+        notice = self._comm.send(np.array([tag]), dest, _NOTICES, async_op=True)
+        sent = self._comm.send(x, dest, tag + 1, async_op=True)
+        return Work.joined([notice, sent], lambda: None)
 
-    def recv(self, out: Any, source: int, tag: int, **options: Any) -> Any:
-        """Receive an array; the options are those of `Communicator.recv`."""
-        self._unclaimed[source, tag] -= 1
-        self._ahead[source] -= 1
-        work = self._comm.recv(out, source, tag + 1, **options)
-        if options["async_op"]:
-            return work.then(lambda: self._catch_up(source))
-        self._catch_up(source)
-        return None
+    def recv(self, out: Any, source: int, tag: int) -> Work[None]:
+        """Return the work of a receive."""
+        with self._lock:
+            self._claim(source, tag)
+        work = self._comm.recv(out, source, tag + 1, async_op=True)
+        return work.then(lambda: self._catch_up(source))
 
-    def recv_any(self, out: Any, tag: int, timeout: float) -> _AnySource:
+    def recv_any(self, out: Any, tag: int, timeout: float) -> Work[int]:
         """Return the work of a receive from any rank; its result is the rank."""
+        source = self._noticed(tag)
+        if source is not None:
+            work = self._comm.recv(out, source, tag + 1, async_op=True, timeout=timeout)
+            return work.then(lambda: source)
 
-        def receive(seconds: float) -> int | None:
-            source = self._noticed(tag, seconds)
-            if source is not None:
-                self.recv(out, source, tag, async_op=False, timeout=timeout)
-            return source
+        def receive() -> int:
+            until = time.monotonic() + timeout
+            while (found := self._noticed(tag)) is None:
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"no rank has sent a message with this tag in {timeout:g} s")
+                time.sleep(_POLL_SECONDS)
+            self._comm.recv(out, found, tag + 1, timeout=timeout)
+            return found
 
-        return _AnySource(receive, timeout)
+        task = _Receive(receive)
+        return Work([task], lambda: task.source)
 
     def close(self) -> None:
-        """Let the other ranks' receives of notices end; send no more messages."""
+        """Send no more messages, and wait until the notices end that this rank waits for."""
         with contextlib.suppress(CollectiveError):
             for rank in self._peers:
                 self._comm.send(np.array([_END]), rank, _NOTICES, timeout=1.0)
+        with self._lock:
+            pending = list(self._pending.items())
+        until = time.monotonic() + self._comm.timeout
+        for source, work in pending:
+            try:
+                work.wait(max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                self._comm.abort(
+                    f"rank {source} has not left the group in {self._comm.timeout:g} s"
+                )
+            except CollectiveError:
+                return
+
+    def _claim(self, source: int, tag: int) -> None:
+        self._unclaimed[source, tag] -= 1
+        self._ahead[source] -= 1
 
     def _next_notice(self, source: int) -> Work[Any]:
         work = self._pending.get(source)
         if work is None:
             notice = np.empty(1, np.int64)
-            work = self._comm.recv(notice, source, _NOTICES, async_op=True)
+            # No deadline, because a rank may send nothing for any time.
+            work = self._comm.recv(notice, source, _NOTICES, async_op=True, timeout=_FOREVER)
             self._pending[source] = work
         return work
 
@@ -91,42 +116,58 @@ class Messages:
 
     def _catch_up(self, source: int) -> None:
         """Read a notice after a receive, unless it has been read."""
-        if self._ahead[source] < 0:
-            self._read_notice(source)
+        with self._lock:
+            if self._ahead[source] < 0:
+                self._read_notice(source)
 
-    def _noticed(self, tag: int, seconds: float) -> int | None:
-        """Return a rank that has sent a message with this tag; None if there is none in time."""
-        until = time.monotonic() + seconds
-        while True:
+    def _noticed(self, tag: int) -> int | None:
+        """Claim a message with this tag, and return its source; None if there is none yet."""
+        with self._lock:
             for source in self._peers:
                 while self._unclaimed[source, tag] <= 0 and source not in self._ended:
                     if not self._next_notice(source).done():
                         break
                     self._read_notice(source)
                 if self._unclaimed[source, tag] > 0:
+                    self._claim(source, tag)
                     return source
-            if time.monotonic() >= until:
-                return None
-            time.sleep(_POLL_SECONDS)
+            if len(self._ended) == len(self._peers):
+                raise PeerLostError(
+                    f"rank {self._comm.rank} receives from any rank, and all others have left the group",
+                    ranks=self._peers,
+                )
+        return None
 
 
-class _AnySource(Work[int]):
-    """A receive from any rank, which looks for a message when the program asks."""
+class _Receive:
+    """The task of a receive from any rank.
 
-    def __init__(self, receive: Callable[[float], int | None], timeout: float) -> None:
-        super().__init__(())
-        self._receive, self._timeout = receive, timeout
-        self._source: int | None = None
+    A thread makes the receive, because the other rank may wait for it in `send`.
+    """
 
+    times = 0.0, 0.0  # of traces, which have no calls of this class
+
+    def __init__(self, receive: Callable[[], int]) -> None:
+        self.source = -1
+        self._receive = receive
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="pycollective", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.source = self._receive()
+        except Exception as error:
+            self._error = error
+        self._ended.set()
+
+    @property
     def done(self) -> bool:
-        if self._source is None:
-            self._source = self._receive(0.0)
-        return self._source is not None
+        return self._ended.is_set()
 
-    def wait(self, timeout: float | None = None) -> int:
-        if self._source is None:
-            seconds = self._timeout if timeout is None else timeout
-            self._source = self._receive(seconds)
-            if self._source is None:
-                raise TimeoutError(f"no rank has sent a message with this tag in {seconds:g} s")
-        return self._source
+    def wait(self, timeout: float) -> bool:
+        return self._ended.wait(timeout)
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -46,13 +46,14 @@ class Watcher:
         self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def add(self, complete: Callable[[], None]) -> None:
+    def add(self, complete: Callable[[], None], in_order: bool = True) -> None:
         """Call a function, which may wait, in the thread.
 
-        A callback of a future runs in the thread, and may wait for a further future: that one gets a
-        thread of its own.
+        Collectives end in their order, so that one thread can wait for them. A message may end after
+        later calls, and gets a thread of its own. So does a call whose future a callback asks for: it
+        may wait for it in the thread.
         """
-        if threading.current_thread() is self._thread:
+        if not in_order or threading.current_thread() is self._thread:
             threading.Thread(target=complete, name="pycollective", daemon=True).start()
             return
         if self._thread is None:
@@ -100,6 +101,8 @@ class Work(dist.Work):  # type: ignore[misc]
         The group's watcher, for an asynchronous call.
     source : callable, optional
         Returns the rank that sent the message, after a receive.
+    in_order : bool
+        False for a message, which may end after later calls.
     """
 
     _future: Any = None
@@ -113,10 +116,11 @@ class Work(dist.Work):  # type: ignore[misc]
         work: comm.Work[Any] | None = None,
         watcher: Watcher | None = None,
         source: Callable[[], int] | None = None,
+        in_order: bool = True,
     ) -> None:
         dist.Work.__init__(self)
         self._result, self._work, self._watcher = result, work, watcher
-        self._source = source
+        self._source, self._in_order = source, in_order
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Wait for the call, at most for the timeout; raise its error."""
@@ -204,5 +208,5 @@ class Work(dist.Work):  # type: ignore[misc]
             done.set_result(None)
 
         self._ended = ended
-        self._watcher.add(complete)
+        self._watcher.add(complete, self._in_order)
         return self._future

@@ -1,6 +1,8 @@
 """The process groups of `pycollective.torch`, whose ranks are threads here."""
 
 import importlib.util
+import json
+import os
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 import hangs  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from pycollective.launch.description import LISTENER  # noqa: E402
 from pycollective.torch import ProcessGroup, backend  # noqa: E402
 
 pytestmark = pytest.mark.slow  # CI has PyTorch only there
@@ -209,6 +212,109 @@ def test_recv_from_any_source_names_the_source_and_leaves_other_messages():
     assert checked(work)[0] == {1: [11, 12, 13], 2: [21, 22, 23]}
 
 
+def test_large_message_from_any_rank_arrives_during_a_collective():
+    """The sender waits for the receive, and the receiver for the sender's collective."""
+
+    def work(group):
+        large = torch.full((1 << 22,), float(group.rank()))
+        if group.rank():
+            group.send([large], 0, 5).wait()
+        else:
+            call = group.recv_anysource([large], 5)
+        group.barrier().wait()
+        if group.rank() == 0:
+            call.wait()
+            assert call._source_rank() == 1
+        return large[-1].item()
+
+    assert checked(work, 2) == [1, 1]
+
+
+def test_rank_without_messages_does_not_fail_the_group_after_a_receive_from_any_rank():
+    def work(group):
+        if group.rank() == 2:
+            group.send([torch.ones(1)], 0).wait()
+        group.barrier().wait()
+        if group.rank() == 0:
+            group.set_timeout(timedelta(seconds=1))
+            group.recv_anysource([torch.empty(1)]).wait()
+            time.sleep(1.5)  # longer than the timeout
+            group.set_timeout(timedelta(seconds=hangs.SECONDS))
+        total = torch.ones(1)
+        group.allreduce([total]).wait()
+        return total.item()
+
+    assert checked(work) == [SIZE] * SIZE
+
+
+def test_receive_from_any_rank_ends_when_all_other_ranks_have_left():
+    def work(group):
+        if group.rank() == 0:
+            group.recv_anysource([torch.empty(1)]).wait()
+
+    error = in_ranks(work)[0]
+    assert isinstance(error, dist.DistNetworkError) and "all others have left" in str(error), error
+
+
+def test_future_of_a_message_does_not_delay_the_future_of_a_later_collective():
+    def work(group):
+        other, got, total = 1 - group.rank(), torch.empty(1), torch.ones(1)
+        receive = group.recv([got], other)
+        message = receive.get_future()
+        group.allreduce([total]).get_future().wait()
+        group.send([total], other).wait()
+        message.wait()
+        assert receive.is_completed()
+        return got.item()
+
+    assert checked(work, 2) == [2, 2]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_group_with_a_missing_rank_raises_dist_network_error_that_names_it(missing):
+    with pytest.raises(dist.DistNetworkError, match=f"rank {missing}"):
+        ProcessGroup(dist.HashStore(), 1 - missing, 2, timedelta(seconds=0.5))
+
+
+def test_rank_with_another_secret_cannot_join():
+    store, errors = dist.HashStore(), [None, None]
+
+    class WithAnotherSecret:
+        wait = store.wait
+
+        def get(self, key):
+            address, secret = json.loads(store.get(key))
+            return json.dumps([address, secret[::-1]])
+
+    def rank(number):
+        try:
+            its = store if number == 0 else WithAnotherSecret()
+            ProcessGroup(its, number, 2, timedelta(seconds=3))
+        except dist.DistNetworkError as error:
+            errors[number] = str(error)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(hangs.SECONDS)
+    assert "secret" in errors[1], errors
+
+
+def test_ranks_wait_for_each_other_as_long_as_the_timeout_of_the_group(monkeypatch):
+    class CalledError(Exception):
+        pass
+
+    def rendezvous(*_, timeout, join_timeout, environment):
+        os.close(int(environment[LISTENER]))
+        assert (timeout, join_timeout) == (3600, 3600)
+        raise CalledError
+
+    monkeypatch.setattr(sys.modules["pycollective.torch.join"], "rendezvous", rendezvous)
+    with pytest.raises(CalledError):
+        ProcessGroup(dist.HashStore(), 0, 2, timedelta(hours=1))
+
+
 def test_future_has_the_tensors_and_runs_callbacks():
     def work(group):
         tensor = torch.ones(3)
@@ -299,16 +405,23 @@ def test_collective_without_a_rank_raises_after_its_timeout(how):
 
 
 def test_receive_from_any_rank_without_a_message_raises_after_the_timeout():
+    ended = threading.Event()
+
     def work(group):
         if group.rank():
+            assert ended.wait(hangs.SECONDS)
             return
-        group.set_timeout(timedelta(seconds=0.2))
-        with pytest.raises(dist.DistBackendError, match="no rank has sent a message"):
-            group.recv_anysource([torch.ones(1)], 5).wait()
-        call = group.recv_anysource([torch.ones(1)], 5)
-        with pytest.raises(RuntimeError, match="no rank has sent a message"):
-            call.get_future().wait()
-        assert isinstance(call.exception(), dist.DistBackendError)
+        try:
+            group.set_timeout(timedelta(seconds=0.2))
+            with pytest.raises(dist.DistBackendError, match="no rank has sent a message"):
+                group.recv_anysource([torch.ones(1)], 5).wait()
+            call = group.recv_anysource([torch.ones(1)], 5)
+            with pytest.raises(RuntimeError, match="no rank has sent a message"):
+                call.get_future().wait()
+            assert isinstance(call.exception(), dist.DistBackendError)
+        finally:
+            group.set_timeout(timedelta(seconds=hangs.SECONDS))
+            ended.set()
 
     checked(work, 2)
 
