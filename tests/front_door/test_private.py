@@ -16,6 +16,7 @@ KNOWN |= {
     "_swap_data_ptr_",
     "_call_end_callbacks_on_jit_fut",
     "_RecordFunction",
+    "_timeout",
 }
 
 
