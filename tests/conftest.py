@@ -123,7 +123,7 @@ def on_ranks() -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def ctrl_c():
-    """Python's own reaction to SIGINT, which a background job of a shell starts without."""
+    """Python's own handler of SIGINT, which a shell's background job starts without."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,6 +1,6 @@
 #include "support/huge_pages.h"
 
-// Only Linux has a request for huge pages.
+// Only Linux has MADV_HUGEPAGE.
 
 namespace pycollective {
 

@@ -93,9 +93,11 @@ def run(args: argparse.Namespace) -> int:
     except (TypeError, ValueError, MemoryError) as error:
         raise options.WrongOptionError(error) from None
     if args.json:
-        every = [found for curve in curves for found in curve]
-        every.sort(key=lambda found: (found.cluster.ranks, found.bytes))
-        write(args.json, "simulate", {"cluster": args.cluster}, [_row(found) for found in every])
+        results = [result for curve in curves for result in curve]
+        results.sort(key=lambda result: (result.cluster.ranks, result.bytes))
+        write(
+            args.json, "simulate", {"cluster": args.cluster}, [_row(result) for result in results]
+        )
     if args.plot:
         draw_times(curves, args.plot)
         print(f"# drawn to {args.plot}")
@@ -107,14 +109,14 @@ def _run(args: argparse.Namespace) -> list[list[Simulation]]:
     sizes, counts = options.sizes(args), sorted(args.ranks)
     if args.root >= counts[0]:
         raise ValueError(f"root {args.root} is not among the {counts[0]} ranks")
-    if args.root and not any(what in ROOTED for what in args.collective):
+    if args.root and not any(collective in ROOTED for collective in args.collective):
         raise ValueError(f"{', '.join(args.collective)} has no root")
     clusters = {ranks: _cluster(args, ranks, sizes[-1]) for ranks in counts}
     chosen = _algorithms(args, list(clusters.values()))
     if args.verify:
         for cluster in clusters.values():
-            for what, algorithm in chosen:
-                _verify(what, algorithm, cluster)
+            for collective, algorithm in chosen:
+                _verify(collective, algorithm, cluster)
     many = len(args.collective) > 1
     table = Table(*([COLLECTIVE] if many else []), *_COLUMNS)
     names = ", ".join(args.collective)
@@ -122,18 +124,18 @@ def _run(args: argparse.Namespace) -> list[list[Simulation]]:
     curves: dict[tuple[str, str | Algorithm], list[Simulation]] = {each: [] for each in chosen}
     for ranks, cluster in clusters.items():
         for size in sizes:
-            for what, algorithm in chosen:
-                if what == "barrier" and size > sizes[0]:  # a barrier has no size
+            for collective, algorithm in chosen:
+                if collective == "barrier" and size > sizes[0]:  # a barrier has no size
                     continue
-                root = args.root if what in ROOTED else 0
-                found = algorithms.simulate(algorithm, cluster, size, what, root=root)
-                curves[what, algorithm].append(found)
+                root = args.root if collective in ROOTED else 0
+                result = algorithms.simulate(algorithm, cluster, size, collective, root=root)
+                curves[collective, algorithm].append(result)
                 cells = [
-                    ranks, found.bytes, found.algorithm, f"{found.seconds * 1e6:.2f}",
-                    f"{found.algorithm_bandwidth / 1e9:.3f}", f"{found.bus_bandwidth / 1e9:.3f}",
-                    found.messages,
+                    ranks, result.bytes, result.algorithm, f"{result.seconds * 1e6:.2f}",
+                    f"{result.algorithm_bandwidth / 1e9:.3f}", f"{result.bus_bandwidth / 1e9:.3f}",
+                    result.messages,
                 ]  # fmt: skip
-                print(table.line([what, *cells] if many else cells), flush=True)
+                print(table.line([collective, *cells] if many else cells), flush=True)
     return [*curves.values()]
 
 
@@ -146,14 +148,16 @@ def _algorithms(
     for asked in args.algorithm:
         found: list[tuple[str, str | Algorithm]] = []
         lists = []
-        for what in args.collective:
+        for collective in args.collective:
             named = "hierarchical" in args.algorithm
-            names = tuning.candidates(what) if levels or named else algorithms.names(what)
-            lists.append(f"{what}: {', '.join(names)}")
+            names = (
+                tuning.candidates(collective) if levels or named else algorithms.names(collective)
+            )
+            lists.append(f"{collective}: {', '.join(names)}")
             if isinstance(asked, Algorithm):
-                found += [(what, asked)] if asked.collective == what else []
+                found += [(collective, asked)] if asked.collective == collective else []
             else:
-                found += [(what, name) for name in names if asked in (name, "all")]
+                found += [(collective, name) for name in names if asked in (name, "all")]
         if not found and isinstance(asked, Algorithm):
             raise ValueError(
                 f"{asked.name} is an algorithm of {asked.collective}: add -c {asked.collective}"
@@ -164,13 +168,13 @@ def _algorithms(
     return list(dict.fromkeys(chosen))
 
 
-def _verify(what: str, algorithm: str | Algorithm, cluster: Cluster) -> None:
+def _verify(collective: str, algorithm: str | Algorithm, cluster: Cluster) -> None:
     """Prove an algorithm for the ranks of a cluster."""
     name = algorithm if isinstance(algorithm, str) else algorithm.name
-    if (what, algorithm) == ("all_reduce", "hierarchical"):
+    if (collective, algorithm) == ("all_reduce", "hierarchical"):
         algorithms.verify(algorithms.hierarchical(cluster.hosts))
     else:
-        algorithms.verify(algorithm, cluster.ranks, what)
+        algorithms.verify(algorithm, cluster.ranks, collective)
     how = "exactly" if cluster.ranks <= PROVED_RANKS else "by fingerprints"
     print(f"# verified {how}: {name}, {cluster.ranks} ranks")
 

@@ -383,7 +383,8 @@ class Moves(Member):
         Raises
         ------
         ValueError
-            ``x`` does not have as many rows as the parts, or ``counts`` excludes the algorithm.
+            The rows of ``x`` do not match ``counts``, or cannot be cut into equal parts without it.
+            Also: ``counts`` and ``out_counts`` differ for this rank, or exclude the algorithm.
         """
         async_op = switch("async_op", async_op)
         source = as_input(x)
@@ -484,7 +485,7 @@ class Moves(Member):
         self, like: Array, counts: list[int] | None, root: int, out: object, how: How,
         seconds: float,
     ) -> Any:  # fmt: skip
-        """Send the counts, then the parts; ``like`` is the root's array."""
+        """Send the counts, then the parts; on the root, ``like`` is the array to send."""
         row = like.shape[1:]
         sent = np.array(counts or [0] * self.size, np.int64)
         rows = self.broadcast(sent, root, timeout=seconds).tolist()

@@ -254,7 +254,7 @@ class _Probe:
                     channel.send(self._reports_message(), soon)
                     self._take(channel.receive(soon))
         except (OSError, HandshakeError, RendezvousError) as error:
-            kind, text = _outcome(error)
+            kind, text = _result_of(error)
         with self._changed:
             self._busy.discard(peer)
             before = self._own.links.get(peer, ("",))[0]
@@ -353,7 +353,7 @@ def _words(error: OSError) -> str:
     return _clean(str(error.strerror or error))
 
 
-def _outcome(error: Exception) -> tuple[str, str]:
+def _result_of(error: Exception) -> tuple[str, str]:
     """Return the kind and the text of a failed attempt."""
     if isinstance(error, Refused):
         return TURNED_AWAY, _clean(str(error))

@@ -116,7 +116,7 @@ def test_tables_calls_of_one_size_have_it_in_their_name(compare):
     assert row(text, "2 processes: barrier") == ["", "≤ 0.5 × best MPI", "0.25", "met"]
 
 
-def test_the_bars_of_the_machine(compare):
+def test_bars_of_the_machine_are_compared_with_its_memory_and_its_links(compare):
     # 2 × 2 × 16 MiB at 100 GB/s: 671 µs.
     ours = [times(9, 50, 700, memory=100.0)]
     launches = {"pycollective": ours, "TensorFlow eager": [times(99, 99, 650)]}
@@ -192,7 +192,9 @@ def test_commands_mpi_yields_only_with_more_ranks_than_cores(compare, monkeypatc
      ("raise SystemExit('out of memory')", "gave no result: out of memory"),
      ("raise SystemExit('LEFT OUT there is none')", "there is none")],
 )  # fmt: skip
-def test_a_contestant_that_fails_is_told(compare, tmp_path, monkeypatch, script, why):
+def test_launch_contestant_that_fails_returns_the_reason(
+    compare, tmp_path, monkeypatch, script, why
+):
     worker = tmp_path / "worker.py"
     worker.write_text(script)
     monkeypatch.setattr(compare, "RANKS", str(worker))
@@ -254,7 +256,7 @@ def test_main_file_of_another_format_is_refused(compare, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_runs_and_goes_on(compare, tmp_path, monkeypatch, capsys):
+def test_main_measures_and_adds_to_an_earlier_file(compare, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pycollective")
     file = tmp_path / "results.json"
     words = ["compare.py", "--launches", "2", "--seconds", "0.001", "--sizes", "8", "--peers"]

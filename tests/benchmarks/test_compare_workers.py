@@ -24,7 +24,7 @@ def compare(monkeypatch):
     return module
 
 
-def test_input_is_told_from_computing(compare, monkeypatch):
+def test_account_separates_the_time_of_input_from_that_of_computing(compare, monkeypatch):
     monkeypatch.setattr(compare, "WINDOWS", 2)
     monkeypatch.setattr(compare, "STEPS", 2)
 

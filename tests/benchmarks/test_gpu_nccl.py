@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_nccl.py"
 
 
 @pytest.mark.parametrize("version", [22900, 23004])
-def test_two_ranks_on_one_gpu(monkeypatch, tmp_path, version):
+def test_sharing_uses_nccl_for_processes_if_it_accepts_one_gpu(monkeypatch, tmp_path, version):
     """Processes use NCCL if it accepts them, beside threads with the core, on the first GPU."""
     spec = importlib.util.spec_from_file_location("gpu_nccl", SCRIPT)
     module = importlib.util.module_from_spec(spec)

@@ -67,7 +67,7 @@ def run(tmp_path, tools, *stages, **environment):
         ("echo Some GPU", 1, "CuPy cannot use the GPU (Some GPU)"),
     ],
 )
-def test_it_fails_clearly(tmp_path, smi, cupy, said):
+def test_run_without_what_it_needs_says_so_and_writes_no_report(tmp_path, smi, cupy, said):
     python = PYTHON.format(cupy=cupy, tests=0, python=sys.executable)
     done, out = run(tmp_path, {"nvidia-smi": f"#!/bin/sh\n{smi}\n", "python": python})
     assert done.returncode == 1
@@ -94,7 +94,7 @@ def test_run_writes_one_report_and_returns_the_tests_status(tmp_path, status):
     assert {path.name for path in out.iterdir()} == {"gpu.json", "gpu.log"}
 
 
-def test_what_compute_sanitizer_finds_is_an_error(tmp_path):
+def test_run_with_a_finding_of_compute_sanitizer_fails(tmp_path):
     python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
     sanitizer = CLEAN + 'echo "$*"\nexit 1\n'
     tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": sanitizer}
@@ -109,7 +109,7 @@ def test_what_compute_sanitizer_finds_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["ERROR SUMMARY", "7 passed"])
-def test_a_sanitizer_that_has_looked_at_nothing_is_an_error(tmp_path, missing):
+def test_run_with_a_sanitizer_that_checked_no_kernel_fails(tmp_path, missing):
     """The sanitizer did not attach to the process, or the tests were skipped."""
     python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
     tools = {"nvidia-smi": SMI, "python": python}
@@ -157,7 +157,7 @@ def test_stages_add_to_one_report(tmp_path):
     assert json.loads((out / "gpu.json").read_text())["benchmarks"] == {}
 
 
-def test_a_benchmark_is_ended_that_takes_too_long(tmp_path):
+def test_run_with_a_benchmark_beyond_its_time_limit_fails_and_continues(tmp_path):
     """Every stage has a time limit; a stage beyond it has failed, and the next one runs."""
     python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
     limits = "#!/bin/sh\nfor last; do :; done\ncase $* in *gpu_nccl*) exit 124 ;; esac\n"
@@ -185,6 +185,6 @@ def test_stages_take_their_settings_from_the_environment(tmp_path):
     assert "--no-deps ready.whl" in calls and "test_collectives_of_one_rank_use_nccl" in calls
 
 
-def test_a_stage_that_there_is_not(tmp_path):
+def test_run_with_an_unknown_stage_fails(tmp_path):
     done, _ = run(tmp_path, {"nvidia-smi": SMI}, "tests", "docs")
     assert done.returncode == 1 and "there is no stage docs" in done.stderr

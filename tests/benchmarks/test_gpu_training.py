@@ -53,7 +53,7 @@ def test_contestants_take_turns(bench):
     assert text.splitlines()[1].split() == ["tutorial", "float16", "batch", "8", "6", "-"]
 
 
-def test_a_contestant_that_ends_or_says_nothing(bench, monkeypatch, tmp_path):
+def test_contestant_that_ends_or_sends_nothing_has_failed(bench, monkeypatch, tmp_path):
     worker = tmp_path / "worker.py"
     monkeypatch.setattr(bench, "__file__", str(worker))
     worker.write_text(

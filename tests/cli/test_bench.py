@@ -69,7 +69,7 @@ def test_every_collective_among_threads(tmp_path, capsys, place, ranks):
     + [("int8", "sum"), ("float16", "mean"), ("bool", "xor"), ("int64", "and")]
     + [("complex64", "mean"), ("bfloat16", "sum")],
 )
-def test_types_and_operations(tmp_path, capsys, dtype, op):
+def test_bench_of_each_dtype_and_operation_has_no_errors(tmp_path, capsys, dtype, op):
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
     collectives = ["all_reduce", "reduce", "reduce_scatter"]
@@ -92,7 +92,9 @@ def test_every_collective_among_processes(tmp_path, capfdbinary, transport):
     assert any(row["percent_of_limit"] for row in found["results"])
 
 
-def test_a_forced_transport(tmp_path, capfdbinary, monkeypatch):
+def test_bench_uses_the_forced_transport_and_refuses_an_unknown_one(
+    tmp_path, capfdbinary, monkeypatch
+):
     report = tmp_path / "bench.json"
     for forced, named in (("tcp", "TCP"), ("thread", "threads")):
         monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", forced)
@@ -113,7 +115,7 @@ def test_registered_memory_for_all_but_ragged_collectives(tmp_path, capfdbinary)
     assert ragged == {what for what in COLLECTIVES if what.endswith("_ragged")}
 
 
-def test_in_a_launched_group(tmp_path):
+def test_bench_under_pycollective_run_prints_one_table(tmp_path):
     command = "run -n 2 -m pycollective bench -b 8 -e 8 --seconds 0.01".split()
     done = subprocess.run(
         [sys.executable, "-m", "pycollective", *command],
@@ -124,7 +126,7 @@ def test_in_a_launched_group(tmp_path):
     assert done.stdout.count("2 ranks (shared memory)") == 1
 
 
-def test_in_a_group_of_another_launcher(tmp_path):
+def test_bench_under_torchruns_variables_prints_one_table(tmp_path):
     words = "-m pycollective bench -b 8 -e 8 --seconds 0.01".split()
     (port,) = free_ports(1)
     where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -194,7 +196,7 @@ def test_wrong_values_are_seen(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("what", [c for c in COLLECTIVES if c != "barrier"])
-def test_each_check_can_fail(on_ranks, what):
+def test_check_of_each_collective_finds_a_wrong_item(on_ranks, what):
     def work(comm):
         arrays = Arrays(comm, Case(what, 4096, 2))
         right = arrays.call
@@ -223,7 +225,7 @@ def test_a_rank_that_fails_ends_the_run(monkeypatch):
         bench("-c", "broadcast", "-e", "8")
 
 
-def test_options_that_do_not_fit_together(capsys):
+def test_options_that_contradict_each_other_are_refused(capsys):
     for words, text in (
         ("-b 1M -e 1K", "sizes must grow"),
         ("-b 2 -e 1K", "from at least 4 bytes"),
@@ -391,7 +393,7 @@ def test_a_wrong_size_of_copies_makes_the_file_useless(table, copies, caplog, wr
     assert "not a number of bytes" in caplog.text
 
 
-def test_rows_rule_what_auto_does(table, on_ranks):
+def test_rows_of_the_table_determine_what_auto_chooses(table, on_ranks):
     comms = local_group(2)
     assert selected(comms[0], "all_reduce", 64) == "ring"
     assert selected(comms[0], "all_reduce", 65) == "direct"
@@ -471,7 +473,9 @@ def test_save_over_a_table_with_wrong_types_replaces_or_keeps_it(tmp_path, table
         assert found["tables"]["tcp"]["4"] == [["broadcast", 99, "chain"]]
 
 
-def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
+def test_table_that_is_missing_gives_one_warning_only_if_it_was_named(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setenv(tuning.TUNING, str(tmp_path / "nothing.json"))
     for _ in range(2):
         local_group(2)
@@ -484,7 +488,7 @@ def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
     assert caplog.text == ""
 
 
-def test_bad_rows_from_a_launcher():
+def test_bad_rows_from_a_launcher_raise_rendezvous_error():
     from pycollective.launch import RendezvousError, init
     from pycollective.launch.description import launched_environment
 

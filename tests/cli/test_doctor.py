@@ -57,7 +57,7 @@ def test_json_has_versions_and_findings(environ, capsys, tmp_path):
     assert "have the same address 127.0.0.1:1" in wrong
 
 
-def test_a_description_that_is_wrong(environ, capsys, monkeypatch):
+def test_wrong_description_lists_each_problem_and_ignored_sources(environ, capsys, monkeypatch):
     environ(["127.0.0.1:1", "127.0.0.1:1", 3], 4)
     monkeypatch.setenv("RANK", "0")
     for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -101,7 +101,7 @@ def test_other_errors_are_named(environ, capsys, monkeypatch, variables, said):
     assert said in capsys.readouterr().out
 
 
-def test_a_port_that_is_taken(environ, capsys):
+def test_port_in_use_is_named(environ, capsys):
     with socket.create_server(("127.0.0.1", 0)) as sock:
         mine = f"127.0.0.1:{sock.getsockname()[1]}"
         environ(["127.0.0.1:1", mine], 1)
@@ -232,7 +232,7 @@ def test_a_large_message_takes_at_least_half_of_its_round(way, speed):
 
 
 @pytest.mark.slow
-def test_links_that_are_blocked(tmp_path):
+def test_blocked_links_are_named_with_their_reasons(tmp_path):
     """The links have a refused port, packets dropped in one direction, and a missing route."""
     with namespaces.hosts(4) as names:
         # Worker 2 finds another host at worker 1's address, which answers, but no process listens
@@ -347,7 +347,7 @@ def test_worker_lost_while_links_are_measured_is_named(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_under_a_launcher(tmp_path):
+def test_doctor_under_pycollective_run_finds_no_problem(tmp_path):
     words = ["run", "-n", "2", "--transport", "tcp", "--", sys.executable, "-m", "pycollective"]
     done = subprocess.run(
         [sys.executable, "-m", "pycollective", *words, "doctor"],

@@ -207,7 +207,7 @@ def test_kubernetes_pods_give_their_addresses_and_new_tokens_are_read(cluster):
 
 
 @pytest.mark.parametrize("way", ["hostNetwork", "hostPort"])
-def test_pods_that_have_their_hosts_port(cluster, way):
+def test_kubernetes_pod_with_a_port_of_its_host_has_the_hosts_address(cluster, way):
     found = pod("train-0-b9c4d", 1)
     if way == "hostNetwork":
         found["spec"]["hostNetwork"] = True
@@ -217,7 +217,7 @@ def test_pods_that_have_their_hosts_port(cluster, way):
     assert resolver().cluster_spec() == {"worker": ["10.128.0.1:8470"]}
 
 
-def test_pods_with_ipv6_and_without_ports(cluster):
+def test_kubernetes_pod_with_ipv6_and_without_ports_has_the_default_port(cluster):
     found = pod("train-0-b9c4d", 1, podIP="fd00:10::5")
     del found["spec"]["containers"][0]["ports"]
     cluster.answers[EVERYWHERE] = pods(found)

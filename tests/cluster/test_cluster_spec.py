@@ -9,7 +9,7 @@ from pycollective.cluster import ClusterSpec, rules
 WORKERS = {"worker": ["w0:1", "w1:1", "w2:1"]}
 
 
-def test_dense_and_sparse_jobs():
+def test_cluster_spec_of_lists_and_dicts_lists_their_tasks():
     spec = ClusterSpec({"worker": ("w0:1", b"w1:1"), "ps": {"2": "p2:1", "0": "p0:1"}})
     assert spec.jobs == ["worker", "ps"]
     assert spec.as_dict() == {"worker": ["w0:1", "w1:1"], "ps": {0: "p0:1", 2: "p2:1"}}
@@ -21,7 +21,7 @@ def test_dense_and_sparse_jobs():
     assert repr(spec) == ("ClusterSpec({'ps': {0: 'p0:1', 2: 'p2:1'}, 'worker': ['w0:1', 'w1:1']})")
 
 
-def test_equality_and_copies():
+def test_cluster_specs_of_the_same_tasks_are_equal():
     spec = ClusterSpec(WORKERS)
     assert spec == ClusterSpec(spec) == ClusterSpec({"worker": {0: "w0:1", 1: "w1:1", 2: "w2:1"}})
     assert spec == WORKERS
@@ -52,7 +52,7 @@ def test_tasks_are_numbered_from_0(number):
 
 
 @pytest.mark.parametrize("ask", ["num_tasks", "task_indices", "job_tasks"])
-def test_unknown_jobs_and_tasks(ask):
+def test_unknown_job_or_task_raises_value_error(ask):
     spec = ClusterSpec(WORKERS)
     with pytest.raises(ValueError, match="No such job in cluster: 'ps'"):
         getattr(spec, ask)("ps")

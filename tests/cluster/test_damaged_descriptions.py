@@ -210,7 +210,7 @@ def test_launchers_variables_of_anything_raise_only_the_named_error(monkeypatch,
     ("address", "right"), [("127.0.0.1:1", True), ("127.0.0.1:65535", True), ("127.0.0.1:0", False),
                            ("127.0.0.1:65536", False), ("127.0.0.1:065535", True)],
 )  # fmt: skip
-def test_port_at_the_bounds(monkeypatch, address, right):
+def test_port_from_1_to_65535_is_accepted_and_others_are_refused(monkeypatch, address, right):
     task = {"type": "worker", "index": 1}
     workers = [address, "127.0.0.1:2"]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}, "task": task}))

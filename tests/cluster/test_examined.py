@@ -141,14 +141,16 @@ def test_examine_wrong_description_raises_before_the_rendezvous(tf_config, monke
         STRATEGY()
 
 
-def test_two_names_of_one_address(tf_config, port):
+def test_two_names_of_one_address_raise(tf_config, port):
     tf_config(cluster(f"here.test:{port}", f"also-here.test:{port}"))
     with pytest.raises(ValueError, match=r"is one address, 127.0.0.1: each task") as caught:
         STRATEGY()
     assert f"are also-here.test:{port} and here.test:{port}" in str(caught.value)
 
 
-def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
+def test_own_address_that_belongs_to_another_host_raises_or_warns(
+    tf_config, monkeypatch, caplog, port
+):
     """A certain problem without a proxy between the hosts is an error; otherwise a warning."""
     tf_config(cluster("198.51.100.1:9000", "198.51.100.2:9000"))
     with pytest.raises(
@@ -165,7 +167,7 @@ def test_an_address_of_another_host(tf_config, monkeypatch, caplog, port):
     )
 
 
-def test_the_number_of_another_machine(tf_config, monkeypatch, port):
+def test_index_of_another_machine_raises(tf_config, monkeypatch, port):
     """A TF_CONFIG was copied with its index: an error also in a container."""
     assert not module._is_own(socket.AF_INET, ("127.0.0.1", 80))  # every host has this address
     assert not module._is_own(socket.AF_INET, ("198.51.100.1", 80))
@@ -217,7 +219,7 @@ def test_names_that_come_later_are_logged(tf_config, monkeypatch, caplog, port):
     assert "there.test" not in caplog.text
 
 
-def test_a_port_that_the_launcher_has(names):
+def test_port_on_which_the_launcher_listens_is_accepted(names):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         mine = f"127.0.0.1:{taken.getsockname()[1]}"
         spec = ClusterSpec({"chief": [mine], "worker": ["198.51.100.1:1"]})

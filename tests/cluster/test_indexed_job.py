@@ -33,7 +33,7 @@ def pod(monkeypatch):
     return put
 
 
-def test_a_jobset_of_several_jobs(pod):
+def test_jobset_of_several_jobs_orders_ranks_by_job_and_index(pod):
     """Workers are sorted by replicated job in the given order, then by job index, then by pod index."""
     order = [
         "net-leader-0-0",
@@ -48,7 +48,7 @@ def test_a_jobset_of_several_jobs(pod):
     assert membership_of(pod(order[-1], 2, JOBS=" workers:2x3 , leader:1x1", SIZE=7)).rank == 5
 
 
-def test_several_processes_in_each_pod(pod):
+def test_several_processes_in_each_pod_have_consecutive_ranks_and_ports(pod):
     seen = []
     for job in range(2):
         for local in range(2):
@@ -72,7 +72,7 @@ def test_jobset_job_that_is_not_named_does_not_take_part(pod):
         membership_of(pod("net-driver-0-0", 0, JOBS="w:2x1"))
 
 
-def test_a_name_that_ends_another(pod):
+def test_jobset_name_that_ends_another_is_not_confused_with_it(pod):
     member = membership_of(pod("net-big-w-0-1", 1, JOBS="w:1x2,big-w:1x2"))
     assert member.rank == 3
     assert member.addresses[0] == f"net-w-0-0.{DOMAIN}:8470"
@@ -117,7 +117,7 @@ def test_indexed_job_wrong_variables_raise(pod, host, index, variables, message)
         membership_of(pod(host, index, **variables))
 
 
-def test_the_number_cannot_be_set(pod):
+def test_task_id_cannot_be_set(pod):
     resolver = pod("t-1", 1, SIZE=2)
     with pytest.raises(ValueError, match="JOB_COMPLETION_INDEX determines it"):
         resolver.task_id = 0

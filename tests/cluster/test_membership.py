@@ -123,7 +123,7 @@ def test_sources_all_launchers_set_first_in_order_decides(environ):
     assert resolver_of_environment() is None
 
 
-def test_the_documented_order_is_the_one():
+def test_sources_have_the_order_of_the_documentation():
     """The table in docs/reference/launchers.md has the same variables in the same order."""
     text = (Path(__file__).parents[2] / "docs/reference/launchers.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
@@ -132,7 +132,7 @@ def test_the_documented_order_is_the_one():
         assert re.findall(r"`(\w+)`", variables)[: len(source.variables)] == list(source.variables)
 
 
-def test_nothing_names_a_cluster(environ):
+def test_membership_without_a_cluster_is_none(environ):
     assert environ() is None
     assert environ({"TF_CONFIG": '{"task": {"type": "worker", "index": 0}}'}) is None
 
@@ -175,7 +175,7 @@ def test_membership_wrong_environment_raises(environ, monkeypatch, parts, messag
         membership_of(environ(*parts))
 
 
-def test_clusters_that_cannot_be_joined():
+def test_clusters_that_cannot_be_merged_raise():
     parts = [SimpleClusterResolver(ClusterSpec({"worker": {1: a}}), "", "worker", 0) for a in "ab"]
     with pytest.raises(
         ValueError, match=r"\AUnion: Duplicate keys detected when merging two Cluster"

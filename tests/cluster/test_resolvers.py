@@ -109,7 +109,7 @@ def test_tf_config_resolver_reads_the_variable_each_time(tf_config):
     assert (given.rpc_layer, given.environment) == ("rpc", "google")
 
 
-def test_tf_config_that_is_not_there(tf_config):
+def test_tf_config_that_is_missing_gives_an_empty_cluster(tf_config):
     resolver = TFConfigClusterResolver()
     assert resolver.cluster_spec() == ClusterSpec({})
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
@@ -118,7 +118,7 @@ def test_tf_config_that_is_not_there(tf_config):
     assert not resolver.cluster_spec()
 
 
-def test_masters_of_tf_config(tf_config):
+def test_tf_config_resolver_has_the_session_master(tf_config):
     resolver = TFConfigClusterResolver()
     tf_config({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
     assert resolver.master() == ""
@@ -127,7 +127,7 @@ def test_masters_of_tf_config(tf_config):
 
 
 @pytest.mark.parametrize("ask", ["cluster_spec", "master"])
-def test_malformed_tf_config(tf_config, ask):
+def test_malformed_tf_config_raises(tf_config, ask):
     tf_config("{not json")
     resolver = TFConfigClusterResolver()  # the variable is read at the first use
     with pytest.raises(json.JSONDecodeError):
@@ -149,7 +149,7 @@ def simple(cluster, **more):
     return SimpleClusterResolver(ClusterSpec(cluster), **more)
 
 
-def test_union_of_lists_and_of_jobs():
+def test_union_of_lists_joins_the_tasks_of_a_job():
     union = UnionResolver(
         simple({"worker": ["a:1"], "ps": ["p:1"]}),
         simple({"worker": ["b:1"], "chief": {1: "c:1"}}),
@@ -161,7 +161,7 @@ def test_union_of_lists_and_of_jobs():
     }
 
 
-def test_union_of_dicts():
+def test_union_of_dicts_sorts_by_index_and_refuses_duplicates():
     union = UnionResolver(simple({"worker": {1: "b:1"}}), simple({"worker": ["a:1"]}))
     assert union.cluster_spec() == {"worker": ["a:1", "b:1"]}
     twice = UnionResolver(simple({"worker": {0: "a:1", 5: "b:1"}}), simple({"worker": ["c:1"]}))
@@ -289,7 +289,7 @@ def test_slurm_deals_ranks_to_jobs_by_name(slurm):
 @pytest.mark.parametrize(
     "name", ["PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE"]
 )
-def test_outside_a_slurm_step(slurm, name):
+def test_slurm_resolver_outside_a_step_raises(slurm, name):
     slurm.delenv(f"SLURM_{name}")
     with pytest.raises(
         RuntimeError, match=f"SLURM_{name} not found in environment. Not running inside a SLURM"
@@ -297,7 +297,7 @@ def test_outside_a_slurm_step(slurm, name):
         SlurmClusterResolver()
 
 
-def test_slurm_that_asks_for_too_much(slurm):
+def test_slurm_resolver_of_more_than_the_step_has_raises(slurm):
     with pytest.raises(RuntimeError, match="Requested more GPUs per node than available."):
         SlurmClusterResolver(gpus_per_node=2, gpus_per_task=1)
     with pytest.raises(RuntimeError, match="Requested 3 tasks but only 4 were assigned."):
@@ -401,7 +401,7 @@ def test_slurm_recorded_steps_give_each_rank_its_host(monkeypatch, variables, ho
         assert (member.source, member.rank, member.size) == ("Slurm", rank, len(addresses))
 
 
-def test_a_step_whose_tasks_are_elsewhere(monkeypatch):
+def test_slurm_step_with_an_unknown_distribution_of_tasks_raises(monkeypatch):
     """With --distribution=arbitrary, no rank may assume the host of another rank."""
     arbitrary = {**MIXED, "SLURM_DISTRIBUTION": "arbitrary"}
     in_step(monkeypatch, arbitrary, 1, "gpu-a2", 0)
@@ -438,7 +438,7 @@ def test_a_batch_script_without_srun_is_no_step(monkeypatch):
         ("", None, {}, ""),
     ],
 )
-def test_slurm_narrows_once(slurm, visible, of_each, given, own):
+def test_slurm_resolver_limits_the_visible_gpus_once(slurm, visible, of_each, given, own):
     """Another resolver in the same process finds the same GPUs as the first one."""
     slurm.setenv("CUDA_VISIBLE_DEVICES", visible)
     if of_each:
@@ -456,7 +456,7 @@ def test_slurm_narrows_once(slurm, visible, of_each, given, own):
 
 
 @pytest.mark.parametrize(("listed", "gpus"), [("GPU 0: x\nGPU 1: y\nno\n", 2), ("", 0)])
-def test_slurm_counts_gpus(slurm, tmp_path, listed, gpus):
+def test_slurm_resolver_counts_gpus_with_nvidia_smi(slurm, tmp_path, listed, gpus):
     slurm.delenv("CUDA_VISIBLE_DEVICES")
     slurm.setenv("SLURM_PROCID", "0")
     tool = tmp_path / "nvidia-smi"
@@ -514,14 +514,14 @@ def test_kubernetes_running_pods_of_jobs_give_the_cluster():
         resolver.cluster_spec()
 
 
-def test_kubernetes_by_default():
+def test_kubernetes_by_default_selects_the_job_tensorflow():
     client = Pods(**{"job-name=tensorflow": [("a", "Running", "10.0.0.1")]})
     resolver = KubernetesClusterResolver(tf_server_port=1, rpc_layer="", override_client=client)
     assert resolver.cluster_spec() == {"worker": ["10.0.0.1:1"]}
     assert resolver.master("worker", 0) == "10.0.0.1:1"
 
 
-def test_kubernetes_without_its_client(monkeypatch):
+def test_kubernetes_without_its_client_raises_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(ImportError, match="The Kubernetes Python client must be installed before"):
         KubernetesClusterResolver()
@@ -530,7 +530,7 @@ def test_kubernetes_without_its_client(monkeypatch):
 
 
 @pytest.mark.parametrize("location", KubernetesExecutableLocation)
-def test_kubernetes_with_the_installed_client(monkeypatch, location):
+def test_kubernetes_with_the_installed_client_loads_its_configuration(monkeypatch, location):
     loaded = []
     client = Pods(all=[("a", "Running", "10.0.0.1")])
     module = SimpleNamespace(
@@ -600,14 +600,16 @@ def test_compute_engine_instance_group_gives_the_cluster():
     assert other.master() == "rpc://10.0.0.2:1"
 
 
-def test_compute_engine_without_its_client(monkeypatch):
+def test_compute_engine_without_its_client_raises_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
     with pytest.raises(ImportError, match="googleapiclient must be installed before using the GCE"):
         GCEClusterResolver("project", "zone", "group", 8470)
 
 
 @pytest.mark.parametrize(("given", "passed"), [("default", None), ("mine", "mine")])
-def test_compute_engine_with_the_installed_client(monkeypatch, given, passed):
+def test_compute_engine_with_the_installed_client_passes_the_credentials(
+    monkeypatch, given, passed
+):
     built = []
     module = SimpleNamespace(
         build=lambda name, version, credentials: (

@@ -23,7 +23,7 @@ def pair():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_a_ring_of_messages_of_any_length(ranks, on_ranks):
+def test_messages_of_any_length_round_a_ring_arrive(ranks, on_ranks):
     def work(c):
         after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
         for n in LENGTHS:

@@ -160,7 +160,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_loss_that_the_launcher_reports_has_the_call_of_each_rank(call):
+def test_lost_rank_that_the_launcher_reports_has_the_call_of_each_rank(call):
     comms = make_group("shm", 3)
     launcher = _core.ShmGroup.open(comms[0]._group.descriptor)
     make, text = CALLS[call]
@@ -182,7 +182,7 @@ def test_loss_that_the_launcher_reports_has_the_call_of_each_rank(call):
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_loss_that_the_launcher_reports_has_the_call_in_a_split_group(split):
+def test_lost_rank_that_the_launcher_reports_has_the_call_in_a_split_group(split):
     comms = make_group("shm", 3)
     launcher = _core.ShmGroup.open(comms[0]._group.descriptor)
 

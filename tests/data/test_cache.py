@@ -22,7 +22,7 @@ def values(dataset: Dataset) -> list[Any]:
 WORDS = as_element(["a", "", "bc\0"])
 
 
-def test_cache_in_a_file(tmp_path: Path) -> None:
+def test_cache_in_a_file_keeps_elements_for_later_datasets(tmp_path: Path) -> None:
     calls = []
 
     def count(x: Tensor) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def test_cache_in_a_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["kept"]
 
 
-def test_a_file_of_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_file_of_a_cache_raises(tmp_path: Path) -> None:
     file = tmp_path / "kept"
     assert values(Dataset.range(3).cache(file)) == [0, 1, 2]
     with pytest.raises(InvalidArgumentError, match="another structure"):

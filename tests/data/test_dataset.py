@@ -46,7 +46,7 @@ def slow_path(dataset: Dataset) -> Dataset:
 # Sources
 
 
-def test_from_tensor_slices() -> None:
+def test_from_tensor_slices_keeps_structure_and_gives_rows() -> None:
     x, y = np.arange(6.0).reshape(3, 2), np.arange(3, dtype=np.int8)
     ds = Dataset.from_tensor_slices({"x": x, "y": (y,)})
     assert values(ds)[1] == {"x": [2.0, 3.0], "y": (1,)}
@@ -71,7 +71,7 @@ def test_lists_are_one_tensor() -> None:
     assert values(Dataset.from_tensors(([1.0], [2.0]))) == [([1.0], [2.0])]
 
 
-def test_any_memory_order() -> None:
+def test_arrays_of_any_memory_order_have_the_same_rows() -> None:
     x = np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0)
     np.testing.assert_array_equal(next(Dataset.from_tensor_slices(x).batch(3)._iter()), x)
 
@@ -101,7 +101,7 @@ def test_range_has_the_numbers_of_python(args: tuple[int, ...]) -> None:
     assert ds.element_spec == TensorSpec((), np.int64)
 
 
-def test_range_of_another_type() -> None:
+def test_range_checks_its_numbers_and_its_output_type() -> None:
     assert Dataset.range(3, output_type=np.float32).element_spec.dtype == np.float32
     with pytest.raises(ValueError, match=r"299.* does not fit dtype uint8"):
         Dataset.range(300, output_type=np.uint8)
@@ -172,7 +172,9 @@ def test_output_signature_converts_what_loses_nothing() -> None:
         (TensorSpec(()), None, "None"),
     ],
 )
-def test_elements_that_do_not_fit_the_signature(spec: Any, value: Any, says: str) -> None:
+def test_elements_that_do_not_fit_the_signature_raise_type_error(
+    spec: Any, value: Any, says: str
+) -> None:
     ds = Dataset.from_generator(lambda: iter([value]), output_signature=spec)
     with pytest.raises(TypeError, match=f"element 0: (.|\n)*{says}"):
         list(ds)
@@ -261,7 +263,7 @@ def both(dataset: Dataset) -> list[Any]:
 
 
 @pytest.mark.parametrize("made", [Dataset.range(10), slow_path(Dataset.range(10))])
-def test_take_skip_repeat_shard(made: Dataset) -> None:
+def test_take_skip_repeat_and_shard_select_elements(made: Dataset) -> None:
     numbers = list(range(10))
     assert both(made.take(3)) == numbers[:3]
     assert both(made.take(99)) == both(made.take(-1)) == numbers
@@ -390,7 +392,7 @@ def test_batch_joins_elements_and_may_drop_the_rest() -> None:
         assert values(ds.batch(2).repeat(2))[2:4] == [[4], [0, 1]]
 
 
-def test_batch_of_elements_that_differ() -> None:
+def test_batch_of_unlike_elements_raises() -> None:
     ragged = Dataset.from_generator(lambda: [[1.0], [1.0, 2.0]]).batch(2)
     with pytest.raises(ValueError, match=r"\(1,\) and \(2,\)"):
         list(ragged)
@@ -464,7 +466,7 @@ def test_parallel_map_gives_what_came_before_an_error() -> None:
     assert got == [0, 1, 2]
 
 
-def test_zip_concatenate_enumerate() -> None:
+def test_zip_concatenate_and_enumerate_join_datasets() -> None:
     a, b = Dataset.range(3), Dataset.from_tensor_slices(np.arange(4.0))
     assert values(Dataset.zip(a, b)) == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert values(Dataset.zip((a, {"b": b})))[2] == (2, {"b": 2.0})
@@ -517,7 +519,7 @@ def test_cardinality_is_the_number_of_elements(
     assert tf.data.experimental.cardinality(ds) == expected
 
 
-def test_cardinality_infinite_and_unknown() -> None:
+def test_cardinality_infinite_or_unknown_has_no_length() -> None:
     infinite = Dataset.range(3).repeat()
     unknown = Dataset.from_generator(lambda: [1])
     for ds in (infinite, infinite.batch(2), infinite.skip(4), infinite.concatenate(infinite)):
@@ -548,7 +550,7 @@ def test_element_spec_has_structure_shapes_and_dtypes() -> None:
     )
 
 
-def test_spec_of_parts_and_of_dropped_axes() -> None:
+def test_spec_has_none_for_lengths_that_depend_on_the_batch() -> None:
     batches = Dataset.range(5).batch(2)
     for length in (2, 3, 9):
         assert batches.map(lambda x, n=length: x[:n]).element_spec.shape == (None,)
@@ -557,7 +559,7 @@ def test_spec_of_parts_and_of_dropped_axes() -> None:
     assert batches.map(lambda x: tf.squeeze(x)).element_spec.shape == (None,)
 
 
-def test_spec_of_a_function_that_cannot_do_with_zeros() -> None:
+def test_spec_of_a_function_that_fails_on_zeros_is_unknown() -> None:
     ds = Dataset.range(1, 3).map(lambda x: x if int(x) else 1 // 0)
     assert ds.element_spec == TensorSpec(None, None)
     assert values(ds.batch(2)) == [[1, 2]]
@@ -644,7 +646,7 @@ def test_each_loop_starts_anew_and_iterators_are_independent() -> None:
         next(first)
 
 
-def test_as_numpy_iterator() -> None:
+def test_as_numpy_iterator_gives_read_only_arrays() -> None:
     batch = next(Dataset.range(4).batch(2).as_numpy_iterator())
     assert type(batch) is np.ndarray
     assert not batch.flags.writeable

@@ -74,7 +74,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("below", ["", "mnist"])
-def test_idx_in_named_folder(
+def test_idx_in_the_named_folder_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, below: str
 ) -> None:
     made = write_idx(tmp_path / "d" / below, packed)
@@ -82,7 +82,9 @@ def test_idx_in_named_folder(
     check(mnist.load_data(), made)
 
 
-def test_npz_in_named_folder_and_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_npz_in_the_named_folder_or_as_argument_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = write_npz(tmp_path / "mnist.npz")
     check(mnist.load_data(tmp_path / "mnist.npz"), made)
     check(mnist.load_data(str(tmp_path)), made)
@@ -107,7 +109,7 @@ def test_named_folder_comes_before_the_cache(
 
 
 @pytest.mark.parametrize("module", [mnist, fashion_mnist])
-def test_nothing_found_says_what_to_put_where(tmp_path: Path, module: object) -> None:
+def test_missing_files_error_names_files_and_folders(tmp_path: Path, module: object) -> None:
     with pytest.raises(DataError) as raised:
         module.load_data()  # type: ignore[attr-defined]
     text = str(raised.value)
@@ -228,14 +230,14 @@ def test_wrong_npz_is_a_data_error(
     assert "mnist.npz" in str(raised.value)
 
 
-def test_labels_of_another_integer_type(tmp_path: Path) -> None:
+def test_labels_of_another_integer_type_are_converted(tmp_path: Path) -> None:
     write_npz(tmp_path / "mnist.npz", y_test=np.array([7, 8, 9], np.int64))
     labels = mnist.load_data(tmp_path)[1][1]
     assert labels.dtype == np.uint8
     assert labels.tolist() == [7, 8, 9]
 
 
-def test_npz_that_is_none(tmp_path: Path) -> None:
+def test_incomplete_or_damaged_npz_raises_data_error(tmp_path: Path) -> None:
     path = tmp_path / "mnist.npz"
     np.savez(path, x_train=IMAGES)
     with pytest.raises(DataError, match="lacks the arrays y_train, x_test, y_test"):
@@ -326,7 +328,7 @@ def test_download_into_the_cache(tmp_path: Path, server: tuple[type[Handler], st
     assert (cache / f"{NAMES[0]}.gz").stat().st_mode & 0o777 == 0o644
 
 
-def test_interrupted_download_goes_on_with_what_is_missing(
+def test_interrupted_download_continues_with_the_missing_files(
     tmp_path: Path, server: tuple[type[Handler], str]
 ) -> None:
     handler, url = server
@@ -355,7 +357,9 @@ def test_wrong_checksum_keeps_the_old_file(
     assert target.read_bytes() == b"new"
 
 
-def test_transfer_that_breaks_off(tmp_path: Path, server: tuple[type[Handler], str]) -> None:
+def test_interrupted_transfer_raises_and_leaves_no_file(
+    tmp_path: Path, server: tuple[type[Handler], str]
+) -> None:
     handler, url = server
     handler.files = {"a": b"x" * 200_000}
     handler.cut = 100_000
@@ -416,7 +420,7 @@ def test_digits_have_shapes_types_and_classes() -> None:
     )
 
 
-def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_without_scikit_learn_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[demo\]'"):
         digits.load_data()

@@ -46,7 +46,7 @@ def shares(make: Callable[[], Dataset], workers: int, replicas: int) -> list[Any
         (4, 1, 3, [[2, 1, 1]]),
     ],
 )
-def test_batch_sizes_for_worker(
+def test_batch_sizes_for_worker_are_those_of_the_table(
     batch: int, workers: int, replicas: int, expected: list[list[int]]
 ) -> None:
     got = [batch_sizes_for_worker(batch, workers, replicas, w) for w in range(workers)]
@@ -146,7 +146,7 @@ def test_file_gives_each_worker_files_of_its_own(folder: str, policy: str) -> No
     ]
 
 
-def test_file_goes_through_what_joins_datasets(folder: str) -> None:
+def test_file_shards_each_of_several_joined_datasets(folder: str) -> None:
     def joined() -> Dataset:
         return lines(folder, 2).concatenate(lines(folder, 2))
 
@@ -200,7 +200,7 @@ def test_too_few_files_are_the_same_error_on_every_worker(
             values(share.dataset)
 
 
-def test_file_without_files() -> None:
+def test_file_without_files_raises_not_found_error() -> None:
     for worker in range(2):
         with pytest.raises(tf.errors.NotFoundError, match="Found an unshardable source dataset"):
             share_of_worker(under(Dataset.range(15).batch(4), "FILE"), 2, worker, 4)
@@ -242,7 +242,7 @@ def test_asserted_cardinalities_do_not_hold_for_a_share(
 # The two rules, and their conditions
 
 
-def test_which_rule_is_used_with_one_worker(folder: str) -> None:
+def test_policies_with_one_worker_cut_batches_for_its_replicas(folder: str) -> None:
     def cut(dataset: Dataset, replicas: int = 2) -> Any:
         return values(share_of_worker(dataset, 1, 0, replicas).dataset)
 
@@ -284,11 +284,13 @@ def test_which_rule_is_used_with_one_worker(folder: str) -> None:
         ),
     ],
 )
-def test_batch_size_of(make: Callable[[Dataset], Dataset], expected: int | None) -> None:
+def test_batch_size_of_a_dataset_is_that_of_its_last_batch_call(
+    make: Callable[[Dataset], Dataset], expected: int | None
+) -> None:
     assert batch_size_of(make(Dataset.range(4))) == expected
 
 
-def test_spec_and_number_of_steps() -> None:
+def test_share_of_a_worker_has_spec_and_number_of_steps() -> None:
     def share(dataset: Dataset, workers: int = 1, replicas: int = 2) -> Any:
         return share_of_worker(dataset, workers, 0, workers * replicas)
 
@@ -418,7 +420,7 @@ def test_describe_lists_the_rows_of_each_replica(folder: str) -> None:
     assert "1 row(s) a step of all batches of shard 1 of 2" in describe(hint, 2, 2)
 
 
-def test_batches_without_rows() -> None:
+def test_batches_without_rows_give_each_replica_an_empty_part() -> None:
     nothing = Dataset.from_tensors(np.zeros((0, 2)))
     for policy in ("AUTO", "OFF"):
         assert values(share_of_worker(under(nothing, policy), 1, 0, 2).dataset) == [[], []]

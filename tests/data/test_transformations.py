@@ -75,7 +75,7 @@ def test_interleave_takes_turns(calls: int | None) -> None:
     assert_no_threads()
 
 
-def test_flat_map_and_functions_of_tuples() -> None:
+def test_flat_map_joins_datasets_and_takes_functions_of_tuples() -> None:
     assert values(Dataset.range(3).flat_map(lambda x: Dataset.range(int(x)))) == [0, 0, 1]
     pairs = Dataset.zip(Dataset.range(2), Dataset.range(5, 7))
     assert values(pairs.flat_map(lambda a, b: Dataset.from_tensors((b, a)))) == [(5, 0), (6, 1)]
@@ -114,7 +114,7 @@ def test_interleave_reads_ahead_in_threads_that_end() -> None:
     assert_no_threads()
 
 
-def test_errors_in_interleave() -> None:
+def test_error_in_interleave_comes_after_earlier_elements_and_ends_threads() -> None:
     def broken(x: Any) -> Dataset:
         def read() -> Iterator[int]:
             yield 7
@@ -162,7 +162,7 @@ def test_padded_batch_pads_to_the_longest_or_a_shape() -> None:
     assert values(Dataset.range(3).padded_batch(2)) == [[0, 1], [2]]
 
 
-def test_padded_batch_of_nests() -> None:
+def test_padded_batch_of_nests_pads_each_component() -> None:
     pairs = Dataset.zip(of_ragged(), Dataset.range(3))
     made = pairs.padded_batch(2, padded_shapes=([3], []), padding_values=(-1, None))
     assert values(made) == [([[1, -1, -1], [1, 2, -1]], [0, 1]), ([[1, 2, 3]], [2])]
@@ -180,7 +180,7 @@ def test_padded_batch_of_nests() -> None:
     assert values(two_axes.padded_batch(2)) == [[[[1, 1], [0, 0]], [[1, 0], [1, 0]]]]
 
 
-def test_padded_batches_that_cannot_be() -> None:
+def test_padded_batch_wrong_shapes_or_values_raise() -> None:
     ds = of_ragged()
     with pytest.raises(
         tf.errors.DataLossError, match="Attempted to pad to a smaller size than the input element"
@@ -248,7 +248,7 @@ def test_rebatch_shares_memory_where_a_batch_is_not_crossed() -> None:
     assert [np.shares_memory(part, rows) for part in crossing] == [True, False, True]
 
 
-def test_batches_of_which_components_differ() -> None:
+def test_rebatch_of_components_that_do_not_match_raises() -> None:
     uneven = Dataset.from_generator(lambda: iter([{"x": np.zeros(2), "y": np.zeros(3)}]))
     with pytest.raises(ValueError, match=r"element\['x'\] has 2, element\['y'\] has 3"):
         list(uneven.rebatch(1))
@@ -263,7 +263,7 @@ def test_batches_of_which_components_differ() -> None:
         list(kinds.rebatch(2))
 
 
-def test_unbatch_and_batch_make_no_rows() -> None:
+def test_unbatch_and_batch_slice_arrays_and_keep_cardinality() -> None:
     """Rows in memory are used directly; other batches are sliced, not split into rows."""
     ds = Dataset.from_tensor_slices(np.arange(20)).batch(6).unbatch()
     assert ds._rows() is not None
@@ -296,7 +296,7 @@ def test_ragged_elements_are_named() -> None:
 # Generators
 
 
-def test_output_types_and_shapes() -> None:
+def test_from_generator_takes_output_types_and_shapes() -> None:
     def pairs() -> Iterator[tuple[int, list[float]]]:
         yield 1, [2.0, 3.0]
 
@@ -316,7 +316,7 @@ def test_output_types_and_shapes() -> None:
     ]
 
 
-def test_signatures_that_cannot_be() -> None:
+def test_from_generator_wrong_signature_raises() -> None:
     with pytest.raises(TypeError, match="The `output_types` argument can not be used together"):
         Dataset.from_generator(ragged, tf.int32, output_signature=TensorSpec((None,)))
     with pytest.raises(
@@ -342,7 +342,7 @@ def test_signatures_that_cannot_be() -> None:
 # Zip, reduce, apply
 
 
-def test_zip_in_all_spellings() -> None:
+def test_zip_takes_each_form_of_arguments() -> None:
     two, three = Dataset.range(2), Dataset.range(3)
     for ds in (
         Dataset.zip(two, three),
@@ -493,7 +493,7 @@ def test_options_are_merged_through_transformations() -> None:
     assert SHARD_HINT == -1
 
 
-def test_options_that_there_are_not() -> None:
+def test_unknown_options_and_wrong_values_raise() -> None:
     options = Options()
     with pytest.raises(AttributeError, match="Cannot set the property foo on Options"):
         options.foo = 1
@@ -514,7 +514,7 @@ def test_options_that_there_are_not() -> None:
 # Optional
 
 
-def test_get_next_as_optional() -> None:
+def test_get_next_as_optional_has_no_value_at_the_end() -> None:
     iterator = iter(Dataset.range(1))
     first = iterator.get_next_as_optional()
     assert bool(first.has_value())
@@ -532,7 +532,7 @@ def test_get_next_as_optional() -> None:
     assert given.element_spec == (TensorSpec((), tf.int32), TensorSpec((), tf.float32))
 
 
-def test_get_next_at_the_end() -> None:
+def test_get_next_at_the_end_raises_out_of_range_error() -> None:
     iterator = iter(Dataset.range(0))
     with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
         iterator.get_next()

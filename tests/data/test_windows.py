@@ -20,7 +20,7 @@ def values(dataset: Dataset) -> list[Any]:
 @pytest.mark.parametrize("shift", [None, 1, 2, 3, 5, 9])
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("length", [0, 1, 7, 8])
-def test_windows_have_the_elements_that_their_definition_says(
+def test_windows_have_the_elements_of_their_definition(
     length: int, size: int, shift: int | None, stride: int, drop: bool
 ) -> None:
     step = size if shift is None else shift

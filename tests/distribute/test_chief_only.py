@@ -103,7 +103,7 @@ def errors(tmp_path, workers, body, **more):
     return {name: [own[name] for own in said] for name in said[0]}
 
 
-def test_what_only_the_chief_saves_or_restores_ends_all_at_once(tmp_path):
+def test_save_or_restore_by_the_chief_alone_raises_on_all_workers(tmp_path):
     pytest.importorskip("h5py")
     found = errors(tmp_path, 2, _ALL)
     assert len(found) == 2 * 7 - 1 + 6 * 2 + 4
@@ -166,7 +166,7 @@ case("local", of_nobody)
 """
 
 
-def test_three_workers_between_hosts_and_what_is_safe(tmp_path):
+def test_save_of_three_workers_between_hosts_raises_unless_paths_are_their_own(tmp_path):
     found = errors(tmp_path, 3, _THREE, hosts=True)
     for kind, text, seconds, files in found["large"]:
         assert kind == "MismatchError", found["large"]

@@ -118,7 +118,7 @@ def test_a_scope_is_counted_and_can_be_used_again(two):
     assert not d.has_strategy()
 
 
-def test_scopes_that_are_left_out_of_order(two):
+def test_scopes_left_out_of_order_raise(two):
     scope = two.scope()
     scope.__enter__()
     creators = creator_scope(lambda next_creator, **kwargs: next_creator(**kwargs))
@@ -144,14 +144,14 @@ def test_scopes_that_are_left_out_of_order(two):
         assert type(Variable(1.0)) is not Variable
 
 
-def test_a_scope_that_a_merge_function_does_not_leave(two):
+def test_scope_that_a_merge_function_does_not_leave_raises(two):
     with pytest.raises(RuntimeError, match="^Device scope nesting error"):
         d.get_replica_context().merge_call(lambda s: two.scope().__enter__())
     assert not d.has_strategy()
     assert type(Variable(1.0)) is Variable
 
 
-def test_setting_a_strategy(two):
+def test_set_strategy_applies_outside_of_scopes_only(two):
     other = mirrored(3)
     try:
         d.experimental_set_strategy(two)
@@ -237,7 +237,7 @@ def test_a_stale_context_is_refused(two):
             two.run(lambda context=context: context.merge_call(lambda s: 0))
 
 
-def test_one_device_strategy():
+def test_one_device_strategy_computes_without_wrappers():
     strategy = d.OneDeviceStrategy("cpu:0")
     with strategy.scope():
         v = Variable(2.0)

@@ -77,7 +77,7 @@ def test_options_are_merged():
     assert mine != 3
 
 
-def test_a_timeout_of_the_options_holds(two):
+def test_timeout_of_the_options_limits_the_call(two):
     over = threading.Event()
 
     def replica():
@@ -171,7 +171,7 @@ def test_batch_reduce_wrong_pairs_raise_value_error():
         ops.batch_reduce("SUM", [(x, x, x)])
 
 
-def test_hooks_that_are_missing():
+def test_hooks_that_a_subclass_lacks_raise():
     x = PerReplica([constant(1.0), constant(2.0)])
     with pytest.raises(NotImplementedError, match="CrossDeviceOps must override reduce_impl"):
         d.CrossDeviceOps().reduce("SUM", x, x)
@@ -180,7 +180,7 @@ def test_hooks_that_are_missing():
 
 
 @pytest.mark.parametrize("ops", BUILT_IN)
-def test_broadcast_and_gather(ops):
+def test_broadcast_copies_and_gather_joins_values(ops):
     ops = ops()
     many = PerReplica([constant([[1.0, 2.0]]), constant([[3.0, 4.0], [5.0, 6.0]])])
     copies = ops.broadcast(constant(3.0), many)
@@ -208,7 +208,7 @@ def test_broadcast_and_gather(ops):
 @pytest.mark.parametrize("ops", BUILT_IN)
 @pytest.mark.parametrize("replicas", [2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64", "bool"])
-def test_sums_and_means(ops, replicas, dtype):
+def test_batch_reduce_gives_sums_and_means_of_each_dtype(ops, replicas, dtype):
     ops = ops()
     rng = np.random.default_rng(0)
     rows = [
@@ -365,7 +365,7 @@ def test_slices_are_joined(ops, caplog):
 # The choice -----------------------------------------------------------------------------------
 
 
-def test_the_choice_by_devices():
+def test_default_operation_depends_on_the_kinds_of_devices():
     cpu, gpu = Device("CPU", 0), Device("GPU", 0)
     for devices, kind in (
         ([cpu, Device("CPU", 1)], CollectiveAllReduce),
@@ -403,7 +403,7 @@ def test_other_destinations_than_the_sources_go_through_one_device():
     assert [float(v) for v in ops.reduce("SUM", halves, Mirrored([1.0, 1.0])).values] == [one] * 2
 
 
-def test_accumulation_and_mean():
+def test_reduction_to_one_device_uses_the_accumulation_function():
     ops = d.ReductionToOneDevice(accumulation_fn=lambda values: values[0] * values[1])
     x = PerReplica([constant(3.0), constant(5.0)])
     assert float(ops.reduce("SUM", x, "cpu:0")) == 15.0
@@ -412,7 +412,7 @@ def test_accumulation_and_mean():
         d.ReductionToOneDevice("disk")
 
 
-def test_an_implementation_that_is_asked_for(two):
+def test_implementation_of_the_options_selects_the_algorithm(two):
     ops = CollectiveAllReduce()
     assert ops.algorithm_on(False, CommunicationOptions(implementation="RING")) == "ring"
     assert ops.algorithm_on(False, CommunicationOptions()) == "auto"
@@ -537,7 +537,7 @@ def test_gathers_and_slices_ask_the_operation_of_the_strategy():
     assert rows.values[1].values.numpy().tolist() == [[0.5], [1.0]]
 
 
-def test_what_goes_elsewhere_is_not_asked_of_a_users_own():
+def test_users_own_operation_does_not_move_values_to_the_host():
     """As in TensorFlow: `reduce` brings values to the host, variables lie where the replicas are."""
     ops = Own()
     strategy = mirrored(2, ops)
@@ -575,7 +575,7 @@ class FromTheReplicas(d.RingAllReduce):
         return [constant(r) for r in reduced]
 
 
-def test_an_all_reduce_of_ones_own_in_the_replicas():
+def test_users_own_all_reduce_is_called_in_the_replicas():
     ops = FromTheReplicas(3)
     strategy = mirrored(3, ops)
 
@@ -600,13 +600,13 @@ def test_an_all_reduce_of_ones_own_in_the_replicas():
         strategy.run(lambda: replica_id() == 1 and d.get_replica_context().all_reduce("SUM", 1.0))
 
 
-def test_the_hook_of_the_replicas_is_not_there_by_itself():
+def test_all_reduce_hook_not_overridden_raises():
     with pytest.raises(NotImplementedError, match="Own must override _all_reduce"):
         Own()._all_reduce(d.ReduceOp.SUM, [constant(1.0)], 0, CommunicationOptions())
 
 
 @pytest.mark.parametrize("num_packs", [0, 1, 2, 3, 50])
-def test_packs_in_cross_replica_context_are_cut_in_so_many(num_packs):
+def test_packs_of_any_number_give_the_sums(num_packs):
     ops = d.HierarchicalCopyAllReduce(num_packs=num_packs)
     rows = [[np.arange(n, dtype=np.float32) + 10 * r for r in range(2)] for n in (3, 1, 7)]
     many = [PerReplica([constant(x) for x in row]) for row in rows]

@@ -46,7 +46,7 @@ def test_parse_device_unknown_name_raises_value_error(name):
         parse_device(name)
 
 
-def test_a_gpu_that_is_not_there_is_named():
+def test_gpu_that_does_not_exist_is_named():
     with pytest.raises(ValueError, match=r"no device 'gpu:77'.*GPUs are visible.*'cpu:0'"):
         parse_device("gpu:77")
 
@@ -91,7 +91,7 @@ def test_parse_device_numbers_visible_gpus(monkeypatch, visible, there):
         parse_device(f"gpu:{there}")
 
 
-def test_duplicates_and_empty():
+def test_duplicate_devices_or_none_raise():
     with pytest.raises(AssertionError, match="No duplicates allowed in `devices` argument"):
         parse_devices(["cpu:0", "/device:CPU:0"])
     with pytest.raises(ValueError, match="devices is empty"):

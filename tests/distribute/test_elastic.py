@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from ports import free_ports
-from test_told_to_end import _FIT
+from test_preemption_of_workers import _FIT
 from workers import ended, start
 
 import pycollective as tf
@@ -122,7 +122,7 @@ def test_fewer_workers_continue_until_a_lost_one_joins(tmp_path, alone):
 
 
 @pytest.mark.slow
-def test_second_worker_lost_during_the_rendezvous(tmp_path, alone):
+def test_second_worker_lost_during_the_rendezvous_leaves_one_that_trains(tmp_path, alone):
     processes, _ = begin(tmp_path, 3, 2, LEAST="1", PATIENCE="3", DIES_JOINING="1")
     assert [process.wait(60) for process in processes] == [0, -9, -9]
     own, *_ = ended(processes[:1]).said
@@ -143,7 +143,7 @@ def test_a_replacement_is_waited_for(tmp_path, alone):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_at_the_same_step_again_and_again(tmp_path, alone):
+def test_worker_that_dies_at_each_restart_does_not_stop_the_others(tmp_path, alone):
     """The worker is let in a few times; then the other trains to the next checkpoint."""
     more = {"LEAST": "1", "PATIENCE": "30", "GROWS": "1"}
     processes, again = begin(tmp_path, 2, 1, **more)
@@ -305,7 +305,7 @@ def test_survivors_that_never_meet_raise(monkeypatch, error, tries):
     assert len(places) == tries
 
 
-def test_numbers_that_do_not_fit():
+def test_run_elastic_wrong_numbers_of_workers_raise():
     resolver = SimpleClusterResolver(ClusterSpec({"worker": ["w:1"]}), "", "worker", 0)
     strategy = distribute.MultiWorkerMirroredStrategy(resolver)
     with pytest.raises(

@@ -99,7 +99,7 @@ def test_run_options_change_nothing(strategy):
         assert [float(v) for v in results(strategy, got)] == want
 
 
-def test_values_from_a_function(strategy):
+def test_values_from_a_function_are_one_for_each_replica(strategy):
     seen = []
 
     def make(context):
@@ -165,7 +165,7 @@ def test_collectives_of_dicts_in_other_orders_keep_the_keys(strategy):
 
 
 @pytest.mark.parametrize("op", ["SUM", "mean", d.ReduceOp.SUM])
-def test_reduce_and_gather(strategy, op):
+def test_reduce_and_gather_join_the_rows_of_all_replicas(strategy, op):
     n = strategy.num_replicas_in_sync
     ragged = strategy.run(lambda: tf.constant(np.arange(2.0 * replica_id() + 1)))
     rows = np.concatenate([np.arange(2.0 * r + 1) for r in range(n)])
@@ -226,7 +226,7 @@ def test_methods_of_all_replicas_are_refused_in_one(strategy):
                 call()
 
 
-def test_collectives_of_nests_and_their_gradients(strategy):
+def test_collectives_of_nests_have_the_right_values_and_gradients(strategy):
     n = strategy.num_replicas_in_sync
 
     def replica():
@@ -294,7 +294,7 @@ def test_update_reaches_each_component_once(strategy):
     assert listed == [3.0] * len(seen)
 
 
-def test_updates_beside_variables(strategy):
+def test_update_non_slot_returns_the_result_of_the_function(strategy):
     with strategy.scope():
         v = tf.Variable(1.0, name="b")
         w = tf.Variable(1.0, name="a")
@@ -386,7 +386,7 @@ def test_indexed_slices_are_concatenated(strategy):
         strategy.run(lambda: d.get_replica_context().all_gather([slices(0)], axis=0))
 
 
-def test_a_dataset_that_fails_in_the_middle_of_an_epoch(strategy):
+def test_fit_error_of_a_dataset_in_an_epoch_is_raised_and_closes_it(strategy):
     closed = []
 
     def rows():

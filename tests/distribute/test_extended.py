@@ -57,7 +57,7 @@ def test_reduce_to_returns_results_on_destinations(two):
         extended.reduce_to("PROD", x, "cpu:0")
 
 
-def test_reducing_what_is_not_distributed(two):
+def test_reduce_to_of_a_plain_value_returns_it_or_raises(two):
     extended = two.extended
     assert float(extended.reduce_to("SUM", 0, "cpu:0")) == 0.0
     assert float(extended.reduce_to("MEAN", 5.0, "cpu:0")) == 5.0
@@ -69,7 +69,7 @@ def test_reducing_what_is_not_distributed(two):
         extended.reduce_to("SUM", 5.0, "cpu:0")
 
 
-def test_batch_reduce_to(two):
+def test_batch_reduce_to_reduces_each_pair(two):
     one, other = values(1.0, 3.0), values(10.0, 30.0)
     same = Mirrored([tf.constant(5.0)] * 2)
     sparse = PerReplica([row(0, 1), row(1, 1, 2)])
@@ -84,7 +84,7 @@ def test_batch_reduce_to(two):
     assert two.extended.batch_reduce_to("SUM", []) == []
 
 
-def test_weighted_mean_over_ragged_rows():
+def test_reduce_mean_over_ragged_rows_weighs_rows_equally():
     three = mirrored(3)
     ragged = PerReplica([tf.constant(np.ones((n, 2)) * n) for n in (1, 0, 3)])
     total = three.reduce("MEAN", ragged, axis=0)
@@ -111,7 +111,7 @@ def test_broadcast_to_copies_tensors(two):
 # Gathering ------------------------------------------------------------------------------------
 
 
-def test_gather_along_any_axis(two):
+def test_gather_along_any_axis_joins_and_checks_shapes(two):
     x = PerReplica([tf.constant(np.arange(6.0).reshape(2, 3)), tf.constant(np.ones((2, 1)))])
     want = [[0.0, 1.0, 2.0, 1.0], [3.0, 4.0, 5.0, 1.0]]
     assert two.gather(x, axis=1).numpy().tolist() == want
@@ -129,7 +129,7 @@ def test_gather_along_any_axis(two):
     assert two.gather(tf.constant([1.0]), axis=0).numpy().tolist() == [1.0]
 
 
-def test_all_gather_refuses(two):
+def test_all_gather_wrong_values_raise(two):
     def all_gather(value, axis):
         return d.get_replica_context().all_gather(value, axis)
 
@@ -174,7 +174,7 @@ def test_all_gather_is_differentiable_along_a_ragged_axis():
     np.testing.assert_allclose(gradients.values[2].numpy(), [[6.0, 12.0], [24.0, 30.0]])
 
 
-def test_a_gradient_when_replicas_use_different_results(two):
+def test_gradient_if_replicas_use_different_results_is_right(two):
     """The backward all-reduce is one for all values: replicas need not use the same ones."""
 
     def replica():
@@ -190,7 +190,7 @@ def test_a_gradient_when_replicas_use_different_results(two):
     assert [float(v) for v in gy.values] == [6.0, 6.0]
 
 
-def test_a_gradient_in_a_later_run(two):
+def test_gradient_in_a_later_run_needs_all_replicas(two):
     def forward():
         tape = tf.GradientTape()
         with tape:
@@ -211,7 +211,7 @@ def test_a_gradient_in_a_later_run(two):
 
 
 @pytest.mark.parametrize(("op", "scale"), [("SUM", 1.0), ("MEAN", 3.0)])
-def test_all_reduce_of_indexed_slices(op, scale):
+def test_all_reduce_of_indexed_slices_concatenates_them(op, scale):
     three = mirrored(3)
     own = [(4, 0), (), (0, 0, 2)]
 
@@ -232,7 +232,7 @@ def test_all_reduce_of_indexed_slices(op, scale):
     assert np.shares_memory(*[s.values.array for s in got["s"].values[:2]])
 
 
-def test_indexed_slices_that_differ(two):
+def test_all_reduce_of_unlike_indexed_slices_raises(two):
     def reduce(make):
         return two.run(lambda: d.get_replica_context().all_reduce("SUM", make(replica_id())))
 

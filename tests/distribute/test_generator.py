@@ -117,7 +117,7 @@ def test_generator_state_is_set_and_read():
         assert made.state.numpy().tolist() != g.state.numpy().tolist()
 
 
-def test_what_is_refused():
+def test_generator_wrong_arguments_raise():
     for call, error, message in (
         (Generator, ValueError, "needs copy_from, or state and alg"),
         (lambda: Generator(Generator.from_seed(1), alg=1), ValueError, "not both"),
@@ -158,7 +158,7 @@ def test_stateless_numbers_follow_from_their_seeds():
     assert tf.random.stateless_uniform([3], [1, 2], 5, 6, tf.int32).numpy().tolist() == [5, 5, 5]
 
 
-def test_generator_leaves_what_else_is_random_alone():
+def test_generator_does_not_change_other_random_numbers():
     tf.random.set_seed(1)
     expected = tf.random.normal([3]).numpy().tolist()
     tf.random.set_seed(1)

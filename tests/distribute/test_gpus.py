@@ -146,7 +146,7 @@ def test_values_are_reduced_to_their_destinations():
     assert where(ops.gather(on_gpus.values[1], "gpu:0", 0)) == 0
 
 
-def test_what_is_reduced_comes_to_the_host_from_one_replica_too():
+def test_reduce_of_one_replica_on_a_gpu_returns_to_the_host():
     one = d.MirroredStrategy(["gpu:1"])
     x = one.run(lambda: tf.Tensor(array_backend.placed(np.ones(2), "GPU", 1)))
     assert where(x) == 1
@@ -174,7 +174,7 @@ def test_functions_that_make_values_run_on_the_replicas_devices(cupy):
     assert [v.shape for v in made.values] == [(1,), (2,)]
 
 
-def test_what_is_reduced_on_one_device_is_reduced_there():
+def test_reduction_to_one_device_adds_on_that_device():
     seen = []
 
     def add(tensors):

@@ -79,7 +79,7 @@ def on_workers(workers, replicas, work):
 # Elements of the replicas ------------------------------------------------------------------------
 
 
-def test_the_guides_example(two):
+def test_example_of_the_guide_has_halves_for_each_replica(two):
     dataset = tf.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(10)
     elements = list(two.experimental_distribute_dataset(dataset))
     assert len(elements) == 10
@@ -99,7 +99,7 @@ def test_every_row_goes_to_one_replica_in_order(strategy):
                 assert all(len(part) <= -(-batch // n) for step in got for part in step)
 
 
-def test_ragged_and_empty_parts():
+def test_uneven_batches_give_ragged_and_empty_parts():
     assert parts(mirrored(4), tf.data.Dataset.range(6).batch(6)) == [[[0, 1], [2, 3], [4, 5], []]]
     assert parts(mirrored(3), tf.data.Dataset.range(4).batch(3)) == [[[0], [1], [2]], [[3], [], []]]
 
@@ -180,7 +180,7 @@ def test_the_default_strategy_changes_nothing():
 # Datasets and iterators -----------------------------------------------------------------------
 
 
-def test_it_can_be_iterated_again_and_has_a_length(two):
+def test_distributed_dataset_can_be_iterated_again_and_has_a_length(two):
     dataset = two.experimental_distribute_dataset(tf.data.Dataset.range(10).batch(4))
     assert len(dataset) == len(list(dataset)) == len(list(dataset)) == 3
     assert dataset.cardinality == 3
@@ -224,7 +224,7 @@ def test_reduce_folds_elements(two):
     assert total == 15
 
 
-def test_the_end_of_a_pass(two):
+def test_end_of_a_pass_raises_out_of_range_error_again_and_again(two):
     iterator = iter(two.experimental_distribute_dataset(Dataset.range(6).batch(4)))
     assert iter(iterator) is iterator
     assert steps(two, [iterator.get_next(), next(iterator)]) == [[[0, 1], [2, 3]], [[4], [5]]]
@@ -239,7 +239,7 @@ def test_the_end_of_a_pass(two):
         nothing.get_value()
 
 
-def test_get_next_as_optional(two):
+def test_get_next_as_optional_has_no_value_at_the_end(two):
     dataset = two.distribute_datasets_from_function(lambda context: Dataset.range(3).batch(1))
     iterator = iter(dataset)
     got = []
@@ -373,7 +373,7 @@ def test_input_context_divides_batch_sizes():
     assert str(d.InputContext()) == "tf.distribute.InputContext(input pipeline id 0, total: 1)"
 
 
-def test_a_dataset_for_each_replica(two):
+def test_per_replica_mode_calls_the_function_for_each_replica(two):
     seen = []
 
     def make(context):
@@ -405,7 +405,7 @@ def test_a_dataset_for_each_replica(two):
 # Options --------------------------------------------------------------------------------------
 
 
-def test_options_and_their_defaults():
+def test_options_have_the_defaults_of_tensorflow():
     options = d.InputOptions()
     assert tuple(options) == (True, d.InputReplicationMode.PER_WORKER, False, 1)
     assert options == d.InputOptions(None)
@@ -417,7 +417,7 @@ def test_options_and_their_defaults():
         d.InputOptions(experimental_per_replica_buffer_size=0)
 
 
-def test_rules_of_the_options(two):
+def test_per_replica_mode_without_a_function_raises(two):
     dataset = Dataset.range(6).batch(4)
     per_replica = d.InputOptions(experimental_replication_mode=PER_REPLICA)
     for strategy in (two, d.OneDeviceStrategy("cpu:0")):
@@ -449,7 +449,7 @@ def test_rules_of_the_options(two):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_how_far_ahead_batches_are_made(two, size):
+def test_buffer_size_limits_the_batches_made_ahead(two, size):
     made = []
 
     def count(x):
@@ -526,7 +526,7 @@ def test_workers_of_different_length_stop_together():
     assert other == [[[0], [1]], [[2], [3]], [[4], []]]
 
 
-def test_contexts_of_workers():
+def test_contexts_of_workers_have_pipeline_ids_and_batch_sizes():
     def work(strategy):
         seen = []
 
@@ -551,7 +551,7 @@ def test_infinite_data_of_workers_is_not_counted():
     assert on_workers(2, 2, work) == [[[[0], [2]]] * 2, [[[1], [3]]] * 2]
 
 
-def test_a_worker_without_data_that_nothing_is_known_of():
+def test_worker_without_data_of_an_unknown_spec_raises():
     def work(strategy):
         worker = strategy.extended.input_pipeline[1]
         made = Dataset.from_generator(lambda: iter([np.zeros(2)] * worker))
@@ -622,7 +622,7 @@ def test_a_worker_that_gets_nothing_is_warned_once():
     list(distribute(under(ones, "OFF")))
 
 
-def test_replicas_and_workers_that_do_not_fit():
+def test_workers_with_other_numbers_of_replicas_raise():
     strategy = Worker(None, 2, 0, 2)
     extended = strategy.extended
     odd = {"num_replicas_in_sync": property(lambda self: 3)}
@@ -636,7 +636,7 @@ def test_replicas_and_workers_that_do_not_fit():
 # Bad input ------------------------------------------------------------------------------------
 
 
-def test_datasets_that_cannot_be_split(two):
+def test_datasets_that_cannot_be_split_raise(two):
     with pytest.raises(
         ValueError,
         match=r"Perhaps your input dataset is not batched\? Call the `batch` method on the input "
@@ -756,7 +756,7 @@ def test_average_loss_sums_to_the_global_mean(strategy):
     assert float(strategy.reduce("SUM", regularization, axis=None)) == pytest.approx(3.0)
 
 
-def test_average_loss_of_nothing_and_of_more_axes():
+def test_average_loss_of_no_example_is_zero_and_of_more_axes_is_scaled():
     empty = tf.nn.compute_average_loss(np.zeros(0, "float32"))
     assert float(empty) == 0.0
     assert empty.dtype == tf.float32
@@ -767,7 +767,7 @@ def test_average_loss_of_nothing_and_of_more_axes():
     assert weighted.dtype == tf.float64
 
 
-def test_bad_loss_scaling(two):
+def test_average_loss_bad_arguments_raise(two):
     with pytest.raises(ValueError, match="Expected a tensor with at least rank 1"):
         tf.nn.compute_average_loss(1.0)
     with pytest.raises(ValueError, match="global_batch_size must be scalar"):

@@ -32,7 +32,7 @@ def names(kind=None):
     return [device.name for device in config.list_logical_devices(kind)]
 
 
-def test_cpus_as_in_tensorflow():
+def test_logical_cpus_are_configured_once_as_in_tensorflow():
     (cpu,) = config.list_physical_devices("CPU")
     assert config.get_logical_device_configuration(cpu) is None
     config.set_logical_device_configuration(cpu, [Part(), Part()])

@@ -119,7 +119,7 @@ def test_replicas_without_rows_are_zero_with_gradients():
 
 
 @pytest.mark.parametrize("make", [lambda: mirrored(2), lambda: mirrored(1)])
-def test_in_cross_replica_context(make):
+def test_average_loss_in_cross_replica_context_needs_a_batch_size(make):
     def merged(_strategy):
         with pytest.raises(RuntimeError, match="compute_average_loss` in cross replica context"):
             average([1.0])
@@ -142,7 +142,7 @@ def test_in_cross_replica_context(make):
     strategy.run(lambda: tf.distribute.get_replica_context().merge_call(merged))
 
 
-def test_under_one_device():
+def test_losses_under_one_device_are_not_divided():
     one = tf.distribute.OneDeviceStrategy("cpu:0")
     assert float(one.run(lambda: average([1.0, 2.0]))) == 1.5
     assert float(one.run(lambda: scale(3.0))) == 3.0
@@ -168,7 +168,7 @@ class Mine(tf.keras.losses.Loss):
 @pytest.mark.parametrize(
     "strategy_of", [lambda: mirrored(2), lambda: tf.distribute.OneDeviceStrategy("cpu:0")]
 )
-def test_loss_objects_that_average(make, reduction, strategy_of):
+def test_loss_objects_that_average_raise_under_a_strategy(make, reduction, strategy_of):
     strategy = strategy_of()
     x = np.ones((2, 3), "float32")
     with strategy.scope():

@@ -1,8 +1,8 @@
-"""A worker that is killed, stopped, cut off or ends: the others name it in time, and nobody hangs.
+"""A worker that is killed, stopped, cut off or ends: the others name it in time, and none hangs.
 
-Three workers each make several groups, and are in something else in each of them, when it befalls
-worker 1. Nothing is set but the names: the times are those that everybody gets. All faults are at the
-same time, each among processes of its own, since most of the time is that of waiting.
+Three workers make several groups, and are in another call in each of them, when the fault hits worker
+1. All time limits are the defaults, except that of the rendezvous. All faults run at the same time,
+each among its own processes, because the tests mostly wait.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def tell(doing, kind, text=""):
     with lock:
         print(json.dumps([doing, time.monotonic(), kind, str(text)]), flush=True)
 
-class Told(logging.Handler):
+class Teller(logging.Handler):
     def emit(self, record):
         tell("log", record.levelname, record.getMessage())
 
-logging.getLogger("pycollective").addHandler(Told())
+logging.getLogger("pycollective").addHandler(Teller())
 
 def step():
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(np.ones(1000)))
@@ -94,7 +94,7 @@ def tried(doing):
     except Exception as error:
         tell(doing, type(error).__name__, error)
 
-kept = []  # the one that nobody closes is open when the interpreter ends
+kept = []  # the group that no thread closes is open when the interpreter ends
 threads = [threading.Thread(target=tried, args=(d,), daemon=True) for d in clusters]
 for thread in threads:
     thread.start()
@@ -142,22 +142,23 @@ FAULTS = [
 
 
 @dataclass
-class Outcome:
-    """The lines of the other workers, by rank: (doing, seconds after the fault, kind, text)."""
+class Result:
+    """The result of a fault, by rank."""
 
     said: dict[int, list[tuple[str, float, str, str]]]
+    """Reports: (doing, seconds after the fault, kind, text)."""
     codes: dict[int, int]
     errors: dict[int, str]
     over: dict[int, float]
     addresses: dict[str, list[str]]
 
 
-def befall(fault, folder):
-    """Start three workers, let it happen, and return the outcome."""
+def run_fault(fault, folder):
+    """Start three workers, cause the fault, and return the result."""
     folder.mkdir()
     with ExitStack() as cleanup:
         net = cleanup.enter_context(network(3)) if fault.hosts else None
-        # On one host, too, addresses that nobody else has, and ports that no connection is given.
+        # Also on one host: addresses of this fault alone, and ports outside those of connections.
         here = f"127.{1 + os.getpid() % 250}.{1 + FAULTS.index(fault)}"
         hosts = net.addresses if net else [f"{here}.{i}" for i in range(1, 4)]
         addresses = {
@@ -245,7 +246,7 @@ def _observed(fault, processes, net, addresses):
     for process in processes:
         if process.stdin.closed:
             process.stdin = None
-    return Outcome(
+    return Result(
         {i: [(doing, t - at, kind, text) for doing, t, kind, text in said[i]] for i in said},
         {i: codes[i] for i in said if i not in hung},
         {i: processes[i].stderr.read() for i in said},
@@ -255,16 +256,16 @@ def _observed(fault, processes, net, addresses):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """Return a function that gives a fault's outcome, all of which are under way."""
+def results(tmp_path_factory):
+    """Return the futures of the results of all faults, by name; all faults run at the same time."""
     folder = tmp_path_factory.mktemp("faults")
     with ThreadPoolExecutor(len(FAULTS)) as pool:
-        yield {str(f): pool.submit(befall, f, folder / str(f)) for f in FAULTS}
+        yield {str(f): pool.submit(run_fault, f, folder / str(f)) for f in FAULTS}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_lost_worker_is_named_in_time(outcomes, fault):
-    done = outcomes[str(fault)].result()
+def test_lost_worker_is_named_in_time(results, fault):
+    done = results[str(fault)].result()
     for rank in (0, 2):
         said, errors = done.said[rank], done.errors[rank]
         ends = {doing: (t, kind, text) for doing, t, kind, text in said if kind != "ready"}
@@ -290,22 +291,22 @@ def test_lost_worker_is_named_in_time(outcomes, fault):
         assert done.over[rank] - ends["end"][0] < 2, (done.over, ends)
     if fault.what in ("exit", "return"):  # with calls that are under way in other threads
         assert (done.codes[1], done.over[1] < IN_TIME, done.errors[1]) == (0, True, "")
-    if fault.what == "cut":  # which is how the others look to it
+    if fault.what == "cut":  # worker 1 has lost the others
         (text,) = [text for doing, *_, text in done.said[1] if doing == "steps" and text]
         both = [re.escape(f"rank {r} (worker {r} at {done.addresses['steps'][r]})") for r in (0, 2)]
         assert re.match(f"{both[0]}, {both[1]} are lost to rank 1 ", text), text
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if "join" in f.doings], ids=str)
-def test_worker_lost_during_the_rendezvous_is_named(outcomes, fault):
+def test_worker_lost_during_the_rendezvous_is_named(results, fault):
     """The error at the deadline names the worker, and so does the log every few seconds."""
-    done = outcomes[str(fault)].result()
+    done = results[str(fault)].result()
     for rank in (0, 2):
         said = [(t, kind, text) for doing, t, kind, text in done.said[rank] if doing == "join"]
         seconds, kind, text = said[-1]
         assert (kind, seconds < 8 + 4) == ("RendezvousError", True), said
         assert re.search(r"\brank 1\b( of 3 to (connect|join)| at | was lost)", text), text
-    if not fault.silent:  # it may be known at once
+    if not fault.silent:  # the loss may be known at once
         return
     # Rank 2 tries to connect all the time.
     logged = [text for doing, _, _, text in done.said[0] if doing == "log"]

@@ -205,7 +205,7 @@ def test_a_timeout_is_positive(two, seconds):
         two.extended.timeout = seconds
 
 
-def test_ctrl_c_while_others_still_work(two, never, ctrl_c):
+def test_ctrl_c_while_a_replica_still_works_is_raised(two, never, ctrl_c):
     started = threading.Event()
 
     def replica():
@@ -229,7 +229,7 @@ def test_ctrl_c_while_others_still_work(two, never, ctrl_c):
 # Calls that do not match ----------------------------------------------------------------------
 
 
-def test_merge_calls_of_different_functions(two):
+def test_merge_calls_of_different_functions_raise(two):
     def first(strategy):
         return None
 
@@ -257,7 +257,7 @@ def test_no_tape_records_in_a_merge_function(two):
     assert [float(g) for g in two.run(replica).values] == [6.0, 6.0]
 
 
-def test_run_in_a_run(two):
+def test_run_in_a_replica_or_a_merge_function_raises(two):
     with pytest.raises(
         RuntimeError, match="Method requires being in cross-replica context, use get_"
     ):
@@ -273,7 +273,7 @@ def test_run_in_a_run(two):
 # User threads ---------------------------------------------------------------------------------
 
 
-def test_several_user_threads():
+def test_runs_of_several_user_threads_do_not_mix():
     three = mirrored(3)
     with three.scope():
         v = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)

@@ -36,7 +36,7 @@ def nobody(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_alone_without_a_cluster(nobody):
+def test_strategy_without_a_cluster_is_alone(nobody):
     strategy = D.MultiWorkerMirroredStrategy()
     assert isinstance(strategy, D.experimental.MultiWorkerMirroredStrategy)
     assert strategy.num_replicas_in_sync == 1
@@ -55,14 +55,14 @@ def test_a_cluster_of_one_is_alone():
     assert strategy.extended.should_checkpoint
 
 
-def test_arguments_of_another_kind():
+def test_strategy_arguments_of_another_type_raise():
     with pytest.raises(ValueError, match="cluster_resolver must be an instance of "):
         D.MultiWorkerMirroredStrategy("worker")
     with pytest.raises(ValueError, match="communication_options must be an instance of "):
         D.MultiWorkerMirroredStrategy(communication_options="RING")
 
 
-def test_the_line_of_one_worker(nobody, caplog):
+def test_strategy_of_one_worker_logs_its_devices(nobody, caplog):
     caplog.set_level(logging.INFO, "pycollective")
     D.MultiWorkerMirroredStrategy(devices=["cpu:0", "cpu:1"])
     assert [r.getMessage() for r in caplog.records] == [
@@ -142,7 +142,7 @@ def test_nccl_without_gpus_becomes_a_ring(nobody, caplog):
         ({"worker": {0: "a:1", 2: "b:1"}}, ("worker", 0), "but not 1"),
     ],
 )
-def test_descriptions_that_are_wrong(cluster, task, message):
+def test_strategy_of_a_wrong_description_raises(cluster, task, message):
     resolver = SimpleClusterResolver(ClusterSpec(cluster), "", *task)
     with pytest.raises(ValueError, match=message):
         D.MultiWorkerMirroredStrategy(resolver)
@@ -303,7 +303,7 @@ def trained(model):
 
 
 @pytest.mark.parametrize(("workers", "replicas"), EVERY)
-def test_fit_evaluate_predict(tmp_path, workers, replicas):
+def test_fit_evaluate_and_predict_equal_those_of_one_device(tmp_path, workers, replicas):
     """Losses, weights, and numbers of a ragged last batch are those of one device."""
     body = _MODEL + (
         "\nstrategy = strategy_of()\nwith strategy.scope():\n    model = model_of()\n"
@@ -324,7 +324,7 @@ def test_fit_evaluate_predict(tmp_path, workers, replicas):
 
 
 @pytest.mark.slow
-def test_a_loop_of_ones_own_and_the_order_of_starting(tmp_path):
+def test_custom_loop_of_workers_with_uneven_shards_ends_on_all(tmp_path):
     """The last worker is started first, shards are uneven, and all agree on the end."""
     body = """
 strategy = strategy_of()
@@ -426,7 +426,7 @@ say(described=strategy.describe())
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "replicas"), [(2, 1), (2, 2)])
-def test_slices_gradients_and_checkpoints(tmp_path, workers, replicas):
+def test_collectives_gradients_and_checkpoints_of_workers_are_right(tmp_path, workers, replicas):
     said = run(tmp_path, workers, _MORE, replicas).said
     n = workers * replicas
     rows = np.concatenate([np.full((i + 1, 2), i + 1.0) for i in range(n)])
@@ -525,7 +525,7 @@ def trained(model, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "replicas"), [(2, 1), (2, 2)])
-def test_all_that_fit_can_do(tmp_path, workers, replicas):
+def test_fit_with_all_settings_equals_that_of_one_device(tmp_path, workers, replicas):
     """Synchronized batch normalization, accumulated steps, a loss scale, clipping, interrupted."""
     body = (
         _EVERYTHING

@@ -70,7 +70,7 @@ def test_ready_is_for_all_that_have_a_gradient():
     assert all(grads[i] is g for i, g in seen.items())
 
 
-def test_a_variable_that_was_assigned_in_between():
+def test_gradient_of_a_variable_assigned_between_reads_is_ready_once():
     v = Variable(2.0)
     seen = []
     with GradientTape() as tape:
@@ -261,7 +261,7 @@ say(weights=weights, begun=begun, values=values, in_place=in_place, error=error)
 
 
 @pytest.mark.slow
-def test_workers_of_several_replicas(tmp_path):
+def test_workers_reduce_while_tapes_compute_and_fail_together(tmp_path):
     """Buckets are reduced among the workers while the tapes compute; a failure of one fails all."""
     first, second = workers.run(tmp_path, 2, WORKERS, replicas=2).said
     for said in (first, second):
@@ -314,7 +314,7 @@ def test_a_replica_that_does_not_minimize_is_named(two, bytes_per_pack):
 
 
 @pytest.mark.parametrize("bytes_per_pack", [0, 1])
-def test_variables_without_a_gradient(two, bytes_per_pack):
+def test_variables_without_a_gradient_are_warned_about_and_unchanged(two, bytes_per_pack):
     two.extended.gradient_options = CommunicationOptions(bytes_per_pack)
     with two.scope():
         used, lost, unused = (Variable(i + 1.0, name=f"v{i}") for i in range(3))
@@ -337,7 +337,7 @@ def test_variables_without_a_gradient(two, bytes_per_pack):
 
 
 @pytest.mark.parametrize("bytes_per_pack", [0, 1])
-def test_the_values_of_variables_are_let_go(two, bytes_per_pack):
+def test_minimize_keeps_no_value_so_updates_are_in_place(two, bytes_per_pack):
     two.extended.gradient_options = CommunicationOptions(bytes_per_pack)
     # Otherwise the update would copy every variable in each step.
     step, first, _ = two_layers(two, lambda g: g)

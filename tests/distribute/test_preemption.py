@@ -1,4 +1,4 @@
-"""`PreemptionCheckpointHandler` in one process: who tells it to end, and what it does then."""
+"""`PreemptionCheckpointHandler` in one process: the notice, the checkpoints and the exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Config = experimental.TerminationConfig
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch):
+def _short_polls(monkeypatch):
     monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.01)
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -29,7 +29,7 @@ def _quick(monkeypatch):
 
 
 class Program:
-    """Makes steps until it is ended, and counts them."""
+    """A program that runs steps until its handler exits, and counts the steps."""
 
     def __init__(self, folder, config=None, resolver=None):
         self.v = tf.Variable(np.int64(0))
@@ -43,12 +43,12 @@ class Program:
         self.v.assign_add(1)
         time.sleep(0.002)
 
-    def run(self, told=lambda: None, seconds=20):
-        """Return the exit code, or None if it was not ended in time."""
+    def run(self, preempt=lambda: None, seconds=20):
+        """Run steps, call ``preempt`` after the third, and return the exit code; None after the time."""
         end = time.monotonic() + seconds
         for number in range(1_000_000):
             if number == 3:
-                told()
+                preempt()
             try:
                 self.handler.run(self.step)
             except SystemExit as error:
@@ -59,57 +59,57 @@ class Program:
     def saved(self):
         """Return the step of the last checkpoint."""
         again = Program(self.folder, Config(lambda: False))
-        again.handler._preempted_at = 0.0  # its watcher ends
+        again.handler._preempted_at = 0.0  # ends its watching thread
         assert int(again.v) == again.handler.total_run_calls
         return int(again.v)
 
 
-def test_signal_saves_and_exits(tmp_path):
+def test_sigterm_saves_and_exits_with_42(tmp_path):
     program = Program(tmp_path)
     assert program.run(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 42
     assert program.saved() == int(program.v) == 4
 
 
-def test_a_watcher_and_an_exit_of_ones_own(tmp_path):
+def test_own_functions_watch_save_and_exit(tmp_path):
     class Ended(Exception):
         pass
 
     def end():
         raise Ended
 
-    told, asked = threading.Event(), []
+    preempted, calls = threading.Event(), []
 
     def watcher():
-        asked.append(1)
-        if len(asked) == 2:
-            raise OSError("it cannot be reached")  # which is no answer
-        return told.is_set()
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("it cannot be reached")  # the handler calls again
+        return preempted.is_set()
 
     saves = []
     program = Program(tmp_path, Config(watcher, end, save_fn=lambda: saves.append(1)))
     with pytest.raises(Ended):
-        program.run(told.set)
+        program.run(preempted.set)
     assert saves == [1]
     assert not os.listdir(tmp_path)
 
 
-def test_in_a_grace_period_it_goes_on_and_saves_twice(tmp_path):
-    told = threading.Event()
-    program = Program(tmp_path, Config(told.is_set, grace_period=0.6))
+def test_grace_period_continues_and_saves_at_its_begin_and_its_end(tmp_path):
+    preempted = threading.Event()
+    program = Program(tmp_path, Config(preempted.is_set, grace_period=0.6))
     saves = []
     program.handler._manager.save, save = (
         lambda: saves.append(int(program.v)) or save(),
         program.handler._manager.save,
     )
     begin = time.monotonic()
-    assert program.run(told.set) == 42
+    assert program.run(preempted.set) == 42
     assert time.monotonic() - begin < 15
     first, last = saves
     assert first < last == int(program.v)
     assert program.saved() == last
 
 
-def test_an_error_goes_through(tmp_path):
+def test_error_of_a_step_is_raised_without_a_save(tmp_path):
     program = Program(tmp_path, Config(lambda: False))
 
     def fails():
@@ -128,7 +128,7 @@ def test_an_error_goes_through(tmp_path):
     assert os.listdir(tmp_path)
 
 
-def test_a_manager_and_a_scope(tmp_path):
+def test_manager_and_scope_save_when_preempted(tmp_path):
     v = tf.Variable(3.0)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=v), tmp_path, max_to_keep=2)
 
@@ -144,8 +144,8 @@ def test_a_manager_and_a_scope(tmp_path):
     assert manager.latest_checkpoint is not None
 
 
-def test_what_an_earlier_handler_was_told_is_not_forgotten(tmp_path):
-    """As when `run_elastic` begins training anew between a signal and the next step."""
+def test_new_handler_takes_over_an_unanswered_signal(tmp_path):
+    """`run_elastic` may begin training anew between a signal and the next step."""
     before = signal.getsignal(signal.SIGTERM)
     Program(tmp_path)
     signal.raise_signal(signal.SIGTERM)
@@ -153,13 +153,13 @@ def test_what_an_earlier_handler_was_told_is_not_forgotten(tmp_path):
     with pytest.raises(SystemExit):
         program.handler.run(program.step)
     assert program.saved() == 1
-    later = Program(tmp_path)  # the signal has been answered
+    later = Program(tmp_path)  # the signal has had its effect
     later.handler.run(later.step)
     later.handler._end_watch()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_it_cannot_work_with(tmp_path):
+def test_handler_wrong_arguments_raise(tmp_path):
     checkpoint = tf.train.Checkpoint(v=tf.Variable(0.0))
     handler = experimental.PreemptionCheckpointHandler
     with pytest.raises(tf.errors.InvalidArgumentError, match="a checkpoint_dir must be passed"):
@@ -187,18 +187,18 @@ def test_what_it_cannot_work_with(tmp_path):
 
 
 class _Metadata(BaseHTTPRequestHandler):
-    """Answers as the metadata server does."""
+    """A stand-in for the metadata server, which fails at its first request."""
 
-    event, asked = "NONE", 0
+    event, requests = "NONE", 0
 
     def do_GET(self):
         kind = type(self)
-        kind.asked += 1
-        if kind.asked == 1 or self.headers["Metadata-Flavor"] != "Google":
-            self.send_error(503 if kind.asked == 1 else 403)
+        kind.requests += 1
+        if kind.requests == 1 or self.headers["Metadata-Flavor"] != "Google":
+            self.send_error(503 if kind.requests == 1 else 403)
             return
-        there = self.path == "/computeMetadata/v1/instance/maintenance-event"
-        self.send_response(200 if there else 404)
+        known = self.path == "/computeMetadata/v1/instance/maintenance-event"
+        self.send_response(200 if known else 404)
         self.end_headers()
         self.wfile.write(kind.event.encode())
 
@@ -207,7 +207,9 @@ class _Metadata(BaseHTTPRequestHandler):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
-def test_maintenance_on_compute_engine(tmp_path, monkeypatch, caplog):
+def test_maintenance_on_compute_engine_that_terminates_saves_and_exits(
+    tmp_path, monkeypatch, caplog
+):
     class Metadata(_Metadata):
         pass
 
@@ -227,7 +229,7 @@ def test_maintenance_on_compute_engine(tmp_path, monkeypatch, caplog):
         finally:
             server.shutdown()
             thread.join(20)
-    assert Metadata.asked > 3
+    assert Metadata.requests > 3
     assert "will be called again: HTTP Error 503" in caplog.text
     assert program.saved() == int(program.v)
     default = Program(tmp_path, None, resolver).handler
@@ -236,7 +238,7 @@ def test_maintenance_on_compute_engine(tmp_path, monkeypatch, caplog):
 
 
 class _NoInstances:
-    """Compute Engine's service, whose groups are empty."""
+    """A stand-in for Compute Engine's service; its groups are empty."""
 
     def instanceGroups(self):
         return self

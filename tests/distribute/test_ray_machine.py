@@ -62,7 +62,7 @@ cluster.shutdown()
 """
 
 
-def test_a_machine_that_is_lost(tmp_path):
+def test_lost_machine_is_replaced_at_another_address(tmp_path):
     """The machine of worker 0 is lost, so that the rendezvous has another address."""
     script = tmp_path / "driver.py"
     script.write_text(f"LOST, FOLDER = 0, {str(tmp_path)!r}\n" + _DRIVER)

@@ -63,7 +63,7 @@ def test_one_replica_wraps_nothing():
 
 
 @pytest.mark.parametrize("op", ["SUM", "mean", d.ReduceOp.MEAN])
-def test_all_reduce_of_nests(strategy, op):
+def test_all_reduce_of_nests_reduces_each_part(strategy, op):
     n = strategy.num_replicas_in_sync
 
     def replica():
@@ -96,7 +96,7 @@ def test_all_reduce_is_differentiable(strategy):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "uint8", "bool", "int16", "uint32"])
-def test_types_that_are_not_always_reduced_as_themselves(two, dtype):
+def test_all_reduce_of_small_dtypes_keeps_the_dtype(two, dtype):
     x = per_replica(two, lambda r: np.array([1, r, 0], dtype))
     total = two.run(lambda v: d.get_replica_context().all_reduce("SUM", v), args=(x,))
     for v in total.values:
@@ -159,7 +159,7 @@ def test_an_exception_of_a_replica_arrives_and_frees_the_others(culprit, others)
 
 
 @pytest.mark.parametrize("lonely", [0, 1])
-def test_a_merge_call_that_only_one_replica_makes(two, lonely):
+def test_merge_call_of_one_replica_alone_raises(two, lonely):
     def replica():
         if replica_id() == lonely:
             d.get_replica_context().merge_call(lambda s: None)
@@ -171,7 +171,7 @@ def test_a_merge_call_that_only_one_replica_makes(two, lonely):
 
 @pytest.mark.parametrize("lonely", [0, 1])
 @pytest.mark.parametrize("other", ["ends", "merges"])
-def test_an_all_reduce_that_only_one_replica_makes(two, lonely, other):
+def test_all_reduce_of_one_replica_alone_raises(two, lonely, other):
     def replica():
         context = d.get_replica_context()
         context.all_reduce("SUM", constant(1.0))
@@ -184,7 +184,7 @@ def test_an_all_reduce_that_only_one_replica_makes(two, lonely, other):
         two.run(replica)
 
 
-def test_shapes_that_differ(two):
+def test_differing_shapes_or_dtypes_raise(two):
     with pytest.raises(pc.MismatchError, match=r"float32\[1\].*float32\[2\]"):
         two.run(
             lambda: d.get_replica_context().all_reduce("SUM", as_tensor([1.0] * (1 + replica_id())))
@@ -199,7 +199,7 @@ def test_shapes_that_differ(two):
         two.reduce("SUM", PerReplica([constant([1.0]), constant([1.0, 2.0])]), axis=None)
 
 
-def test_exception_in_a_merge_function(two):
+def test_exception_in_a_merge_function_is_raised(two):
     def broken(_strategy):
         raise ZeroDivisionError("in the merge")
 
@@ -207,7 +207,7 @@ def test_exception_in_a_merge_function(two):
         two.run(lambda: d.get_replica_context().merge_call(broken))
 
 
-def test_a_per_replica_value_outside(two):
+def test_per_replica_value_outside_of_replicas_raises(two):
     value = per_replica(two, lambda r: 1.0)
     with pytest.raises(
         ValueError, match="It looks like you are using a PerReplica object while not"
@@ -216,7 +216,7 @@ def test_a_per_replica_value_outside(two):
     assert repr(value).startswith("PerReplica:{\n  0: ")
 
 
-def test_runs_from_several_user_threads(two):
+def test_runs_from_several_user_threads_have_their_own_sums(two):
     totals = []
 
     def user(x):
@@ -301,7 +301,7 @@ class Doubling(d.CrossDeviceOps):
         ]
 
 
-def test_a_users_own_operation():
+def test_users_own_operation_reduces_between_the_replicas():
     ops = Doubling()
     strategy = mirrored(3, ops)
     x = strategy.run(lambda: d.get_replica_context().all_reduce("SUM", [constant(1.0)] * 2))
@@ -348,7 +348,7 @@ def test_all_reduce_unknown_operation_raises():
         d.experimental.CommunicationOptions(bytes_per_pack=-1)
 
 
-def test_packs_by_bytes(two):
+def test_packs_by_bytes_give_the_sums(two):
     options = d.experimental.CommunicationOptions(bytes_per_pack=100)
 
     def replica():
@@ -362,7 +362,7 @@ def test_packs_by_bytes(two):
 # Reductions -----------------------------------------------------------------------------------
 
 
-def test_reduce_over_replicas_and_axes(strategy):
+def test_reduce_over_replicas_and_axes_equals_numpy(strategy):
     n = strategy.num_replicas_in_sync
     ragged = strategy.run(lambda: constant(np.arange(2.0 * replica_id() + 1)))
     rows = np.concatenate([np.arange(2.0 * r + 1) for r in range(n)])
@@ -427,7 +427,7 @@ def test_a_variable_is_mirrored(strategy):
     [("NONE", [1.0, 2.0]), ("SUM", [3.0, 3.0]), ("MEAN", [1.5, 1.5]),
      ("ONLY_FIRST_REPLICA", [1.0, 1.0])],
 )  # fmt: skip
-def test_assignment_in_replicas(two, aggregation, want):
+def test_assignment_in_replicas_is_aggregated(two, aggregation, want):
     with two.scope():
         v = Variable(0.0, aggregation=pc.VariableAggregation[aggregation])
     two.run(lambda: v.assign(constant(1.0 + replica_id())))
@@ -437,7 +437,7 @@ def test_assignment_in_replicas(two, aggregation, want):
 @pytest.mark.parametrize(
     ("aggregation", "read"), [("SUM", 6.0), ("MEAN", 3.0), ("ONLY_FIRST_REPLICA", 2.0)]
 )
-def test_sync_on_read(two, aggregation, read):
+def test_sync_on_read_variable_is_local_until_it_is_read(two, aggregation, read):
     with two.scope():
         v = Variable(
             0.0,
@@ -463,7 +463,7 @@ def test_variables_made_in_replicas_are_shared(strategy):
     assert all(len(v.values) == strategy.num_replicas_in_sync for v in made)
 
 
-def test_a_variable_that_replica_0_does_not_make(two):
+def test_variable_that_replica_0_does_not_create_raises(two):
     with pytest.raises(RuntimeError, match="replica 1 creates a variable that replica 0"):
         two.run(lambda: Variable(1.0) if replica_id() == 1 else None)
 
@@ -498,7 +498,7 @@ def test_variable_wrong_mode_raises_value_error(two):
         v.assign([1.0, 2.0, 3.0])
 
 
-def test_gradients_of_mirrored_variables(strategy):
+def test_gradients_of_mirrored_variables_are_those_of_the_replica(strategy):
     with strategy.scope():
         v = Variable([2.0, 3.0])
 

@@ -25,7 +25,7 @@ def replica_id():
 # Default and one device -----------------------------------------------------------------------
 
 
-def test_the_default_strategy():
+def test_default_strategy_returns_values_and_datasets_unchanged():
     strategy = d.get_strategy()
     with pytest.raises(RuntimeError, match="Should only create a single instance of _Default"):
         type(strategy)()
@@ -85,7 +85,7 @@ def test_mirrored_values_are_not_reduced_again(two):
      (lambda: d.cluster_resolver.TPUClusterResolver(tpu="local"), "TPUClusterResolver"),
      (d.cluster_resolver.TPUClusterResolver.connect, "TPUClusterResolver")],
 )  # fmt: skip
-def test_there_is_no_tpu(make, name):
+def test_tpu_classes_name_mirrored_strategy(make, name):
     text = f"{name} is not available.*needs TPU hardware.*Use MirroredStrategy"
     with pytest.raises(RuntimeError, match=text):
         make()
@@ -129,7 +129,7 @@ def test_central_storage_has_one_variable_for_all():
     [("SUM", lambda values: sum(values)), ("MEAN", lambda values: sum(values) / len(values)),
      ("ONLY_FIRST_REPLICA", lambda values: values[0])],
 )  # fmt: skip
-def test_what_replicas_assign_is_aggregated(replicas, aggregation, want):
+def test_central_storage_aggregates_assignments(replicas, aggregation, want):
     strategy = central(replicas)
     values = [2.0 * r + 1 for r in range(replicas)]
     with strategy.scope():
@@ -143,7 +143,7 @@ def test_what_replicas_assign_is_aggregated(replicas, aggregation, want):
         assert {float(x) for x in read.values} == {float(v.numpy())} == {result(want(values))}
 
 
-def test_rows_that_replicas_give_are_aggregated():
+def test_central_storage_aggregates_rows():
     strategy = central(2)
     with strategy.scope():
         summed = Variable(np.full((3, 1), 6.0), aggregation=pc.VariableAggregation.SUM)
@@ -165,7 +165,7 @@ def test_rows_that_replicas_give_are_aggregated():
         strategy.run(lambda: none.scatter_add(rows()))
 
 
-def test_assignments_that_cannot_be_aggregated():
+def test_central_storage_assignment_without_aggregation_raises():
     strategy = central(2)
     with strategy.scope():
         plain = Variable(1.0, name="plain")
@@ -205,7 +205,7 @@ def test_central_storage_with_one_device_has_plain_variables():
         d.experimental.CentralStorageStrategy(["cpu:0", "/CPU:0"])
 
 
-def test_variables_that_replicas_create():
+def test_central_storage_has_one_variable_if_replicas_create_it():
     strategy = central(3)
     made = strategy.run(lambda: Variable(10.0 + replica_id()))
     assert type(made) is AggregatingVariable
@@ -262,7 +262,7 @@ def test_central_storage_trains_like_one_device(apply):
             assert kinds == {AggregatingVariable}
 
 
-def test_checkpoints_of_central_storage(tmp_path):
+def test_checkpoints_of_central_storage_are_those_of_plain_variables(tmp_path):
     strategy = central(2)
     with strategy.scope():
         v = Variable([1.0, 2.0])

@@ -103,7 +103,7 @@ def _or_none(path):
 
 
 @pytest.mark.parametrize("cls", every_unavailable(), ids=lambda c: c.__name__)
-def test_what_is_not_built_says_what_to_use(cls):
+def test_class_that_is_not_available_names_a_replacement(cls):
     for arguments in ((), ("anything", 3)):
         with pytest.raises(
             NotImplementedError, match="is not available in pycollective: .{30}"
@@ -159,7 +159,7 @@ def test_dataset_creator_checks_its_arguments():
         tf.keras.utils.experimental.DatasetCreator(lambda: 3)()
 
 
-def test_devices_of_this_machine():
+def test_devices_of_this_machine_are_listed_by_type():
     (cpu,) = tf.config.list_physical_devices("CPU")
     assert cpu == ("/physical_device:CPU:0", "CPU")
     assert tf.config.list_physical_devices()[0] is not None
@@ -243,7 +243,7 @@ def test_partitioners_wrong_arguments_raise(make, text):
         make()
 
 
-def test_a_partitioner_of_ones_own():
+def test_partitioner_without_shards_raises():
     with pytest.raises(NotImplementedError, match=r"must override shards\(\)"):
         P.Partitioner()((2,), "float32")
 

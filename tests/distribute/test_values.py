@@ -54,7 +54,7 @@ def test_containers_keep_their_kind():
     assert regroup([[], []]) == []
 
 
-def test_structures_that_differ():
+def test_regroup_of_differing_structures_raises():
     for one, other in [
         ([1], [1, 2]), ([1], (1,)), ({"a": 1}, {"b": 1}), ({"a": 1}, {"a": 1, "b": 1}), ([1], 1),
         (Pair(1, 2), (1, 2)),
@@ -63,7 +63,7 @@ def test_structures_that_differ():
             regroup([one, other])
 
 
-def test_what_is_one_object_stays_bare():
+def test_regroup_of_one_object_wraps_nothing():
     shared = tf.constant(1.0)
     assert regroup([shared, shared]) is shared
     assert regroup([None, None]) is None
@@ -91,7 +91,7 @@ def test_components_of_a_variable_become_the_variable():
     assert type(regroup(list(long.values[:2]))) is PerReplica
 
 
-def test_a_per_replica_value():
+def test_per_replica_value_outside_of_replicas_raises():
     value = PerReplica([tf.constant(1.0), tf.constant(2.0)])
     text = "It looks like you are using a PerReplica object while not inside a replica context"
     for use in (
@@ -180,14 +180,14 @@ def test_mirrored_is_the_replicas_own_component():
     assert int(marked) == 0
 
 
-def test_value_context_and_what_it_says():
+def test_value_context_has_defaults_and_a_text():
     context = d.experimental.ValueContext(2, 4)
     assert str(context) == "tf.distribute.ValueContext(replica id 2,  total replicas in sync: 4)"
     default = d.experimental.ValueContext()
     assert (default.replica_id_in_sync_group, default.num_replicas_in_sync) == (0, 1)
 
 
-def test_reduce_op_of_an_aggregation():
+def test_reduce_op_of_an_aggregation_is_sum_or_mean():
     aggregation, of = tf.VariableAggregation, d.ReduceOp.from_variable_aggregation
     assert of(aggregation.SUM) is d.ReduceOp.SUM
     assert of(aggregation.MEAN) is d.ReduceOp.MEAN

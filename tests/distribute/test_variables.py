@@ -43,7 +43,7 @@ def after(method, value, start=8.0):
 # Creation -------------------------------------------------------------------------------------
 
 
-def test_kinds_names_and_modes(two):
+def test_variables_in_scope_have_classes_names_and_modes(two):
     v = variable(two, 1.0, name="foo")
     assert type(v) is MirroredVariable
     assert [c.name for c in v.values] == ["foo", "foo/replica_1"]
@@ -57,7 +57,7 @@ def test_kinds_names_and_modes(two):
     assert repr(v).startswith("MirroredVariable:{\n  0: <tf.Variable 'foo'")
 
 
-def test_modes_that_are_refused(two):
+def test_wrong_modes_raise(two):
     with two.scope():
         with pytest.raises(
             ValueError,
@@ -152,7 +152,7 @@ def test_reading_gives_the_replicas_component(two):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("method", METHODS)
-def test_assignment_across_replicas(strategy, method, aggregation):
+def test_assignment_across_replicas_sets_all_components(strategy, method, aggregation):
     n = strategy.num_replicas_in_sync
     v = variable(strategy, 8.0, aggregation)
     for value in (2.0, Mirrored([tf.constant(2.0)] * n), np.float32(2.0)):
@@ -170,7 +170,7 @@ def test_assignment_across_replicas(strategy, method, aggregation):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("method", METHODS)
-def test_assignment_in_a_replica(strategy, method, aggregation):
+def test_assignment_in_replicas_is_aggregated(strategy, method, aggregation):
     n = strategy.num_replicas_in_sync
     total = sum(2.0 * (r + 1) for r in range(n))
     want = {
@@ -194,7 +194,7 @@ def test_a_list_is_a_tensor(two):
     assert components(v) == [[2.0, 2.0]] * 2
 
 
-def test_literals_in_replicas(two):
+def test_literals_assigned_in_replicas_cannot_be_summed(two):
     v = variable(two, 1.0, "SUM")
     for literal, text in ((5.0, "5.0"), (5, "5")):
         with pytest.raises(
@@ -232,7 +232,7 @@ def test_the_mean_of_ints_is_refused(two):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("method", METHODS)
-def test_assignment_in_an_update(two, method, aggregation):
+def test_assignment_in_an_update_changes_one_component(two, method, aggregation):
     v = variable(two, 8.0, aggregation)
     own = two.experimental_distribute_values_from_function(
         lambda c: tf.constant(1.0 + c.replica_id_in_sync_group)
@@ -243,7 +243,7 @@ def test_assignment_in_an_update(two, method, aggregation):
         assert components(v) == [after(method, 1.0), after(method, 2.0)]
 
 
-def test_an_update_from_the_replicas(two):
+def test_update_from_the_replicas_changes_their_components(two):
     v = variable(two, 1.0)
 
     def replica():
@@ -271,7 +271,7 @@ def test_bad_values_change_nothing(two):
     assert components(v) == [[1.0, 2.0]] * 2
 
 
-def test_assignments_that_do_not_match(two):
+def test_assignments_that_differ_between_replicas_raise(two):
     v, w = variable(two, 1.0, "SUM", name="v"), variable(two, 1.0, "SUM", name="w")
     with pytest.raises(RuntimeError, match="different assignments .*: assign to v, w;"):
         two.run(lambda: [v, w][replica_id()].assign(1.0 * replica_id()))
@@ -342,7 +342,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("method", OPERATIONS)
-def test_rows_across_replicas(strategy, method):
+def test_scatter_across_replicas_changes_all_components(strategy, method):
     n = strategy.num_replicas_in_sync
     for aggregation in AGGREGATIONS:
         v = variable(strategy, np.full((3, 1), 6.0), aggregation)
@@ -353,7 +353,7 @@ def test_rows_across_replicas(strategy, method):
 
 @pytest.mark.parametrize("method", ARITHMETIC)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_rows_in_a_replica(two, method, aggregation):
+def test_scatter_in_replicas_is_aggregated(two, method, aggregation):
     v = variable(two, np.full((3, 1), 6.0), aggregation)
     # Replica 0 changes row 0, replica 1 rows 0 and 2.
     two.run(
@@ -371,7 +371,7 @@ def test_rows_in_a_replica(two, method, aggregation):
 
 
 @pytest.mark.parametrize("method", OF_ONE)
-def test_rows_that_only_one_replica_can_give(two, method):
+def test_scatter_that_cannot_be_aggregated_raises(two, method):
     for aggregation in ("SUM", "MEAN"):
         v = variable(two, np.full((3, 1), 6.0), aggregation)
         with pytest.raises(
@@ -389,7 +389,7 @@ def test_rows_that_only_one_replica_can_give(two, method):
 
 
 @pytest.mark.parametrize("method", OPERATIONS)
-def test_rows_in_an_update(two, method):
+def test_scatter_in_an_update_changes_one_component(two, method):
     own = two.experimental_distribute_values_from_function(
         lambda c: 2.0 + 6.0 * c.replica_id_in_sync_group
     )
@@ -437,7 +437,7 @@ def test_sync_on_read_in_replicas_is_local(two, method, aggregation):
     ("aggregation", "read", "assigned"),
     [("SUM", 12.0, [3.5, 3.5]), ("MEAN", 6.0, [7.0, 7.0]), ("ONLY_FIRST_REPLICA", 8.0, [7.0, 7.0])],
 )
-def test_sync_on_read_across_replicas(two, aggregation, read, assigned):
+def test_sync_on_read_across_replicas_is_aggregated(two, aggregation, read, assigned):
     v = variable(two, 8.0, aggregation, synchronization=ON_READ)
     v.values[1].assign(4.0)
     for value in (v, v.numpy(), v.read_value(), v + 0.0, np.asarray(v), two.extended.read_var(v)):
@@ -462,7 +462,7 @@ def test_sync_on_read_across_replicas(two, aggregation, read, assigned):
             assert components(v) == [after(method, 1.0, 7.0)] * 2
 
 
-def test_sync_on_read_without_aggregation(two):
+def test_sync_on_read_without_aggregation_cannot_be_read(two):
     v = variable(two, 8.0, synchronization=ON_READ)
     for read in (lambda: float(v), v.numpy, lambda: v + 1.0, v.read_value):
         with pytest.raises(ValueError, match=r"Could not convert from .*VariableAggregation.NONE"):
@@ -487,7 +487,7 @@ def test_ints_are_shared_out_without_loss():
 @pytest.mark.parametrize(
     ("aggregation", "want"), [("SUM", 12.0), ("MEAN", 6.0), ("ONLY_FIRST_REPLICA", 8.0)]
 )
-def test_reads_that_are_synchronised_in_replicas(two, aggregation, want):
+def test_synchronized_read_in_replicas_is_aggregated(two, aggregation, want):
     v = variable(two, 8.0, aggregation, synchronization=ON_READ)
     v.values[1].assign(4.0)
 
@@ -559,7 +559,7 @@ def test_checkpoints_do_not_depend_on_the_strategy(tmp_path, saved, restored):
         assert components(other["first"]) == [3.0] * restored
 
 
-def test_a_sum_that_is_restored_before_it_is_made(tmp_path):
+def test_sum_restored_before_its_creation_has_the_value(tmp_path):
     pytest.importorskip("safetensors")
 
     class Late(Trackable):

@@ -53,7 +53,7 @@ def start(tmp_path, hosts, body, count=3, secret=SECRET, **more):
     ]
 
 
-def test_a_network_that_is_slow_and_loses_packets(tmp_path, hosts):
+def test_slow_network_that_loses_packets_gives_the_same_bits(tmp_path, hosts):
     """All meet over it, with nothing but a secret, and get the bits that they get without."""
     body = """
 import hashlib

@@ -74,7 +74,9 @@ say(**trained(model))
     ("how", "hosts", "secure", "replicas"),
     [("AUTO", True, False, 2), ("RING", True, True, 1)],
 )
-def test_the_same_in_every_way(tmp_path, alone, how, hosts, secure, replicas):
+def test_training_between_hosts_in_rings_and_tls_equals_that_of_one(
+    tmp_path, alone, how, hosts, secure, replicas
+):
     """Between hosts, in rings, in TLS: gradients are the same bits everywhere, numbers those of one."""
     more = tls(tmp_path) if secure else {}
     said = ended(

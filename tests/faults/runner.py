@@ -41,7 +41,7 @@ class BecomeError(BaseException):
 
 
 @dataclass
-class Outcome:
+class Result:
     """Result of a trial."""
 
     seconds: float = 0.0
@@ -62,7 +62,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def run(trial: Trial, folder: Path) -> Outcome:
+def run(trial: Trial, folder: Path) -> Result:
     """Run a trial in an empty folder; raises `BecomeError` in the processes that it starts."""
     began = time.monotonic()
     for name in ("tmp", "home"):
@@ -71,19 +71,19 @@ def run(trial: Trial, folder: Path) -> Outcome:
     shared_before = _in_shared_memory()
     watch = _Watch(trial, folder, _start(trial, folder))
     watch.until_all_have_ended()
-    outcome = Outcome(hung=watch.hung, codes=watch.codes, said=watch.said)
-    outcome.left = watch.end_orphans()
-    outcome.left += [f"/dev/shm/{name}" for name in sorted(_in_shared_memory() - shared_before)]
+    result = Result(hung=watch.hung, codes=watch.codes, said=watch.said)
+    result.left = watch.end_orphans()
+    result.left += [f"/dev/shm/{name}" for name in sorted(_in_shared_memory() - shared_before)]
     for name in ("tmp", "home"):
-        outcome.left += [f"{name}/{path.name}" for path in (folder / name).iterdir()]
-    outcome.errors = "".join(
+        result.left += [f"{name}/{path.name}" for path in (folder / name).iterdir()]
+    result.errors = "".join(
         f"--- {path.name}\n{path.read_text(errors='replace')}"
         for path in sorted(folder.glob("*.errors"))
         if path.stat().st_size
     )
-    outcome.seconds = time.monotonic() - began
+    result.seconds = time.monotonic() - began
     shutil.rmtree(folder, ignore_errors=True)
-    return outcome
+    return result
 
 
 def _in_shared_memory() -> set[str]:

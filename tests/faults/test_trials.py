@@ -89,9 +89,7 @@ def _mismatch(where, setup="address-tcp"):
 
 def _verdict(trial, *said, errors=""):
     end = [{"done": True}, {"final": True, "grown": {}}]
-    return verdict.judge(
-        trial, runner.Outcome(said=[[*each, *end] for each in said], errors=errors)
-    )
+    return verdict.judge(trial, runner.Result(said=[[*each, *end] for each in said], errors=errors))
 
 
 def test_verdict_mismatch_that_one_rank_does_not_report_is_a_problem():

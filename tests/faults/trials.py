@@ -91,22 +91,22 @@ def _be_a_job(folder: Path) -> int:
         place = folder / f"{os.getpid()}-{trial.seed}"
         place.mkdir()
         try:
-            outcome = runner.run(trial, place)
+            result = runner.run(trial, place)
         except runner.BecomeError as become:
             os.close(answers.fileno())
             role = become.role
             break
-        problems = verdict.judge(trial, outcome)
+        problems = verdict.judge(trial, result)
         answers.write(
             json.dumps(
                 {
                     "setup": trial.setup,
                     "fault": trial.fault,
-                    "seconds": outcome.seconds,
+                    "seconds": result.seconds,
                     "problems": problems,
-                    "evidence": evidence(trial, outcome) if problems else "",
-                    "said": outcome.said,
-                    "codes": outcome.codes,
+                    "evidence": evidence(trial, result) if problems else "",
+                    "said": result.said,
+                    "codes": result.codes,
                     "trial": repr(trial),
                 }
             )
@@ -118,13 +118,13 @@ def _be_a_job(folder: Path) -> int:
     return role()
 
 
-def evidence(trial: Any, outcome: Any) -> str:
+def evidence(trial: Any, result: Any) -> str:
     """Return the text that explains a failure."""
     steps = [f"step {i}: {step}" for i, step in enumerate(trial.steps)]
-    lines = [repr(dataclasses.replace(trial, steps=())), *steps, f"exit codes: {outcome.codes}"]
-    for rank, said in enumerate(outcome.said):
+    lines = [repr(dataclasses.replace(trial, steps=())), *steps, f"exit codes: {result.codes}"]
+    for rank, said in enumerate(result.said):
         lines += [f"rank {rank} said: {json.dumps(line)}" for line in said if "ok" not in line]
-    return "\n".join([*lines, outcome.errors[-6000:]])
+    return "\n".join([*lines, result.errors[-6000:]])
 
 
 def run_trials(

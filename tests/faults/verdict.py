@@ -9,7 +9,7 @@ from typing import Any
 
 from faults import FAULTS
 from plan import Trial
-from runner import Outcome
+from runner import Result
 
 _CRASHES = {
     signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS,
@@ -25,48 +25,48 @@ _LOST_START = re.compile(
 _AT_THE_END = re.compile(r"^(MismatchError) at the end of the process: (.*)", re.MULTILINE)
 
 
-def judge(trial: Trial, outcome: Outcome) -> list[str]:
+def judge(trial: Trial, result: Result) -> list[str]:
     """Return one line for each problem."""
     found = []
-    outcome = _with_errors_at_the_end(trial, outcome)
-    if outcome.hung and trial.fault == "no memory" and _LOST_START.search(outcome.errors):
+    result = _with_errors_at_the_end(trial, result)
+    if result.hung and trial.fault == "no memory" and _LOST_START.search(result.errors):
         return [
             f"wrong: rank {rank}: {line['wrong']}"
-            for rank, said in enumerate(outcome.said)
+            for rank, said in enumerate(result.said)
             for line in said
             if "wrong" in line
         ]
-    if outcome.hung:
+    if result.hung:
         still = [
             f"rank {rank} (last said {said[-1] if said else 'nothing'})"
-            for rank, said in enumerate(outcome.said)
+            for rank, said in enumerate(result.said)
             if not _has(said, "final") and not _has(said, "left")
         ]
         found.append(f"hang: after {trial.bound:.0f} s there still run {'; '.join(still)}")
-    for name, code in outcome.codes.items():
+    for name, code in result.codes.items():
         number = -code if code < 0 else code - 128
-        if number in _CRASHES and not outcome.hung:
+        if number in _CRASHES and not result.hung:
             found.append(f"crash: {name} ended by {signal.Signals(number).name}")
-    for rank, said in enumerate(outcome.said):
+    for rank, said in enumerate(result.said):
         found += [f"wrong: rank {rank}: {line['wrong']}" for line in said if "wrong" in line]
-        if not outcome.hung:
-            found += _judge_rank(trial, rank, said, _must_hear(trial, rank, outcome))
+        if not result.hung:
+            found += _judge_rank(trial, rank, said, _must_hear(trial, rank, result))
         if grown := next((line["grown"] for line in said if line.get("grown")), None):
             found.append(f"left behind: rank {rank}: {grown}")
-    return found + [f"left behind: {what}" for what in outcome.left]
+    return found + [f"left behind: {what}" for what in result.left]
 
 
-def _with_errors_at_the_end(trial: Trial, outcome: Outcome) -> Outcome:
+def _with_errors_at_the_end(trial: Trial, result: Result) -> Result:
     """Return the result, with the errors that processes wrote at their end as reports of their ranks."""
-    said = [list(lines) for lines in outcome.said]
-    for part in outcome.errors.split("--- ")[1:]:
+    said = [list(lines) for lines in result.said]
+    for part in result.errors.split("--- ")[1:]:
         name, _, text = part.partition(".errors\n")
         for match in _AT_THE_END.finditer(text if name.isdigit() else ""):
             said[int(name)].append(
                 {"error": match[1], "classes": [match[1]], "text": match[2], "ranks": None,
                  "group": _group(trial), "where": "exit"}
             )  # fmt: skip
-    return replace(outcome, said=said)
+    return replace(result, said=said)
 
 
 def _has(said: list[dict[str, Any]], key: str) -> bool:
@@ -79,7 +79,7 @@ def _is_concerned(trial: Trial, rank: int) -> bool:
     return not fault.within_group or trial.victim in trial.members(rank, _group(trial))
 
 
-def _must_hear(trial: Trial, rank: int, outcome: Outcome) -> bool:
+def _must_hear(trial: Trial, rank: int, result: Result) -> bool:
     """Return True if a rank must have an error."""
     fault = FAULTS[trial.fault]
     if not (fault.others and fault.certain and _is_concerned(trial, rank)):
@@ -88,7 +88,7 @@ def _must_hear(trial: Trial, rank: int, outcome: Outcome) -> bool:
         return True
     # A mismatch that no call finds is found by close(), of the ranks that close last.
     members = trial.members(trial.victim, _group(trial))
-    errors = [line for r in members for line in outcome.said[r] if "error" in line]
+    errors = [line for r in members for line in result.said[r] if "error" in line]
     if any(line["where"] not in ("close", "exit") for line in errors):
         # Ranks that do not close their groups drop them, which raises nothing; but at the end of a
         # process the library closes the world.

@@ -152,7 +152,7 @@ def test_file_of_every_layer_goes_both_ways(name, arguments, inputs, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "arguments"), MERGES, ids=ids(MERGES))
-def test_layers_of_several_inputs(name, arguments, tmp_path):
+def test_layers_of_several_inputs_go_both_ways(name, arguments, tmp_path):
     def build(keras):
         first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second")
         return keras.Model([first, second], made(keras, name, arguments)([first, second]))
@@ -220,15 +220,15 @@ def test_sequential_model_goes_both_ways(tmp_path):
     both_ways(convolutional, IMAGES, tmp_path, weights=True)
 
 
-def test_a_branched_graph(tmp_path):
+def test_branched_graph_goes_both_ways(tmp_path):
     both_ways(branched, [ROWS, ROWS[::-1]], tmp_path, weights=True)
 
 
-def test_a_graph_of_operators_and_indices(tmp_path):
+def test_graph_of_operators_and_indices_goes_both_ways(tmp_path):
     both_ways(operated, [ROWS, ROWS[::-1]], tmp_path)
 
 
-def test_a_graph_with_names(tmp_path):
+def test_graph_with_names_goes_both_ways(tmp_path):
     both_ways(named, {"a": ROWS, "b": ROWS[::-1]}, tmp_path)
 
 
@@ -276,7 +276,7 @@ def own(keras):
     return model
 
 
-def test_weights_of_a_model_of_ones_own(tmp_path):
+def test_weights_of_a_subclassed_model_go_both_ways(tmp_path):
     path = tmp_path / "m.weights.h5"
     for here, there in ((ours, theirs), (theirs, ours)):
         model, other = randomized(own(here)), own(there)
@@ -316,7 +316,7 @@ def table(keras):
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Table()])
 
 
-def test_a_layer_that_stores_more_than_its_variables(tmp_path):
+def test_layer_that_stores_more_than_its_variables_goes_both_ways(tmp_path):
     for here, there in ((ours, theirs), (theirs, ours)):
         model, other = randomized(table(here)), table(there)
         model.layers[-1].names = [3, 1, 2]
@@ -326,7 +326,7 @@ def test_a_layer_that_stores_more_than_its_variables(tmp_path):
         assert other.layers[-1].names == [3, 1, 2]
 
 
-def test_a_batch_normalization_of_all_replicas(tmp_path):
+def test_synchronized_batch_normalization_goes_both_ways(tmp_path):
     """Keras supports ``synchronized=True`` with TensorFlow only; otherwise the file is the same."""
 
     def build(keras, **options):
@@ -426,7 +426,7 @@ TARGETS = RANDOM.standard_normal((4, 3)).astype(np.float32)
 
 
 @pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS, ids=ids(OPTIMIZERS))
-def test_training_goes_on_in_the_other(name, arguments, tmp_path):
+def test_training_continues_in_the_other_library(name, arguments, tmp_path):
     """Two steps in one library, saved, and two in the other one equal four steps."""
 
     def trained(keras, model=None):
@@ -458,7 +458,7 @@ def test_training_goes_on_in_the_other(name, arguments, tmp_path):
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=2e-4)
 
 
-def test_losses_and_metrics_that_are_objects(tmp_path):
+def test_losses_and_metrics_that_are_objects_go_both_ways(tmp_path):
     y = np.eye(3, dtype=np.float32)[[0, 2, 1, 2]]
     weights = np.array([1, 2, 0.5, 3], np.float32)
     for here, there in ((ours, theirs), (theirs, ours)):
@@ -482,7 +482,7 @@ def test_losses_and_metrics_that_are_objects(tmp_path):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_settings_that_keras_does_not_know(scaled, tmp_path):
+def test_settings_unknown_to_keras_do_not_prevent_loading(scaled, tmp_path):
     ours.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = ours.Sequential([ours.Input((6,)), ours.layers.Dense(3)])
@@ -499,7 +499,7 @@ def test_settings_that_keras_does_not_know(scaled, tmp_path):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def test_mixed_precision_goes_on_in_the_other(tmp_path):
+def test_mixed_precision_continues_in_the_other_library(tmp_path):
     for here, there in ((ours, theirs), (theirs, ours)):
         dense = here.layers.Dense
         here.mixed_precision.set_global_policy("mixed_float16")

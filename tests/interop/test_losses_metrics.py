@@ -80,7 +80,7 @@ def test_loss_equals_that_of_keras(name, settings, true, predicted, reduction):
 
 
 @pytest.mark.parametrize(("name", "settings"), {str(c[:2]): c[:2] for c in LOSSES}.values())
-def test_descriptions_of_losses(name, settings):
+def test_descriptions_of_losses_go_both_ways(name, settings):
     ours, other = getattr(losses, name)(**settings), getattr(theirs.losses, name)(**settings)
     mine, reference = losses.serialize(ours), theirs.losses.serialize(other)
     for key, value in reference["config"].items():
@@ -167,7 +167,7 @@ def test_metric_equals_that_of_keras(name, settings, true, predicted, weighted):
 
 
 @pytest.mark.parametrize(("name", "settings"), {str(c[:2]): c[:2] for c in METRICS}.values())
-def test_descriptions_of_metrics(name, settings):
+def test_descriptions_of_metrics_go_both_ways(name, settings):
     ours, other = getattr(metrics, name)(**settings), getattr(theirs.metrics, name)(**settings)
     mine, reference = metrics.serialize(ours), theirs.metrics.serialize(other)
     for description in (mine, reference):
@@ -181,7 +181,7 @@ def test_descriptions_of_metrics(name, settings):
     assert type(there).__name__ == name
 
 
-def test_mean_and_sum():
+def test_mean_and_sum_equal_those_of_keras():
     for name in ("Mean", "Sum"):
         ours, other = getattr(metrics, name)(), getattr(theirs.metrics, name)()
         for values, weights in (

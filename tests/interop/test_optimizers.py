@@ -79,7 +79,7 @@ def assert_close(ours, other, **tolerance):
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda v: str(v))
-def test_steps_and_state(name, settings):
+def test_steps_and_state_equal_those_of_keras(name, settings):
     ours = getattr(optimizers, name)(**settings)
     other = getattr(theirs.optimizers, name)(**settings)
     own, reference = run_ours(ours), run_theirs(other)
@@ -112,7 +112,7 @@ def test_description_goes_both_ways(name, settings):
     assert here.get_config() == ours.get_config()
 
 
-def test_dynamic_loss_scale():
+def test_dynamic_loss_scale_equals_that_of_keras():
     settings = {"initial_scale": 64.0, "dynamic_growth_steps": 3}
     ours = optimizers.LossScaleOptimizer(optimizers.Adam(0.1), **settings)
     other = theirs.optimizers.LossScaleOptimizer(theirs.optimizers.Adam(0.1), **settings)

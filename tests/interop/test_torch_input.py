@@ -112,7 +112,7 @@ def trained(strategy, *given, **options):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_tensors_and_loaders(library, replicas):
+def test_fit_of_tensors_and_loaders_equals_fit_of_arrays(library, replicas):
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
     x, labels, weights = tensors(library, X, LABELS, WEIGHTS)
     held_out = {"validation_data": (X[:5], LABELS[:5])}

@@ -104,7 +104,7 @@ def test_fit_of_several_outputs_equals_keras(named):
     )
 
 
-def test_an_output_without_a_loss():
+def test_output_without_a_loss_equals_that_of_keras():
     """Targets for the other outputs only are enough."""
     for y in ([SIZES], SIZES):
         compare(
@@ -168,7 +168,7 @@ def test_early_stopping_acts_like_that_of_keras(rule):
     ],
     ids=str,
 )
-def test_reduce_lr_on_plateau(rule):
+def test_reduce_lr_on_plateau_acts_like_that_of_keras(rule):
     for series in SERIES:
         first, second = (
             heard(keras, keras.callbacks.ReduceLROnPlateau("val_loss", **rule), series)
@@ -330,7 +330,7 @@ def test_fit_in_mixed_float16_equals_keras():
             np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02 * np.abs(b).max())
 
 
-def test_a_sum_of_losses():
+def test_fit_of_summed_losses_equals_keras():
     compare(
         lambda keras: one(
             keras,

@@ -10,7 +10,7 @@ from processes import fast_on
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 
-def test_works_and_blocking_calls_among_them(run_on):
+def test_works_with_blocking_calls_among_them_are_right(run_on):
     body = """
 n, r = comm.size, comm.rank
 for size in (0, 3, 70_000, 1_500_000):

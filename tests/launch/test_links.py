@@ -45,26 +45,30 @@ def call(rank):
 
 
 def end_when_known(monkeypatch, links_of):
-    """End each rank's test once each rank, the keys of ``links_of``, knows the kinds of its links."""
+    """End the checks of all ranks once each rank of ``links_of`` knows the results of its links.
+
+    ``links_of`` has the expected results for each rank, by pairs of ranks.
+    """
     is_over, knowing = links._Probe._is_over, set()
 
     def known(probe, deadline):
         rank, found = probe._about.rank, probe._findings()
-        if all(found.links.get(pair, "")[:1] == (kind,) for pair, kind in links_of[rank].items()):
+        if all(found.links.get(pair, "")[:1] == (want,) for pair, want in links_of[rank].items()):
             knowing.add(rank)
         return is_over(probe, deadline) or knowing == set(links_of)
 
     monkeypatch.setattr(links._Probe, "_is_over", known)
 
 
-def at_own(size):
+def own_addresses(size):
+    """Return an address of this host for each rank."""
     return [f"127.0.0.1:{free_port()}" for _ in range(size)]
 
 
 @pytest.mark.parametrize("known", ["all", "the first"])
 def test_all_links_work(on_ranks, known):
     """Workers start in any order. If only worker 0's address is known, they exchange the others."""
-    addresses = at_own(4 if known == "all" else 1)
+    addresses = own_addresses(4 if known == "all" else 1)
     begin = time.monotonic()
     ranks = [Rank(r, 4, addresses, pause=pause) for r, pause in enumerate((0.3, 0.0, 0.1, 0.2))]
     for found in on_ranks(ranks, call):
@@ -77,7 +81,7 @@ def test_all_links_work(on_ranks, known):
 def test_missing_worker_is_known_to_all(on_ranks, monkeypatch):
     both = {(2, 0): links.WORKS, (2, 1): links.REFUSED}
     end_when_known(monkeypatch, {0: both, 2: both})
-    addresses = at_own(3)
+    addresses = own_addresses(3)
     ranks = [Rank(r, 3, addresses) for r in (0, 2)]
     for found in on_ranks(ranks, call):
         assert found.missing(3) == [1]
@@ -96,7 +100,7 @@ def test_broken_link_is_reported_with_its_reason(on_ranks, monkeypatch):
             raise OSError(22, "Invalid argument")
         return real(rendezvous, family, address, deadline)
 
-    addresses = at_own(3)
+    addresses = own_addresses(3)
     port = int(addresses[1].rpartition(":")[2])
     monkeypatch.setattr(links.Sockets, "connected", connected)
     begin = time.monotonic()
@@ -110,7 +114,7 @@ def test_broken_link_is_reported_with_its_reason(on_ranks, monkeypatch):
 def test_different_secret_or_description_is_reported(on_ranks, monkeypatch):
     both = {(2, 0): links.WORKS, (2, 1): links.TURNED_AWAY}
     end_when_known(monkeypatch, {0: both, 1: {(1, 0): links.TURNED_AWAY}, 2: both})
-    addresses = at_own(3)
+    addresses = own_addresses(3)
     other = {"PYCOLLECTIVE_SECRET": SECRET[::-1]}
     ranks = [Rank(0, 3, addresses), Rank(1, 3, addresses, environment=other)]
     ranks += [Rank(2, 3, [*addresses[:2], "127.0.0.1:1"])]
@@ -139,7 +143,7 @@ def test_foreign_listener_is_reported():
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"),
+    ("error", "result"),
     [
         (
             socket.gaierror(-2, "Name or service not known"),
@@ -151,8 +155,8 @@ def test_foreign_listener_is_reported():
         (ConnectionResetError(104, "reset\x1b[2J"), (links.OTHER, "reset?[2J")),
     ],
 )
-def test_os_errors_map_to_link_results(error, outcome):
-    assert links._outcome(error) == outcome
+def test_os_errors_map_to_link_results(error, result):
+    assert links._result_of(error) == result
 
 
 def test_addresses_without_a_secret_must_be_loopback():

@@ -26,7 +26,7 @@ print("done")
 
 
 @fast_on("tcp")
-def test_exchange_with_works_beside_collectives(run_on):
+def test_exchange_with_works_beside_collectives_is_right(run_on):
     body = """
 other = 1 - comm.rank
 ins = [comm.recv(source=other, tag=t, shape=300_000, dtype=float, async_op=True) for t in range(4)]

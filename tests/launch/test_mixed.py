@@ -24,13 +24,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 
 def join(envs, seconds=15.0):
     """Call init for each in a thread of its own; return the communicators."""
-    results = outcomes(envs, seconds)
+    results = init_results(envs, seconds)
     for result in results:
         assert not isinstance(result, Exception), result
     return results
 
 
-def outcomes(envs, seconds=15.0):
+def init_results(envs, seconds=15.0):
     """Call init for each in a thread of its own; return communicators or errors."""
     results = [None] * len(envs)
 
@@ -230,7 +230,7 @@ def test_rank_that_one_peer_waits_for_is_named_by_all(monkeypatch):
     monkeypatch.setattr(peers.Peers, "until_reached", reached)
     monkeypatch.setattr(peers.Peers, "drop", drop)
     spend(monkeypatch, rank=0, left=2.0)
-    results = outcomes(environments(["a", "a", "b"]), seconds=20.0)
+    results = init_results(environments(["a", "a", "b"]), seconds=20.0)
     for error in results[:2]:
         assert " s for rank 2 of 3 to connect" in str(error)
         assert error.ranks == (2,)
@@ -335,14 +335,14 @@ def test_shared_memory_can_be_forced():
     close(comms)
     text = "PYCOLLECTIVE_TRANSPORT=shm, but rank {} shares no memory with {}"
     envs = environments(["a", "b", "a"], PYCOLLECTIVE_TRANSPORT="shm")
-    errors = [str(e) for e in outcomes(envs)]
+    errors = [str(e) for e in init_results(envs)]
     away = ["rank 1", "ranks 0, 2", "rank 1"]
     for rank, error in enumerate(errors):
         assert text.format(rank, away[rank]) in error, errors
 
 
 def test_threads_cannot_be_forced_on_processes():
-    for error in outcomes(environments(["a", "a"], PYCOLLECTIVE_TRANSPORT="thread")):
+    for error in init_results(environments(["a", "a"], PYCOLLECTIVE_TRANSPORT="thread")):
         assert "PYCOLLECTIVE_TRANSPORT=thread, but this process is one of several ranks" in str(
             error
         )

@@ -11,7 +11,7 @@ from processes import fast_on
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 
-def test_rows_columns_and_nested(run_on):
+def test_split_into_rows_columns_and_nested_groups_works(run_on):
     body = """
 r, n = comm.rank, comm.size
 row, column = comm.split(r // 2), comm.split(r % 2, key=-r)
@@ -91,7 +91,7 @@ sys.exit(0)
 
 
 @pytest.mark.slow
-def test_a_rank_dies_while_the_others_split(run_on):
+def test_rank_that_dies_while_others_split_is_named(run_on):
     body = """
 comm.barrier()
 if comm.rank == 1:

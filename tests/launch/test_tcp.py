@@ -200,7 +200,7 @@ def test_streams_are_connections_without_delay():
     assert all(one) and all(most)
 
 
-def test_streams_ipv6_and_torchrun(on_ranks, caplog):
+def test_streams_and_torchruns_variables_make_a_group(on_ranks, caplog):
     caplog.set_level("INFO", "pycollective")
     port = free_port()
     comms = join(
@@ -351,7 +351,7 @@ def test_interface_exact_name_missing_is_named():
         interfaces.choose("=eth0,eth1,eth2", there)
 
 
-def test_interfaces_with_ipv6_addresses(tmp_path, monkeypatch):
+def test_interfaces_have_their_ipv6_addresses(tmp_path, monkeypatch):
     table = tmp_path / "if_inet6"
     table.write_text(
         "00000000000000000000000000000001 01 80 10 80       lo\n"
@@ -397,7 +397,7 @@ def test_streams_go_over_the_interfaces_of_both_ranks(on_ranks, monkeypatch, nam
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
-def test_a_group_over_ipv6(on_ranks):
+def test_group_over_ipv6_works(on_ranks):
     port = free_port()
     try:
         socket.create_server(("::1", port), family=socket.AF_INET6).close()

@@ -57,7 +57,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_values_equal_the_definition(case: Any, dtype: str, blocks: None) -> None:
+def test_conv2d_values_equal_the_definition(case: Any, dtype: str, blocks: None) -> None:
     x, w, b = arrays(case, dtype)
     expected = reference.conv2d(x, w, b, *case[2:])
     y = conv2d(x, w, b, *case[2:])
@@ -70,7 +70,9 @@ def test_values_equal_the_definition(case: Any, dtype: str, blocks: None) -> Non
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_gradients_by_finite_differences(case: Any, activation: Any, blocks: None) -> None:
+def test_conv2d_gradients_equal_finite_differences(
+    case: Any, activation: Any, blocks: None
+) -> None:
     """The loss is linear in each number if no relu changes its sign, so differences are exact."""
     inputs = arrays(case, "float64")
     rng = np.random.default_rng(4)
@@ -127,7 +129,7 @@ def test_other_dtypes_take_the_array_module_route() -> None:
     np.testing.assert_allclose(y.array.astype(float), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_noncontiguous_misaligned_and_readonly_input() -> None:
+def test_noncontiguous_misaligned_and_readonly_input_gives_the_same() -> None:
     x, w, b = arrays(CASES[4], "float64")
     expected = conv2d(x, w, b, padding="SAME").array
     strided = np.asfortranarray(x)
@@ -178,7 +180,7 @@ def test_bad_input_is_named(x: Any, w: Any, options: Any, words: list[str]) -> N
         assert word in str(error.value)
 
 
-def test_bad_bias_and_dtypes() -> None:
+def test_bad_bias_or_dtypes_raise() -> None:
     x, w = np.zeros((1, 3, 3, 1)), np.zeros((2, 2, 1, 4))
     with pytest.raises(ValueError, match=r"\(3,\)"):
         conv2d(x, w, np.zeros(3))
@@ -186,7 +188,7 @@ def test_bad_bias_and_dtypes() -> None:
         conv2d(x, w.astype(np.float32))
 
 
-def test_tensorflow_forms_of_strides() -> None:
+def test_strides_in_the_forms_of_tensorflow_are_accepted() -> None:
     x, w, b = arrays(CASES[0], "float64")
     expected = conv2d(x, w, b, strides=(2, 1)).array
     np.testing.assert_array_equal(conv2d(x, w, b, strides=[1, 2, 1, 1]).array, expected)
@@ -226,7 +228,7 @@ def test_fused_pooling_is_the_composition(case: Any, dtype: str, blocks: None) -
         assert_close(alone.array, expected[which].array, dtype)
 
 
-def test_fused_pooling_without_bias_and_with_other_dtypes() -> None:
+def test_fused_pooling_without_bias_or_of_halves_is_the_composition() -> None:
     x, w, _ = arrays(FUSED[2], "float64")
     expected = max_pool2d(conv2d(x, w, activation="relu")).array
     np.testing.assert_allclose(conv2d_relu_max_pool(x, w).array, expected, atol=1e-12)
@@ -234,7 +236,7 @@ def test_fused_pooling_without_bias_and_with_other_dtypes() -> None:
     np.testing.assert_allclose(half.array, expected, rtol=0.1, atol=0.1)
 
 
-def test_fused_pooling_window_larger_than_the_result() -> None:
+def test_fused_pooling_window_larger_than_the_result_raises() -> None:
     with pytest.raises(ValueError, match="larger"):
         conv2d_relu_max_pool(np.zeros((1, 4, 4, 1)), np.zeros((3, 3, 1, 8)), pool_size=3)
 

@@ -126,7 +126,7 @@ def unpooled(values: Any, codes: Any, pool: Any) -> Any:
 @pytest.mark.parametrize(
     "case", [c for c in WINOGRAD if min(c[0][1:3]) > 3 or "S" in c[2]], ids=str
 )
-def test_winograd_with_pooling(case: Any, width: int, threads: int) -> None:
+def test_winograd_with_pooling_equals_the_definition(case: Any, width: int, threads: int) -> None:
     x, w, b, window = winograd_case(case)
     if min(window.out_h, window.out_w) < 2:
         pytest.skip("nothing to pool")
@@ -292,7 +292,7 @@ def test_blocked_kernels_equal_the_definition(case: Any, width: int, threads: in
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 32])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_users_call_agrees_at_every_width(
+def test_public_functions_equal_the_definition_at_every_width(
     channels: int, dtype: str, width: int, threads: int
 ) -> None:
     arrays = [a.astype(dtype) for a in normal((5, 11, 12, channels), (3, 3, channels, 20), (20,))]
@@ -371,7 +371,7 @@ def test_threads_are_those_of_the_environment(asked: str, found: int, tmp_path: 
     assert 1 <= int(done.stdout) <= found
 
 
-def test_threads_that_are_in_kernels_when_the_interpreter_ends(tmp_path: Path) -> None:
+def test_interpreter_end_with_threads_in_kernels_is_clean(tmp_path: Path) -> None:
     code = """
 import threading, time
 import numpy as np

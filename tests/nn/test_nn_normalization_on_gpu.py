@@ -30,7 +30,9 @@ def results(values, upstream, activation, moments=None):
 @pytest.mark.parametrize("parameters", ["both", "scale", "offset", "none"])
 @pytest.mark.parametrize("shape", [(4, 3, 5, 6), (7, 3), (1, 2), (0, 3)], ids=str)
 @pytest.mark.parametrize("constant", [False, True])
-def test_as_on_the_host(cupy, dtype, activation, parameters, shape, constant):
+def test_normalization_on_a_gpu_equals_that_of_the_host(
+    cupy, dtype, activation, parameters, shape, constant
+):
     wide = "float32" if dtype == "float16" else dtype
     x = (3 + 2 * RNG.standard_normal(shape)).astype(dtype)
     scale = RNG.standard_normal(shape[-1]).astype(wide) if parameters in ("both", "scale") else None
@@ -54,7 +56,7 @@ def test_as_on_the_host(cupy, dtype, activation, parameters, shape, constant):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), **close)
 
 
-def test_gradients_in_another_order(cupy):
+def test_gradient_in_fortran_order_is_masked_by_relu(cupy):
     """The mask of relu applies for any layout of the gradient."""
     x, upstream = RNG.standard_normal((6, 4)), RNG.standard_normal((4, 6)).T
     expected = results([x, None, None], upstream, "relu")

@@ -53,7 +53,9 @@ def scattered(x: Any, where: Any, g: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("nan", [False, True])
-def test_values_and_gradients(case: Any, dtype: str, nan: bool) -> None:
+def test_max_pool2d_values_and_gradients_equal_the_definition(
+    case: Any, dtype: str, nan: bool
+) -> None:
     x = values(case[0], dtype)
     if nan and x.size:
         x[np.random.default_rng(8).random(x.shape) < 0.1] = np.nan
@@ -101,7 +103,7 @@ def test_array_module_route_agrees(case: Any, dtype: str) -> None:
     )
 
 
-def test_integers_and_noncontiguous_input() -> None:
+def test_integers_and_noncontiguous_input_are_pooled() -> None:
     x = values((2, 6, 6, 3), "int32")
     expected, _ = reference.max_pool(x, (2, 2), (2, 2), "VALID")
     np.testing.assert_array_equal(max_pool2d(x).array, expected)

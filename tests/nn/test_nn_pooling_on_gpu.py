@@ -34,7 +34,7 @@ def results(x, upstream, *how):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_as_on_the_host(cupy, case, dtype):
+def test_pooling_on_a_gpu_equals_that_of_the_host(cupy, case, dtype):
     shape, size, strides, padding = case
     # Few different values, so that many maxima are equal.
     x = (RNG.integers(-3, 3, shape) / 2).astype(dtype)
@@ -57,7 +57,7 @@ def test_as_on_the_host(cupy, case, dtype):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-3)
 
 
-def test_what_no_kernel_takes(cupy):
+def test_pooling_without_a_kernel_equals_that_of_the_host(cupy):
     x = RNG.random((1, 17, 17, 1), np.float32)
     found = results(cupy.asarray(x), lambda s: cupy.ones(s, np.float32), 16)
     expected = results(x, lambda s: np.ones(s, np.float32), 16)

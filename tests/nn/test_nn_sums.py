@@ -15,7 +15,7 @@ RNG = np.random.default_rng(9)
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
 @pytest.mark.parametrize("shape", [(1, 3), (64, 5), (65, 1), (4097, 2), (0, 3), (3, 0)], ids=str)
-def test_sums_of_columns(cupy, dtype, shape):
+def test_sums_of_columns_equal_the_float64_sums(cupy, dtype, shape):
     rows = (8 * RNG.random(shape)).astype(dtype)
     wide = rows.astype(np.float64).sum(axis=0)
     for array in (rows, cupy.asarray(rows), cupy.asarray(rows.T).T):

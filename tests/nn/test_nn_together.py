@@ -32,7 +32,7 @@ def check(found, expected, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shapes", [SHAPES, [(5,)] * 97])
-def test_adam_in_one_launch(cupy, dtype, shapes):
+def test_adam_takes_one_launch_and_equals_that_of_the_host(cupy, dtype, shapes):
     params, ms, vs = drawn(shapes, dtype), *([np.zeros(s, dtype) for s in shapes] for _ in "mv")
     there = moved(cupy, params, ms, vs)
     for step in range(1, 4):
@@ -50,7 +50,7 @@ def test_adam_in_one_launch(cupy, dtype, shapes):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["plain", "momentum", "nesterov"])
-def test_sgd_in_one_launch(cupy, dtype, kind):
+def test_sgd_takes_one_launch_and_equals_that_of_the_host(cupy, dtype, kind):
     params = drawn(SHAPES, dtype)
     speeds = None if kind == "plain" else [np.zeros(s, dtype) for s in SHAPES]
     (there,) = moved(cupy, params)
@@ -68,7 +68,7 @@ def test_sgd_in_one_launch(cupy, dtype, kind):
         check(there_speeds, speeds, dtype)
 
 
-def test_arrays_lie_where_they_lie(cupy):
+def test_update_of_arrays_on_another_device_changes_them_there(cupy):
     with cupy.cuda.Device(1):
         (params, grads) = moved(cupy, [np.ones(3)], [np.arange(3.0)])
     sgd_update(params, grads, 1.0)  # on another device than the thread's current one
@@ -77,7 +77,7 @@ def test_arrays_lie_where_they_lie(cupy):
     assert not together.fits(params, [cupy.asarray(np.ones(3))])
 
 
-def test_gradients_in_another_order(cupy):
+def test_gradient_in_fortran_order_is_applied_array_by_array(cupy):
     grad = np.arange(6.0).reshape(2, 3)
     (params, grads) = moved(cupy, [np.zeros((2, 3))], [np.asfortranarray(grad)])
     grads[0]._memory = np.asfortranarray(grad)
@@ -86,7 +86,7 @@ def test_gradients_in_another_order(cupy):
     assert (params[0]._host == -grad).all()
 
 
-def test_what_no_kernel_takes(cupy):
+def test_update_without_a_kernel_equals_that_of_the_host(cupy):
     params, grads = drawn([(3,), (2,)], "float16"), drawn([(3,), (2,)], "float16")
     there = moved(cupy, params, grads)
     sgd_update(params, grads, 0.5)

@@ -196,7 +196,7 @@ def test_many_parameters_are_one_run_of_numbers() -> None:
         sgd_update(rows[0], rows[1][:-1], 0.5)
 
 
-def test_noncontiguous_parameters_and_gradients() -> None:
+def test_noncontiguous_parameters_and_gradients_are_updated() -> None:
     p = np.ones((6, 4), np.float32)
     half = p[::2]
     sgd_update([half], [np.ones((4, 3), np.float32).T], 1.0)
@@ -207,7 +207,7 @@ def test_noncontiguous_parameters_and_gradients() -> None:
     np.testing.assert_array_equal(p[::2], -1)
 
 
-def test_arrays_that_do_not_fit() -> None:
+def test_arrays_of_other_shapes_or_dtypes_raise() -> None:
     p = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"grad has shape \(4,\).*\(3,\)"):
         sgd_update([p], [np.zeros(4, np.float32)], 1.0)
@@ -218,7 +218,7 @@ def test_arrays_that_do_not_fit() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(64, 10), (3, 1), (5, 16), (7, 33), (0, 4)])
 @pytest.mark.parametrize("spread", [1.0, 50.0, 1e4])
-def test_softmax_cross_entropy(shape: Any, dtype: str, spread: float) -> None:
+def test_softmax_cross_entropy_equals_the_formula(shape: Any, dtype: str, spread: float) -> None:
     rng = np.random.default_rng(3)
     logits = (rng.normal(size=shape) * spread).astype(dtype)
     labels = rng.integers(0, shape[1], shape[0])

@@ -285,7 +285,7 @@ def test_resizing_repeats_and_interpolates() -> None:
         (lambda: nn.avg_pool2d(np.ones((1, 2, 2, 1), int)), "floating-point"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit(call: Any, text: str) -> None:
+def test_wrong_arguments_raise(call: Any, text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=text):
         call()
 

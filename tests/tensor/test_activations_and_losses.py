@@ -48,7 +48,7 @@ def test_sparse_and_dense_cross_entropy_agree():
 
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 0], np.array([0, 200], np.uint8)])
-def test_labels_out_of_range(labels):
+def test_labels_out_of_range_raise(labels):
     wrong = next(int(n) for n in labels if not 0 <= n < 3)
     with pytest.raises(ValueError, match=rf"labels must be in 0 to 2 .* got {wrong}"):
         nn.sparse_softmax_cross_entropy_with_logits(labels, tf.zeros([2, 3]))
@@ -67,7 +67,7 @@ def test_zero_rows_give_no_warnings():
         assert tape.gradient(total, x).shape == (0, 3)
 
 
-def test_what_does_not_fit():
+def test_wrong_shapes_and_arguments_raise():
     logits = tf.zeros([2, 3])
     for call, text in [
         (lambda: nn.sparse_softmax_cross_entropy_with_logits([[0], [1]], logits), r"\(2, 1\)"),
@@ -109,7 +109,7 @@ def test_the_exact_gelu_and_its_error_function():
     np.testing.assert_allclose(nn.gelu(values).numpy(), gelu, rtol=1e-13, atol=1e-15)
 
 
-def test_dropout_in_another_shape():
+def test_dropout_with_a_noise_shape_repeats_its_mask():
     tf.random.set_seed(0)
     y = nn.dropout(tf.ones([50, 3, 4]), 0.5, noise_shape=(None, 1, 4)).numpy()
     assert (y == y[:, :1]).all()

@@ -38,7 +38,7 @@ def test_cupy_is_not_imported():
     assert array_backend.is_array(np.zeros(1))
 
 
-def test_which_module_an_array_belongs_to(cupy):
+def test_array_module_is_that_of_the_array(cupy):
     device = cupy.asarray([1.0])
     assert array_backend.array_module(np.zeros(1)) is np
     assert array_backend.array_module(1.0, device) is cupy
@@ -75,7 +75,7 @@ def test_scatter_add_of_rows_adds_in_order(shape, dtype):
     assert turned.tolist() == [[0] * 3, [2] * 3, [0] * 3, [0] * 3, [0] * 3]
 
 
-def test_tensors_of_device_arrays(cupy):
+def test_tensors_of_device_arrays_compute_on_the_device(cupy):
     x = tf.Tensor(cupy.asarray(np.array([1.0, 2.0], np.float32)))
     y = 2.0 * x + [1, 1]
     assert type(y.array) is DeviceArray
@@ -113,7 +113,7 @@ def sum_on_device(cupy, outputs):
     return total
 
 
-def test_losses_on_the_device(cupy):
+def test_loss_on_the_device_equals_that_of_the_host(cupy):
     logits = np.random.default_rng(0).normal(size=(4, 3))
     labels = np.array([0, 2, 1, 1])
     loss = nn.sparse_softmax_cross_entropy_with_logits(cupy.asarray(labels), cupy.asarray(logits))

@@ -33,7 +33,7 @@ def test_shape_of_tensor_and_variable_is_a_tensor_shape():
     assert tf.zeros(x.shape).shape == tf.ones(S([2, 3])).shape == x.shape
 
 
-def test_shape_of_anything_that_says_lengths():
+def test_shape_is_made_of_lists_numbers_and_shapes():
     assert S((2, None)) == S([2, None]) == (2, None)
     assert S(5) == (5,)
     assert S([np.int64(2), tf.constant(3)]) == (2, 3)
@@ -45,7 +45,7 @@ def test_shape_of_anything_that_says_lengths():
         S([2.5])
 
 
-def test_text_of_a_shape():
+def test_text_of_a_shape_is_that_of_tensorflow():
     assert [str(S(x)) for x in ([], [2], [2, None], None)] == [
         "()",
         "(2,)",
@@ -74,7 +74,7 @@ def test_slices_and_sums_are_shapes():
     assert (UNKNOWN[0], UNKNOWN[:2], UNKNOWN[1:]) == (None, (None, None), UNKNOWN)
 
 
-def test_shape_of_unknown_rank():
+def test_shape_of_unknown_rank_has_no_lengths():
     assert (UNKNOWN.rank, UNKNOWN.ndims, UNKNOWN.dims, UNKNOWN.num_elements()) == (None,) * 4
     assert not UNKNOWN.is_fully_defined()
     assert UNKNOWN not in (S([]), ())
@@ -85,7 +85,7 @@ def test_shape_of_unknown_rank():
             call(UNKNOWN)
 
 
-def test_what_two_shapes_have_in_common():
+def test_merge_of_two_shapes_has_their_common_lengths():
     one, two = S([2, None]), S([None, 3])
     assert one.merge_with(two) == (2, 3)
     assert one.merge_with(None) == UNKNOWN.merge_with(one) == one
@@ -103,7 +103,7 @@ def test_what_two_shapes_have_in_common():
     one.assert_is_compatible_with([2, 3])
 
 
-def test_ranks_that_are_asked_for():
+def test_shape_of_another_rank_than_required_raises():
     shape = S([2, None])
     assert shape.with_rank(2) == shape.with_rank_at_least(1) == shape.with_rank_at_most(2) == shape
     assert UNKNOWN.with_rank(2) == (None, None)
@@ -121,7 +121,7 @@ def test_ranks_that_are_asked_for():
             call()
 
 
-def test_copies_and_files_of_shapes():
+def test_copies_pickles_and_json_of_shapes_are_equal():
     for shape in (S([]), S([2, None]), UNKNOWN):
         for copied in (pickle.loads(pickle.dumps(shape)), copy.deepcopy(shape), copy.copy(shape)):
             assert type(copied) is S
@@ -148,13 +148,13 @@ def test_shape_is_one_value_in_structures_and_elements():
     assert slices.shape.as_list() == [None, 3]
 
 
-def test_newaxis_is_there():
+def test_newaxis_adds_an_axis():
     assert "newaxis" in dir(tf)
     assert tf.zeros([2])[:, tf.newaxis].shape == (2, 1)
     assert tf.zeros([2])[tf.newaxis, ..., tf.newaxis].shape == (1, 2, 1)
 
 
-def test_bool_is_there():
+def test_bool_is_a_dtype_and_leaves_pythons_bool():
     assert tf.bool == np.bool_ and "bool" in dir(tf)
     assert tf.cast(tf.constant([0.0, 2.0]), tf.bool).numpy().tolist() == [False, True]
     assert isinstance(True, bool)

@@ -140,7 +140,7 @@ def test_entering_twice_is_an_error():
     assert not thread_state.tapes
 
 
-def test_gradient_inside_of_the_block():
+def test_gradient_inside_of_the_block_is_right():
     x = tf.Variable(3.0)
     with tf.GradientTape(persistent=True) as tape:
         y = x * x
@@ -193,7 +193,7 @@ def test_nested_tapes_each_see_what_they_watch():
     assert value(outer.gradient(c, x)) == 9.0
 
 
-def test_tapes_that_overlap():
+def test_overlapping_tapes_record_independently():
     x = tf.Variable(2.0)
     with tf.GradientTape() as first, tf.GradientTape() as second:
         y = x * x
@@ -224,7 +224,7 @@ def test_a_variable_assigned_between_reads_counts_both():
     assert value(tape.gradient(y, x)) == 24.0
 
 
-def test_the_same_tensor_twice_in_one_operation():
+def test_tensor_several_times_in_one_operation_adds_its_gradients():
     x = tf.Variable([1.0, 2.0])
     with tf.GradientTape() as tape:
         y = tf.add_n([x, x, x]) + (x + x)
@@ -363,7 +363,7 @@ def test_sources_of_wrong_type_raise_type_error():
         tape.watch(1.0)
 
 
-def test_sources_that_stand_for_a_replicas_variable():
+def test_sources_that_stand_for_a_replicas_variable_have_its_gradient():
     component = tf.Variable(3.0)
 
     class Distributed:
@@ -398,7 +398,7 @@ def test_custom_gradient_replaces_the_recorded_one():
     assert value(tape.gradient(y, x)) == pytest.approx([1.0, 2.0])
 
 
-def test_custom_gradient_of_several_values():
+def test_custom_gradient_of_several_values_gets_all_upstream_gradients():
     seen = []
 
     @tf.custom_gradient
@@ -417,7 +417,7 @@ def test_custom_gradient_of_several_values():
     assert seen == [([3.0], [0.0])]
 
 
-def test_custom_gradient_with_variables():
+def test_custom_gradient_with_variables_gives_their_gradients():
     w = tf.Variable(4.0)
 
     @tf.custom_gradient

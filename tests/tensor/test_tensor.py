@@ -13,7 +13,7 @@ import pycollective.tensor as tf
 from pycollective import math, nn
 
 
-def test_what_tutorials_do_with_tensors():
+def test_tensors_work_as_in_tutorials():
     total_loss, num_batches = 0.0, 0
     for k in range(3):
         total_loss += tf.reduce_mean(tf.constant([1.0, 2.0]) * float(k))
@@ -41,7 +41,7 @@ def test_an_empty_list_has_any_dtype():
     assert tf.IndexedSlices(np.zeros((0, 2)), tf.constant([], "int64")).indices.shape == (0,)
 
 
-def test_repr_and_str():
+def test_repr_and_str_are_those_of_tensorflow():
     x = tf.constant([[1.0, 2.0]])
     assert repr(x) == (
         "<tf.Tensor: shape=(1, 2), dtype=float32, numpy=array([[1., 2.]], dtype=float32)>"
@@ -68,11 +68,11 @@ def test_repr_and_str():
         (range(3), "int64"),
     ],
 )
-def test_dtype_of_values(value, dtype):
+def test_constant_has_the_dtype_of_its_values(value, dtype):
     assert tf.constant(value).dtype.name == dtype
 
 
-def test_values_that_cannot_be_tensors():
+def test_values_that_cannot_be_tensors_raise():
     for value, text in [
         (None, "None cannot"),
         ("abc", "str with dtype"),
@@ -88,7 +88,7 @@ def test_values_that_cannot_be_tensors():
         tf.Tensor([1.0])
 
 
-def test_conversion_to_a_dtype():
+def test_conversion_to_a_dtype_loses_nothing_or_raises():
     assert tf.constant([1, 2], dtypes.float32).dtype == np.float32
     assert tf.constant(np.ones(2), "float16").dtype == np.float16
     assert tf.constant(1.0, dtypes.bfloat16).dtype == ml_dtypes.bfloat16
@@ -112,7 +112,7 @@ def test_constant_copies_and_convert_to_tensor_shares():
     assert shared.numpy()[0] == 1
 
 
-def test_constant_with_shape():
+def test_constant_with_shape_repeats_or_reshapes_values():
     assert tf.constant(1.0, shape=(2, 2)).numpy().tolist() == [[1, 1], [1, 1]]
     assert tf.constant([1, 2, 3, 4], shape=(2, 2)).numpy().tolist() == [[1, 2], [3, 4]]
     with pytest.raises(ValueError, match=r"shape \(3,\) does not fit shape \(2, 2\)"):
@@ -134,7 +134,7 @@ def test_scalars_take_the_dtype_of_the_other_operand():
     assert (tf.constant([1, 2]) / 2).numpy().tolist() == [0.5, 1.0]
 
 
-def test_a_scalar_that_does_not_fit_the_other_operand():
+def test_scalar_that_does_not_fit_the_other_operand_raises():
     with pytest.raises(TypeError, match=r"0.5 of dtype float64 .* int32"):
         tf.constant([1]) * 0.5
     with pytest.raises(ValueError, match="300 does not fit dtype uint8"):
@@ -198,7 +198,7 @@ def test_arithmetic_follows_python_operators():
         tf.exp(a)
 
 
-def test_comparison_with_none_and_hash():
+def test_comparison_with_none_is_a_bool_and_hash_is_of_the_object():
     x = tf.constant([1.0, 2.0])
     assert (x == None) is False  # noqa: E711
     assert (x != None) is True  # noqa: E711
@@ -257,7 +257,7 @@ def test_indexing_follows_numpy():
         x[3]
 
 
-def test_objects_that_stand_for_tensors():
+def test_objects_with_the_tensor_method_are_converted():
     inner = tf.constant([1.0, 2.0])
 
     class PerReplica:
@@ -356,13 +356,13 @@ def test_error_texts_name_the_values():
             call()
 
 
-def test_reshape_of_nothing():
+def test_reshape_without_elements_needs_a_definite_length():
     with pytest.raises(ValueError, match=r"does not fit shape \(0, -1\)"):
         tf.reshape(tf.zeros([0, 4, 2]), [0, -1])
     assert tf.reshape(tf.zeros([0, 4, 2]), [-1, 8]).shape == (0, 8)
 
 
-def test_reductions_and_logic():
+def test_reductions_have_the_values_and_dtypes_of_tensorflow():
     x = tf.constant([[1, 2], [3, 4]])
     assert tf.reduce_mean(x, axis=0).numpy().tolist() == [2, 3]
     assert tf.reduce_mean(x).dtype == np.int32

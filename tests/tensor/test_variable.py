@@ -14,7 +14,7 @@ from pycollective.tensor import VariableAggregation, VariableSynchronization
 from pycollective.tensor.variable import creators, update_together
 
 
-def test_what_a_variable_is_made_of():
+def test_variable_has_value_name_and_modes():
     v = tf.Variable([[1.0, 2.0]], name="w")
     assert (v.shape, v.dtype, v.name, v.trainable, v.ndim) == ((1, 2), np.float32, "w", True, 2)
     assert v.synchronization is VariableSynchronization.AUTO
@@ -47,7 +47,7 @@ def test_arguments_are_checked():
         tf.Variable(0.0, aggregation="SUM")
 
 
-def test_it_copies_its_initial_value():
+def test_variable_copies_its_initial_value():
     array = np.zeros(3)
     v = tf.Variable(array)
     array[:] = 7
@@ -131,7 +131,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
-def test_what_was_read_keeps_its_value(hold, update):
+def test_value_read_before_an_update_stays_the_same(hold, update):
     v = tf.Variable(np.zeros(3))
     held = hold(v)
     before = np.array(held[0] if isinstance(held, list) else held)
@@ -165,7 +165,7 @@ def test_an_array_that_an_update_kept_is_safe():
     assert kept[0].tolist() == [0, 0, 0]
 
 
-def test_an_update_that_fails_leaves_a_variable():
+def test_update_that_fails_keeps_the_value():
     v = tf.Variable(np.zeros(3))
 
     def fail(array):
@@ -185,7 +185,7 @@ def test_reading_inside_an_update_is_an_error_and_no_deadlock():
     assert v.numpy().tolist() == [0, 0, 0]
 
 
-def test_a_value_that_lies_in_a_larger_array():
+def test_value_that_is_part_of_a_larger_array_is_not_changed_in_place():
     v = tf.Variable(np.zeros(3))
     v.set_array(np.zeros(9)[3:6])
     held = v.value().numpy()[1:]
@@ -233,7 +233,7 @@ def test_concurrent_updates_all_count():
     assert v.numpy().tolist() == [800] * 10
 
 
-def test_it_computes_like_a_tensor():
+def test_variable_computes_like_a_tensor():
     v = tf.Variable([1.0, 2.0])
     assert ((2.0 * v - v / 2.0) ** 2.0).numpy().tolist() == [2.25, 9.0]
     assert (v > 1.0).numpy().tolist() == [False, True]
@@ -301,7 +301,7 @@ def test_scatter_methods_refuse_bad_rows(method):
     assert v.numpy().tolist() == [[6.0, 6.0]] * 3
 
 
-def test_rows_of_ints():
+def test_scatter_add_of_ints_adds_repeated_rows():
     v = tf.Variable([6, 6], dtype="int64")
     v.scatter_add(rows([5, 5], [1, 1], "int64"))
     assert v.numpy().tolist() == [6, 16]
@@ -382,7 +382,7 @@ def test_a_creator_scope_ends_with_an_exception():
     assert isinstance(tf.Variable(1.0), tf.Variable)
 
 
-def test_creator_scopes_that_do_not_nest():
+def test_creator_scopes_left_out_of_order_raise():
     def same(next_creator, **kwargs):
         return next_creator(**kwargs)
 

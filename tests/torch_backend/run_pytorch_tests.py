@@ -70,7 +70,7 @@ def tests_of(folder, world_size, backend):
 
 
 class Results(unittest.TestResult):
-    """The outcome of each test, kept in a file."""
+    """The result of each test, kept in a file."""
 
     def __init__(self, path, head):
         super().__init__()
@@ -80,12 +80,12 @@ class Results(unittest.TestResult):
         super().startTest(test)
         self._begin = time.monotonic()
 
-    def _note(self, test, outcome, reason=""):
+    def _note(self, test, result, reason=""):
         seconds = round(time.monotonic() - self._begin, 1)
         name = test.id().rpartition(".")[2]
-        self._all["tests"][name] = [outcome, reason, seconds]
+        self._all["tests"][name] = [result, reason, seconds]
         print(
-            f"{outcome:7} {seconds:6} {name} {reason.splitlines()[-1] if reason else ''}",
+            f"{result:7} {seconds:6} {name} {reason.splitlines()[-1] if reason else ''}",
             flush=True,
         )
         self._path.write_text(json.dumps(self._all, indent=1, sort_keys=True) + "\n")
@@ -123,8 +123,8 @@ def run(arguments):
 
 def table(arguments):
     found = [json.loads(path.read_text()) for path in arguments.files]
-    outcomes = {(one["backend"], one["world_size"]): one["tests"] for one in found}
-    sizes = sorted({size for _, size in outcomes})
+    results = {(one["backend"], one["world_size"]): one["tests"] for one in found}
+    sizes = sorted({size for _, size in results})
     print("# PyTorch's own tests\n")
     print(
         "`tests/torch_backend/run_pytorch_tests.py` runs the tests that PyTorch "
@@ -142,37 +142,37 @@ def table(arguments):
     print("|---|---|---|---|")
     different = []
     for size in sizes:
-        gloo, ours = outcomes["gloo", size], outcomes["pycollective", size]
+        gloo, ours = results["gloo", size], results["pycollective", size]
         passed = [name for name in gloo if gloo[name][0] == "passed"]
         also = [name for name in passed if ours.get(name, [""])[0] == "passed"]
         print(f"| {size} | {len(passed)} | {len(also)} | {len(passed) - len(also)} |")
         different += [(name, size) for name in passed if name not in also]
     if different:
         print("\nTests that gloo passes and this backend does not:\n")
-        print("| test | ranks | outcome |\n|---|---|---|")
+        print("| test | ranks | result |\n|---|---|---|")
         for name, size in sorted(different):
-            outcome, error, _ = outcomes["pycollective", size].get(name, ["not run", "", 0])
+            result, error, _ = results["pycollective", size].get(name, ["not run", "", 0])
             lines = [line for line in error.splitlines() if "Error: " in line]
             reason = lines[-1].strip() if lines else ""
-            print(f"| `{name}` | {size} | {outcome}: {reason} |")
+            print(f"| `{name}` | {size} | {result}: {reason} |")
     print("\nAll tests that gloo passes:\n")
-    names = sorted({n for (who, _), t in outcomes.items() if who == "gloo" for n in t
+    names = sorted({n for (who, _), t in results.items() if who == "gloo" for n in t
                     if t[n][0] == "passed"})  # fmt: skip
-    print("| outcome with this backend | tests |\n|---|---|")
+    print("| result with this backend | tests |\n|---|---|")
     alike: dict[str, list[str]] = {}
     for name in names:
-        by_outcome: dict[str, list[str]] = {}
+        by_result: dict[str, list[str]] = {}
         for size in sizes:
-            outcome = outcomes["pycollective", size].get(name, ["not run"])[0]
-            by_outcome.setdefault(outcome, []).append(str(size))
-        cells = (f"{outcome} with {', '.join(of)} ranks" for outcome, of in by_outcome.items())
+            result = results["pycollective", size].get(name, ["not run"])[0]
+            by_result.setdefault(result, []).append(str(size))
+        cells = (f"{result} with {', '.join(of)} ranks" for result, of in by_result.items())
         alike.setdefault("; ".join(cells), []).append(name)
-    for outcome, tests_alike in alike.items():
-        print(f"| {outcome} | {', '.join(f'`{name}`' for name in tests_alike)} |")
+    for result, tests_alike in alike.items():
+        print(f"| {result} | {', '.join(f'`{name}`' for name in tests_alike)} |")
     skipped: dict[str, set[str]] = {}
-    for (who, _), tests in outcomes.items():
-        for name, (outcome, reason, _) in tests.items() if who == "gloo" else ():
-            if outcome == "skipped" and name not in names:
+    for (who, _), tests in results.items():
+        for name, (result, reason, _) in tests.items() if who == "gloo" else ():
+            if result == "skipped" and name not in names:
                 skipped.setdefault(reason.strip() or "no reason given", set()).add(name)
     print("\nTests that gloo skips, by PyTorch's reason:\n")
     print("| reason | tests |\n|---|---|")

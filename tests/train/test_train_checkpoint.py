@@ -117,7 +117,7 @@ def test_restore_before_the_model_is_built_as_in_the_tutorial(tmp_path, trained)
     assert int(new_optimizer.iterations) == 5
 
 
-def test_restore_into_built_objects(tmp_path, trained):
+def test_restore_into_built_objects_sets_all_values(tmp_path, trained):
     model, optimizer = trained
     path = train.Checkpoint(optimizer=optimizer, model=model).save(tmp_path / "ckpt")
     expected = [w.numpy() for w in model.weights]
@@ -160,7 +160,7 @@ def test_attributes_set_and_lists_filled_after_the_restore(tmp_path):
     status.assert_consumed()
 
 
-def test_a_list_filled_after_the_restore(tmp_path):
+def test_list_filled_after_the_restore_gets_the_values(tmp_path):
     class Chain(keras.Model):
         def __init__(self, layers=()):
             super().__init__()
@@ -181,7 +181,7 @@ def test_a_list_filled_after_the_restore(tmp_path):
     status.assert_consumed()
 
 
-def test_what_was_restored_is_not_set_again_later(tmp_path):
+def test_value_assigned_after_the_restore_is_not_set_again(tmp_path):
     path = train.Checkpoint(a=Variable(1.0), b=Variable(2.0)).save(tmp_path / "c")
     checkpoint = train.Checkpoint(a=Variable(0.0))
     checkpoint.restore(path)
@@ -238,7 +238,7 @@ def test_another_shape_or_dtype_is_an_error_that_lists_all_and_changes_nothing(t
     assert float(c) == 0
 
 
-def test_another_shape_of_a_layer_that_is_built_later(tmp_path, trained):
+def test_layer_built_later_with_another_shape_raises(tmp_path, trained):
     path = train.Checkpoint(model=trained[0]).save(tmp_path / "c")
     other = make_model()
     train.Checkpoint(model=other).restore(path)
@@ -308,7 +308,7 @@ def test_partly_other_objects_are_named_on_request(tmp_path, caplog):
         status.assert_existing_objects_matched()
 
 
-def test_what_cannot_be_saved_is_named():
+def test_checkpoint_of_a_plain_number_raises():
     with pytest.raises(ValueError, match=r"step=3 cannot be saved"):
         train.Checkpoint(step=3)
 
@@ -333,7 +333,7 @@ def mirrored(count):
 
 
 @pytest.mark.parametrize(("saved", "restored"), [(3, 2), (2, None), (None, 2)])
-def test_strategies_do_not_show_in_checkpoints(tmp_path, saved, restored):
+def test_checkpoints_are_the_same_with_every_strategy(tmp_path, saved, restored):
     def make(replicas):
         def objects():
             total = Variable(

@@ -106,7 +106,7 @@ def test_damage_is_an_error_that_names_the_file_and_the_one_to_restore(two, dama
 
 
 @pytest.mark.parametrize("damage", [d for d in DAMAGES if d != "data file changed"])
-def test_latest_checkpoint_passes_over_what_is_not_complete(two, damage, caplog):
+def test_latest_checkpoint_skips_incomplete_checkpoints(two, damage, caplog):
     _, _, first, second = two
     suffix, harm, _ = DAMAGES[damage]
     harm(f"{second}.{suffix}")
@@ -126,19 +126,19 @@ def test_a_newer_format_is_refused(two):
         checkpoint.restore(second)
 
 
-def test_missing_checkpoint_without_others(tmp_path):
+def test_restore_of_a_missing_checkpoint_raises(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no checkpoint.*No other intact"):
         train.Checkpoint(v=Variable(1.0)).restore(tmp_path / "none" / "c-1")
 
 
-def test_latest_checkpoint_of_nothing(tmp_path):
+def test_latest_checkpoint_without_a_checkpoint_is_none(tmp_path):
     assert train.latest_checkpoint(tmp_path) is None
     assert train.latest_checkpoint(tmp_path / "missing") is None
     train.Checkpoint(v=Variable(1.0)).write(tmp_path / "x")
     assert train.latest_checkpoint(tmp_path) is None
 
 
-def test_deleted_checkpoints_are_no_longer_noted(two):
+def test_deleted_checkpoints_leave_the_state_file(two):
     checkpoint, _, first, second = two
     os.unlink(first + ".index.json")
     third = checkpoint.save(Path(first).parent / "ckpt")

@@ -73,7 +73,7 @@ def test_the_same_run_twice_gives_the_same_bits():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-def test_the_guides_custom_loop(replicas):
+def test_custom_loop_of_the_guide_has_the_expected_losses(replicas):
     """Train Dense(1) with L2(1e-4), binary cross-entropy from logits and SGD for 100 steps."""
     strategy = mirrored(replicas)
     tf.keras.utils.set_random_seed(1)

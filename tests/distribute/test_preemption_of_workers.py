@@ -66,7 +66,7 @@ _FITS = """
 class Late(tf.keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         late(int(self.model.optimizer.iterations) + 1)
-    def on_test_begin(self, logs=None):  # behind the last step
+    def on_test_begin(self, logs=None):  # after the last step
         late(-int(self.model.optimizer.iterations))
 strategy = strategy_of()
 with strategy.scope():
@@ -78,8 +78,8 @@ say(epochs=history.epoch, weights=np.concatenate([np.ravel(w) for w in model.get
 """
 
 
-def told_in_step(tmp_path, body, late, workers, told, **more):
-    """Send signals to workers when they are in a step; return what became of all."""
+def preempt_in_step(tmp_path, body, late, workers, preempted, **more):
+    """Send SIGTERM to workers that are in a step; return the ended processes."""
     tasks = [("worker", index) for index in range(workers)]
     processes = start(tmp_path, tasks, _LATE + body, LATE=str(late), **more)
     in_step, until = tmp_path / "in step", time.monotonic() + 40
@@ -87,9 +87,9 @@ def told_in_step(tmp_path, body, late, workers, told, **more):
         assert all(p.poll() is None for p in processes), ended(processes)
         time.sleep(0.01)
     time.sleep(0.1)  # the others are in the collective by then
-    for worker in told:
+    for worker in preempted:
         os.kill(processes[worker].pid, signal.SIGTERM)
-        time.sleep(0.02)  # two that are pending at once are one
+        time.sleep(0.02)  # two signals that are pending at once become one
     (tmp_path / "go on").touch()
     done = ended(processes)
     for name in ("in step", "go on"):
@@ -97,9 +97,9 @@ def told_in_step(tmp_path, body, late, workers, told, **more):
     return done
 
 
-def test_the_step_that_all_are_in_is_saved_once(tmp_path):
-    """All of them are told to end, and two of them twice."""
-    done = told_in_step(tmp_path, _LOOP, 5, 3, [1, 0, 2, 1, 0])
+def test_current_step_of_all_workers_is_saved_once(tmp_path):
+    """All workers get the signal, and two of them twice."""
+    done = preempt_in_step(tmp_path, _LOOP, 5, 3, [1, 0, 2, 1, 0])
     assert done.codes == [42] * 3, done
     assert sorted(os.listdir(tmp_path / "saved")) == [
         "checkpoint",
@@ -113,12 +113,12 @@ def test_the_step_that_all_are_in_is_saved_once(tmp_path):
     assert (float(saved.v), int(saved.total_run_calls)) == (5.0, 5)
 
 
-def test_fit_is_told_again_and_again_and_goes_on_with_other_workers(tmp_path):
-    """In the middle of an epoch, then behind the last step; with 2 workers, then 3, then 1."""
-    first = told_in_step(tmp_path, _FIT + _FITS, 6, 2, [1, 0, 1])
+def test_fit_preempted_twice_continues_with_other_numbers_of_workers(tmp_path):
+    """In the middle of an epoch, then after the last step; with 2 workers, then 3, then 1."""
+    first = preempt_in_step(tmp_path, _FIT + _FITS, 6, 2, [1, 0, 1])
     assert first.codes == [42, 42], first
-    # 3 epochs of 4 steps: the signal comes when the last one is behind, in validation.
-    second = told_in_step(tmp_path, _FIT + _FITS, -12, 3, [2])
+    # 3 epochs of 4 steps: the signal comes in the validation after the last step.
+    second = preempt_in_step(tmp_path, _FIT + _FITS, -12, 3, [2])
     assert second.codes == [42] * 3, second
     assert (tmp_path / "backup").exists()
     before = tf.keras.backend.floatx()
@@ -129,7 +129,7 @@ def test_fit_is_told_again_and_again_and_goes_on_with_other_workers(tmp_path):
         backup = tf.keras.callbacks.BackupAndRestore(
             tmp_path / "backup", save_freq=None, save_before_preemption=True
         )
-        # Nothing is left to be trained: the program goes on behind it.
+        # No step is left: fit returns at once.
         assert here["fit"](last, backup).epoch == []
         here["fit"](straight)
     finally:
@@ -155,7 +155,7 @@ say(weights=np.concatenate([np.ravel(w) for w in model.get_weights()]),
 
 
 def test_a_backup_in_an_epoch_is_restored_by_more_workers(tmp_path):
-    """The numbers of the epoch that was interrupted are those of all of its batches."""
+    """The logs of the interrupted epoch are those of all its batches."""
     tasks = [("worker", index) for index in range(3)]
     body = _FIT + _KILLED
     first = ended(start(tmp_path, tasks[:2], body, DIES="7"))
@@ -170,7 +170,7 @@ def test_a_backup_in_an_epoch_is_restored_by_more_workers(tmp_path):
         expected = here["fit"](model).history
     finally:
         tf.keras.backend.set_floatx(floatx)
-    for name, values in expected.items():  # from epoch 2 on, of which 2 batches were behind
+    for name, values in expected.items():  # from epoch 2 on, 2 batches of which were saved
         np.testing.assert_allclose(said[0][name], values[1:], rtol=1e-9, err_msg=name)
     weights = np.concatenate([np.ravel(w) for w in model.get_weights()])
     np.testing.assert_allclose(said[0]["weights"], weights, rtol=1e-9, atol=1e-12)
