@@ -1,7 +1,8 @@
 """`Transformed`: the base class of datasets that are made from another one.
 
-A subclass defines `_iter`, which makes its elements from those of ``self._source``. If they change, it
-also defines `cardinality` and `_make_spec`. A subclass that only orders rows derives from `Ordered`.
+A subclass defines `_iter`, which makes its elements from those of ``self._source``. A subclass that
+changes the number or the spec of the elements also defines `cardinality` or `_make_spec`. A subclass
+that only orders rows derives from `Ordered`.
 """
 
 from __future__ import annotations

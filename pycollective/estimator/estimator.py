@@ -65,7 +65,7 @@ class Estimator:
     ValueError, TypeError
         An argument has a wrong type, ``model_fn`` has other arguments, or ``model_dir`` is given twice.
     RuntimeError
-        In the scope of a strategy.
+        The call is in the scope of a strategy.
     """
 
     def __init__(

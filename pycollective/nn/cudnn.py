@@ -117,7 +117,7 @@ def _build(
         graph.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
         if output.dtype == np.float32:
             # Engines that round inputs to 10 bits would give less than float32's precision.
-            # Those by Fourier transforms are chosen for small filters, where they are slow.
+            # The heuristics choose Fourier transforms also for small filters, where they are slow.
             note = library.numerical_note
             graph.deselect_numeric_notes([note.TENSOR_CORE, note.DOWN_CONVERT_INPUTS, note.FFT])
         graph.check_support()

@@ -17,7 +17,7 @@ strategy = tf.distribute.{kind}(["cpu:0", "cpu:1"])
 with strategy.scope():
     v = tf.Variable(np.ones((300, 300), np.float32))
     optimizer = tf.keras.optimizers.SGD(0.5)
-strategy.extended.sums_during_backward = True  # there is a thread that sums, too
+strategy.extended.sums_during_backward = True  # starts a thread that sums
 
 def step():
     with tf.GradientTape() as tape:
@@ -41,7 +41,7 @@ if child == 0:
     except RuntimeError as error:
         assert "make a new iterator" in str(error)
     else:
-        raise AssertionError("an iterator without a thread went on")
+        raise AssertionError("an iterator without a thread gave an element")
     del strategy, iterator, batches
     print("CHILD IS DONE", flush=True)
     os._exit(0)

@@ -51,7 +51,7 @@ def get_or_create_global_step() -> Variable:
     Raises
     ------
     RuntimeError
-        Outside of a model function, where there is no graph that has one.
+        The call is outside of a model function, so there is no graph with a global step.
     """
     step = get_global_step()
     if step is None:
@@ -88,7 +88,7 @@ class Optimizer:
         Raises
         ------
         RuntimeError
-            Outside of the training step of an estimator.
+            The call is outside of the training step of an estimator.
         """
         recording = this_step.recording
         if recording is None:
