@@ -46,8 +46,8 @@ def run(
 
     ``ray list actors`` shows the actors as ``pycollective-RUN-JOB-INDEX``, such as
     ``pycollective-1f0c9a3e-worker-0``. RUN stands for eight hexadecimal digits, which are different in
-    each call of `run`. JOB is ``worker``, ``chief`` or ``ps``. The name of the first replacement of an actor ends with
-    ``-again-1``.
+    each call of `run`. JOB is ``worker``, ``chief`` or ``ps``. The name of the first replacement of an
+    actor ends with ``-again-1``.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ void divide_halves(void* target, std::size_t count, int size) {
 }
 
 template <class T, class O>
-constexpr Reduction place() {
+constexpr Reduction entry() {
   constexpr bool divides = std::is_same_v<O, Mean>;
   if constexpr (is_half<T>) {
     Reduction made{.item = sizeof(T), .half = T::type};
@@ -125,8 +125,8 @@ using Row = std::array<Reduction, kOps>;
 
 template <class T>
 constexpr Row row() {  // columns in the order of Op
-  return {place<T, Sum>(),  place<T, Prod>(), place<T, Min>(), place<T, Max>(),
-          place<T, Mean>(), place<T, And>(),  place<T, Or>(),  place<T, Xor>()};
+  return {entry<T, Sum>(),  entry<T, Prod>(), entry<T, Min>(), entry<T, Max>(),
+          entry<T, Mean>(), entry<T, And>(),  entry<T, Or>(),  entry<T, Xor>()};
 }
 
 struct Element {
@@ -180,11 +180,11 @@ void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targ
   for (std::size_t first = 0; first < count; first += block) {
     std::size_t items = std::min(block, count - first), offset = first * stored.item;
     void* target = past_cache ? static_cast<void*>(finished.items) : at(targets[0], offset);
-    auto source = [&](std::size_t k, Block& room) -> const void* {
+    auto source = [&](std::size_t k, Block& wide) -> const void* {
       const void* from = at(sources[k], offset);
       if (!half) return from;
-      half->widen(room.items, static_cast<const std::uint16_t*>(from), items);
-      return room.items;
+      half->widen(wide.items, static_cast<const std::uint16_t*>(from), items);
+      return wide.items;
     };
     // The last combination writes to the target, all others to the block.
     const void* so_far = source(0, held);

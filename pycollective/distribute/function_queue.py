@@ -53,8 +53,8 @@ _QUEUE_SIZE = 262_144
 #: error.
 _RECOVERY, _NO_WORKER = 3600.0, 60.0
 
-#: Seconds. After the program's own thread has run a function, `put` wakes no worker's thread. One
-#: thread polls for functions instead: for the first time, at intervals of the second.
+#: After the program's own thread has run a function, `put` wakes no worker's thread. Instead, one
+#: thread polls for functions, for ``_POLL_SECONDS``, every ``_POLL_INTERVAL`` seconds.
 _POLL_SECONDS, _POLL_INTERVAL = 0.05, 0.001
 
 _log = logging.getLogger("pycollective")
@@ -106,7 +106,7 @@ def called(message: dict[str, Any]) -> Any:
 
 
 def no_name(token: list[Any]) -> NoReturn:
-    """Raise ValueError for a value that the programs know by name: a result is never one."""
+    """Raise ValueError for a value that is sent by its name; a result cannot have one."""
     raise ValueError(f"a result of kind {token[0]!r}")
 
 
@@ -135,7 +135,7 @@ class Closure:
                     f"PerWorkerValues needs a value for each of the {workers} workers, and has "
                     f"{leaf.count}"
                 )
-        #: True if the arguments have values that are replaced here. A worker process finds iterators.
+        #: True if this process replaces values of the arguments. A worker process has its iterators.
         self._differs = any(
             isinstance(leaf, PerWorkerValues)
             and not (in_cluster and isinstance(leaf, PerWorkerIterator))
@@ -144,7 +144,7 @@ class Closure:
         #: The call for a worker in another process.
         self.message: tuple[dict[str, Any], list[Any]] | None = None
         if in_cluster:
-            # With the values of any worker this raises the errors of all.
+            # The values of any worker are enough: `call_of` raises the same errors for each.
             own = self._arguments_on(Worker(0)) if self._differs else self.arguments
             self.message = call_of(function, own)
 
@@ -236,7 +236,7 @@ class FunctionQueue:
         self._closed = False
         self._divided: shared_among | None = None
         self._fatal: BaseException | None = None
-        #: The last error that there was no worker.
+        #: The last error with the reason that no worker was connected.
         self._no_worker: BaseException | None = None
         #: The last time at which the program's own thread has begun to run a function.
         self._own_thread_ran_at = -math.inf
@@ -405,9 +405,9 @@ class FunctionQueue:
             self._changed.notify_all()
 
     def _run_now(self, closure: Closure) -> None:
-        """Run the first function that waits in this thread, in the place of an idle worker's thread.
+        """Run a waiting function in this thread, in the place of an idle worker's thread.
 
-        This saves two changes of threads. The method returns if the function has begun, is not the
+        This saves two context switches. The method only returns if the function has begun, is not the
         first one, or if there is no idle worker.
         """
         if self._chief is None and not is_plain_thread():
@@ -496,8 +496,8 @@ class FunctionQueue:
     def _find(self, worker: Worker) -> None:
         """Wait for a worker in another process that is lost or has not begun.
 
-        As long as there is no worker, after some seconds, functions that wait end with
-        UnavailableError, and the next call of the coordinator raises it.
+        After ``_NO_WORKER`` seconds without any worker, waiting functions end with UnavailableError, and
+        the next call of the coordinator raises it.
         """
         assert self._chief is not None
         # A worker that has not begun may wait for resources, for as long as the program runs.
@@ -524,7 +524,7 @@ class FunctionQueue:
             return
 
     def _check_workers(self, error: Exception) -> None:
-        """Store an error if there has been no worker for some seconds; ``error`` is the reason."""
+        """Store an error after ``_NO_WORKER`` seconds without a worker; ``error`` is the reason."""
         assert self._chief is not None
         with self._changed:
             if self._chief.has_worker():

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "profile_all_reduc
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
-def test_a_row_for_each_size(tmp_path):
+def test_profile_has_a_row_for_each_size(tmp_path):
     def run(*options, ranks=2):
         how = ["run", "-n", str(ranks), str(SCRIPT), "--seconds", "0.02", *options]
         code = "import sys; from pycollective.cli import main; sys.exit(main(sys.argv[1:]))"

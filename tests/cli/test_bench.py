@@ -37,7 +37,7 @@ def results(path):
 
 @pytest.mark.parametrize("place", ["--in-place", "--no-in-place"])
 @pytest.mark.parametrize("ranks", some_fast([1, 2, 3], [1, 3]))
-def test_every_collective_among_threads(tmp_path, capsys, place, ranks):
+def test_bench_of_every_collective_among_threads_is_right(tmp_path, capsys, place, ranks):
     report = tmp_path / "bench.json"
     words = f"-n {ranks} -c all -a all -b 4 -e 128K -f 256 {place} --json {report}".split()
     assert bench(*words) == 0
@@ -78,7 +78,7 @@ def test_bench_of_each_dtype_and_operation_has_no_errors(tmp_path, capsys, dtype
 
 
 @pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_every_collective_among_processes(tmp_path, capfdbinary, transport):
+def test_bench_of_every_collective_among_processes_is_right(tmp_path, capfdbinary, transport):
     report = tmp_path / "bench.json"
     words = f"--transport {transport} -n 3 -c all -b 64 -e 64K -f 1024 --json {report}".split()
     assert bench(*words) == 0
@@ -106,7 +106,7 @@ def test_bench_uses_the_forced_transport_and_refuses_an_unknown_one(
     assert b"PYCOLLECTIVE_TRANSPORT='pigeon'" in capfdbinary.readouterr().err
 
 
-def test_registered_memory_for_all_but_ragged_collectives(tmp_path, capfdbinary):
+def test_bench_registers_memory_for_all_but_ragged_collectives(tmp_path, capfdbinary):
     report = tmp_path / "bench.json"
     words = f"--transport shm --registered -c all -b 64K -e 64K --json {report}".split()
     assert bench(*words) == 0

@@ -48,7 +48,7 @@ POD = {"JOB_COMPLETION_INDEX": "2", "PYCOLLECTIVE_SIZE": "3", "HOSTNAME": "train
 
 @pytest.fixture
 def environ(monkeypatch):
-    """Return a function that makes an environment the only one."""
+    """Return a function that replaces all launchers' variables, and returns their resolver."""
 
     def put(*parts):
         for name in list(os.environ):

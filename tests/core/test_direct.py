@@ -228,7 +228,7 @@ class TestFastPath:
             np.testing.assert_array_equal(way(), x)
         assert alone.all_reduce(x) is not x
 
-    def test_fast_path_with_more_kinds_of_calls_than_are_cached(self, alone):
+    def test_fast_path_of_more_kinds_of_calls_than_are_cached_is_right(self, alone):
         for _ in range(3):
             for size in range(1, 30):
                 x = np.arange(size, dtype="int16")

@@ -88,7 +88,7 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 @in_table
 @pytest.mark.parametrize("shift", [0, 1])
-def test_combine_arrays_any_size_and_alignment(dtype, op, shift):
+def test_combine_arrays_of_any_size_and_alignment_is_right(dtype, op, shift):
     """Sizes around those of vectors, begun away from their alignment too; nothing beyond is written."""
     for n in SIZES:
         a, b = values(dtype, (2, n + shift), n)

@@ -324,7 +324,7 @@ def test_verify_chunk_in_a_wrong_place_is_found():
     assert "puts chunk 0 where chunk 1 belongs" in problem(2, steps)
 
 
-def test_verify_checks_scratch():
+def test_verify_scratch_outside_or_unwritten_is_found():
     through = [[Step(Verb.copy, -1, span("input", 0), span("scratch", 1)),
                 Step(Verb.copy, -1, span("scratch", 1), span("output", 0))]]  # fmt: skip
     assert prove(Schedule(Collective.all_reduce, 1, through, 2)) == ""
@@ -342,7 +342,7 @@ def test_verify_checks_scratch():
     assert "may still be reading" in prove(Schedule(Collective.all_reduce, 1, again, 1))
 
 
-def test_verify_schedules_with_several_parts_per_message():
+def test_verify_parts_per_message_wrap_around_and_stay_inside():
     """Spans wrap around from the last part to the first, but not beyond the last chunk."""
 
     def by_rank_0(first, count=2):

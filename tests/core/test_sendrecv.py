@@ -53,7 +53,7 @@ def test_sendrecv_without_a_neighbour_leaves_out_unchanged(kind, later, on_ranks
     assert on_ranks(make_group(kind, 3), work) == [[-1.0] * 3, [0.0] * 3, [1.0] * 3]
 
 
-def test_sendrecv_with_two_tags_and_two_lengths(on_ranks):
+def test_sendrecv_with_two_tags_and_two_lengths_is_right(on_ranks):
     def work(comm):
         other = 1 - comm.rank
         x = np.full(2 + comm.rank, comm.rank)

@@ -280,7 +280,7 @@ def test_simulate_is_never_faster_than_the_ports(which, n, data, within, between
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
 @pytest.mark.parametrize("preset", CLUSTERS)
-def test_simulate_every_algorithm_beyond_64_ranks(collective, name, preset):
+def test_simulate_every_algorithm_beyond_64_ranks_ends(collective, name, preset):
     result = simulate(name, CLUSTERS[preset](130), 1 << 20, collective)
     assert 1e-6 < result.seconds < 60
     assert len(result.finish) == 130
@@ -364,7 +364,7 @@ def test_simulate_invalid_arguments_raise():
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 90])
-def test_simulate_own_algorithm(n):
+def test_simulate_own_ring_equals_the_cores_ring(n):
     cluster = Cluster.infiniband_nvlink(n)
     mine, core = own_algorithms.ring.simulate(cluster, 1 << 20), simulate("ring", cluster, 1 << 20)
     assert mine.algorithm == "ring"

@@ -13,7 +13,7 @@ from pycollective import local_group
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_split_by_colors_and_keys(ranks, on_ranks):
+def test_split_groups_by_colors_and_orders_by_keys(ranks, on_ranks):
     def work(c):
         r, n = c.rank, c.size
         half = c.split(r % 2, key=-r)

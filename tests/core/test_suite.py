@@ -91,7 +91,7 @@ def test_cases_combine_every_two_values(which):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("which", FACTORS)
-def test_all_pairs_of_factors(which, kind, ranks, group, on_ranks):
+def test_all_pairs_of_factors_are_right(which, kind, ranks, group, on_ranks):
     cases = pairs(which)[kind, ranks]
     play_all(group(kind, ranks), on_ranks, cases[::5] if SANITIZED else cases)
 
@@ -117,7 +117,7 @@ def product(ranks, factors, names):
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("of", PRODUCTS)
 @pytest.mark.parametrize("which", FACTORS)
-def test_all_products_of_factors(which, of, kind, ranks, group, on_ranks):
+def test_all_products_of_factors_are_right(which, of, kind, ranks, group, on_ranks):
     factors = {**FACTORS[which], **(SHAPES if of == "shapes" else {})}
     cases = list(product(ranks, factors, PRODUCTS[of]))
     random.Random(0).shuffle(cases)  # in order, an eighth has a layout with one target only

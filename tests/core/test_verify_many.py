@@ -63,7 +63,7 @@ def test_verify_many_agrees_with_the_exact_verifier(collective, name, size):
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
-def test_verify_many_every_algorithm_at_300_ranks(collective, name):
+def test_verify_many_every_algorithm_at_300_ranks_is_proved(collective, name):
     algorithms.verify(name, 300, collective)
 
 
@@ -216,7 +216,7 @@ def forgetful(rank, size):
     yield from [s for s in star._steps(rank, size) if s.peer != size - 1]
 
 
-def test_verify_many_own_algorithm():
+def test_verify_many_own_algorithm_is_proved_or_rejected():
     algorithms.verify(star, 5)
     algorithms.verify(star, 100)
     with pytest.raises(ValueError, match="never received|deadlock"):

@@ -735,7 +735,7 @@ def test_threads_end_when_the_loop_is_left() -> None:
     assert_no_threads()
 
 
-def test_threads_end_at_the_end() -> None:
+def test_threads_end_after_the_last_element() -> None:
     assert len(values(infinite().take(5))) == 5
     assert_no_threads()
 
@@ -819,7 +819,7 @@ def test_taking_less_than_a_turn_begins_no_other_one() -> None:
     assert passes(Dataset.range(9)) == passes(slow_path(Dataset.range(9)))
 
 
-def test_mnist_shape_and_every_image_once(mnist_dir: Any) -> None:
+def test_shuffled_mnist_has_every_image_once(mnist_dir: Any) -> None:
     (x, y), _ = tf.keras.datasets.mnist.load_data(mnist_dir)
     ds = Dataset.from_tensor_slices((x, y)).shuffle(60000, seed=0).batch(128).prefetch(2)
     counts = np.zeros(10, int)

@@ -317,7 +317,9 @@ def small_collection(handler: type[Handler], url: str, folder: Path) -> _files.C
     return _files.Collection("small", "Small", url, sums, frozenset())
 
 
-def test_download_into_the_cache(tmp_path: Path, server: tuple[type[Handler], str]) -> None:
+def test_downloaded_files_are_kept_in_the_cache(
+    tmp_path: Path, server: tuple[type[Handler], str]
+) -> None:
     handler, url = server
     collection = small_collection(handler, url, tmp_path / "served")
     check(_files.load(collection, None), parts())

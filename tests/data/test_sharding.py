@@ -173,7 +173,9 @@ def test_file_shards_each_of_several_joined_datasets(folder: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_every_line_once_though_workers_shuffle_each_for_itself(folder: str, workers: int) -> None:
+def test_shares_of_differently_shuffled_files_have_every_line_once(
+    folder: str, workers: int
+) -> None:
     def make() -> Dataset:
         return lines(folder, 5, cycle=2, shuffle=True).cache().shuffle(4).batch(6).prefetch(1)
 

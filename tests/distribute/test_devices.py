@@ -16,7 +16,7 @@ from pycollective.distribute.devices import default_devices, parse_device, parse
      "/job:localhost/cpu:1", "job:localhost/replica:0/task:0/cpu:1", "/replica:0/task:0/device:CPU:1",
      "/task:0/device:cpu:1", "/device:CPU:1/job:localhost", "/JOB:localhost/DEVICE:cpu:1"],
 )  # fmt: skip
-def test_device_names_in_every_spelling(name):
+def test_device_names_in_every_spelling_are_one_device(name):
     assert str(parse_device(name)) == "/job:localhost/replica:0/task:0/device:CPU:1"
 
 

@@ -182,7 +182,7 @@ def test_digests_that_were_taken_do_not_change_with_globals(step_of):
     assert digest_of(step) == digest != digest_of(tf.function(step.python_function))
 
 
-def test_digest_of_a_function_with_an_unassigned_variable_and_a_large_number():
+def test_digest_of_an_unassigned_variable_and_a_large_number_works():
     @tf.function
     def step():
         return later, 10**5000, LARGE

@@ -473,7 +473,7 @@ say(losses=history.history["loss"], weights=np.concatenate([np.ravel(w) for w in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_under_pycollective_run_as_often_as_you_like(tmp_path, transport):
+def test_strategies_one_after_another_under_pycollective_run_work(tmp_path, transport):
     (tmp_path / "script.py").write_text(
         """
 import pycollective as tf

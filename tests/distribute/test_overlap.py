@@ -120,7 +120,7 @@ def train(strategy, how, options=None, steps=4):
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 @pytest.mark.parametrize("bytes_per_pack", [0, 1, 300, 1 << 20])
-def test_the_same_bits_as_without_overlap(replicas, bytes_per_pack):
+def test_minimize_gives_the_bits_of_apply_gradients(replicas, bytes_per_pack):
     for implementation in ("AUTO", "RING"):
         options = CommunicationOptions(bytes_per_pack, None, implementation)
         one, other = (train(mirrored(replicas), how, options) for how in ("minimize", "apply"))

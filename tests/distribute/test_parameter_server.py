@@ -410,7 +410,7 @@ def test_embedding_lookup_reads_no_whole_table(monkeypatch):
     assert tf.nn.embedding_lookup(v, [1, 6]).numpy().tolist() == [[2, 3], [12, 13]]
 
 
-def test_embedding_lookup_of_other_tables():
+def test_embedding_lookup_of_arrays_and_lists_returns_rows():
     rows = tf.nn.embedding_lookup(whole(), [2, 1]).numpy()
     parts = tf.nn.embedding_lookup([whole()[:2], tf.Variable(whole()[2:])], [2, 1]).numpy()
     assert rows.tolist() == parts.tolist() == [[4, 5], [2, 3]]

@@ -468,7 +468,7 @@ def test_variable_that_replica_0_does_not_create_raises(two):
         two.run(lambda: Variable(1.0) if replica_id() == 1 else None)
 
 
-def test_created_once_by_whichever_replica_comes_first(two):
+def test_created_once_runs_on_the_first_replica_to_come(two):
     class Owner:
         variable = None
 

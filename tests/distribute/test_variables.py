@@ -399,7 +399,7 @@ def test_scatter_in_an_update_changes_one_component(two, method):
         assert components(v) == [[[6.0], [OPERATIONS[method](6.0, x)], [6.0]] for x in (2.0, 8.0)]
 
 
-def test_the_same_rows_on_all_replicas(two):
+def test_scatter_of_one_object_on_all_replicas_has_a_mean_and_no_sum(two):
     shared = slices([[2.0]], [0])
     v = variable(two, np.full((3, 1), 6.0), "SUM")
     with pytest.raises(

@@ -217,7 +217,7 @@ def test_layer_equals_that_of_keras(case):
 
 
 @pytest.mark.parametrize(("rows", "axis"), [((3, 2), -1), ((3, 2), 1), ((0, 5), -1)], ids=str)
-def test_batch_normalization_over_all_replicas(rows, axis):
+def test_synchronized_batch_normalization_equals_that_of_the_whole_batch(rows, axis):
     """Keras synchronizes with TensorFlow only, so compare with Keras on the whole batch."""
     options = {"axis": axis, "momentum": 0.9, "name": "one"}
     theirs = real.layers.BatchNormalization(**options)

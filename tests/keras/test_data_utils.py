@@ -61,7 +61,7 @@ def check(loaded, expected):
             np.testing.assert_array_equal(array, value)
 
 
-def test_cifar10_from_files_folders_and_the_cache(made, tmp_path, monkeypatch):
+def test_cifar10_in_files_folders_and_the_cache_is_found(made, tmp_path, monkeypatch):
     expected, files = made
     given = tmp_path / "given"
     given.mkdir()
@@ -169,7 +169,7 @@ def test_image_dataset_inferred_labels_are_the_folders(pictures, capsys):
     assert x[:, 2, 3, 1].tolist() == [10, 30, 20, 110, 120, 210]
 
 
-def test_image_dataset_label_modes_and_color_modes(pictures):
+def test_image_dataset_modes_determine_labels_and_shapes(pictures):
     def first(**options):
         return next(iter(load(pictures, **options)))
 
@@ -332,7 +332,7 @@ def branched():
     return keras.Model(x, layers.Add(name="sum")([y, layers.Dense(3, name="side")(y)]))
 
 
-def test_plot_model_as_text_and_svg(tmp_path, monkeypatch):
+def test_plot_model_writes_dot_files_and_svg(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     model = branched()
     options = {"show_layer_names": True, "show_shapes": True, "show_trainable": True}

@@ -126,7 +126,7 @@ def test_fit_outputs_without_loss_are_ignored():
     assert found["loss"] == pytest.approx(found["kind_loss"] + 3 * found["size_loss"])
 
 
-def test_fit_targets_only_for_outputs_with_loss():
+def test_evaluate_targets_for_outputs_with_loss_alone_are_enough():
     model, y = two(True)
     model.compile("sgd", [None, "mse"])
     expected = model.evaluate(X, [y["kind"], TARGETS], verbose=0)

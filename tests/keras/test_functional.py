@@ -139,7 +139,7 @@ def test_symbolic_operators_and_indices_survive_json(use, shapes):
             np.testing.assert_allclose(found.numpy(), value, rtol=1e-5)
 
 
-def test_symbolic_operators_integers_and_gradients():
+def test_symbolic_operators_work_on_integers_and_have_gradients():
     whole = keras.Input((2,), dtype="int32")
     model = keras.Model(whole, [whole // 2, whole % 2, whole**2])
     assert [y.dtype for y in model.outputs] == [np.int32] * 3
@@ -173,7 +173,7 @@ def test_symbolic_operators_wrong_shapes_raise(use, error, text):
 # Models -------------------------------------------------------------------------------------------
 
 
-def test_functional_shared_layers_and_several_inputs():
+def test_functional_model_of_shared_layers_and_several_inputs_is_right():
     model = two_inputs()
     assert model.built and model.name == "pair"
     assert model.input_names == ["first", "second"]
@@ -186,7 +186,7 @@ def test_functional_shared_layers_and_several_inputs():
             np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_functional_inputs_and_outputs_in_dicts():
+def test_functional_inputs_and_outputs_in_dicts_are_matched_by_key():
     model = two_inputs(dict)
     found = model({"first": A, "second": B})
     assert list(found) == ["total", "difference"]
@@ -254,7 +254,7 @@ def test_functional_nested_models_work():
     assert model.get_layer("inner").get_layer("deep").units == 3
 
 
-def test_functional_submodel_from_inner_tensors():
+def test_functional_submodel_from_inner_tensors_shares_layers():
     base = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="a"), layers.Dense(2)])
     features = keras.Model(base.inputs, base.get_layer("a").output)
     np.testing.assert_array_equal(features(A).numpy(), base.layers[0](A).numpy())
@@ -264,7 +264,7 @@ def test_functional_submodel_from_inner_tensors():
     assert len(tail.weights) == 2
 
 
-def test_functional_graph_in_a_subclass():
+def test_functional_graph_in_a_subclass_works():
     class Own(keras.Model):
         def __init__(self):
             inputs = keras.Input((4,))
@@ -412,7 +412,7 @@ def test_model_subclass_call_wraps_the_graph_call():
     assert (model(A, training=True).numpy() == 0).any()
 
 
-def test_sequential_last_layer_with_several_outputs():
+def test_sequential_last_layer_may_have_several_outputs():
     class Halves(layers.Layer):
         def call(self, inputs):
             return {"left": inputs[:, :2], "right": inputs[:, 2:]}

@@ -190,7 +190,7 @@ def test_rescaling_multiplies_and_adds():
     np.testing.assert_allclose(by_channel(pixels).numpy(), pixels * [1.0, 2.0, 3.0], rtol=1e-6)
 
 
-def test_normalization_adapt_and_invert():
+def test_normalization_adapts_to_data_and_inverts():
     data = RANDOM.standard_normal((50, 3)) * [1, 2, 3] + [5, 0, -5]
     expected = (data - data.mean(axis=0)) / data.std(axis=0)
     whole, batches = layers.Normalization(dtype="float64"), layers.Normalization(dtype="float64")
@@ -215,7 +215,7 @@ def test_normalization_adapt_and_invert():
 
 
 @pytest.mark.parametrize("mode", ["horizontal", "vertical", "horizontal_and_vertical"])
-def test_random_flip_only_in_training(mode):
+def test_random_flip_flips_some_images_in_training_only(mode):
     images = RANDOM.standard_normal((40, 3, 4, 2)).astype(np.float32)
     layer = layers.RandomFlip(mode, seed=1)
     y = layer(images, training=True).numpy()
@@ -235,7 +235,7 @@ def test_random_flip_only_in_training(mode):
     np.testing.assert_array_equal(again, y)
 
 
-def test_random_crop_training_and_evaluation():
+def test_random_crop_is_random_in_training_and_central_in_evaluation():
     images = np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8, 1)
     layer = layers.RandomCrop(3, 4, seed=2)
     corners = set()

@@ -45,7 +45,7 @@ def test_dense_equals_the_formula():
     np.testing.assert_allclose(layer(high).numpy(), np.tanh(high @ kernel), rtol=1e-14)
 
 
-def test_dense_without_bias_and_with_constant_kernel():
+def test_dense_without_bias_multiplies_by_the_kernel():
     layer = layers.Dense(
         1, use_bias=False, kernel_initializer=keras.initializers.Constant(2.0), dtype="float64"
     )
@@ -93,7 +93,7 @@ def test_max_pooling_takes_the_maximum():
     np.testing.assert_array_equal(y, windows.max(axis=(2, 4)))
 
 
-def test_flatten_reshape_permute_results():
+def test_flatten_and_reshape_equal_those_of_numpy():
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     np.testing.assert_array_equal(layers.Flatten()(x).numpy(), x.reshape(2, 12))
     np.testing.assert_array_equal(layers.Reshape((2, -1))(x).numpy(), x.reshape(2, 2, 6))
@@ -354,7 +354,7 @@ def test_variables_are_tracked_in_the_order_of_definition():
     assert len(block.layers) == 5
 
 
-def test_count_params_and_summary_of_a_model():
+def test_count_params_and_summary_count_all_weights():
     model = keras.Sequential(
         [
             keras.Input(shape=(28, 28, 1)),
@@ -804,7 +804,7 @@ def test_embedding_number_out_of_range_names_the_layer():
         layers.Embedding(3, 2, name="one")(np.array([[1, 3]]))
 
 
-def test_normalization_statistics_shapes_of_axes_or_inputs():
+def test_normalization_statistics_may_have_the_shape_of_axes_or_inputs():
     x = np.arange(24.0).reshape(2, 3, 4)
     flat = layers.Normalization(1, [1.0, 2.0, 3.0], [4.0, 9.0, 16.0], dtype="float64")
     whole = layers.Normalization(

@@ -119,7 +119,7 @@ def test_losses_batch_without_rows_gives_zero(case, reduction):
     assert tape.gradient(value, x).shape == (0, 4)
 
 
-def test_sparse_labels_any_integer_dtype_and_shape():
+def test_sparse_labels_of_any_dtype_and_shape_give_the_same_loss():
     loss = losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     for labels in (LABELS.astype(np.uint8), LABELS[:, None], LABELS.astype(np.float32)):
         np.testing.assert_allclose(loss(labels, LOGITS).numpy(), CROSS, rtol=1e-10)
@@ -187,7 +187,7 @@ def test_losses_averaging_under_a_strategy_raises(reduction):
     assert strategy.run(lambda: allowed(TARGETS, LOGITS)).values[1].shape == (6,)
 
 
-def test_loss_reductions_and_default_names():
+def test_losses_have_reductions_and_names_or_raise():
     assert losses.Reduction.NONE == "none" and losses.Reduction.of(None) is losses.Reduction.NONE
     with pytest.raises(ValueError, match="'average'"):
         losses.MeanSquaredError(reduction="average")
@@ -408,7 +408,7 @@ def test_to_categorical_returns_one_hot_rows():
         keras.utils.to_categorical([0, 3], 3)
 
 
-def test_activations_by_name():
+def test_activations_are_found_by_name():
     get = keras.activations.get
     x = np.array([-1.0, 2.0])
     np.testing.assert_array_equal(get(None)(x).numpy(), x)

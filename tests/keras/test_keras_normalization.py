@@ -31,7 +31,7 @@ def normalized(x, gamma, beta, mean, variance):
     return gamma * (x - mean) / np.sqrt(variance + EPSILON) + beta
 
 
-def test_batch_normalization_training_and_inference():
+def test_batch_normalization_uses_the_batch_in_training_and_averages_in_inference():
     layer = batch_layer()
     gamma, beta, old_mean, old_variance = layer.get_weights()
     assert [v.name.split("/")[1] for v in layer.trainable_weights] == ["gamma", "beta"]
@@ -66,7 +66,7 @@ def test_batch_normalization_other_axis_works():
         np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_batch_normalization_without_center_and_scale():
+def test_batch_normalization_without_center_and_scale_has_mean_0_and_deviation_1():
     layer = layers.BatchNormalization(center=False, scale=False, epsilon=0.0, dtype="float64")
     y = layer(X, training=True).numpy()
     np.testing.assert_allclose(y.mean(axis=(0, 1)), 0, atol=1e-12)
@@ -192,7 +192,7 @@ def test_a_replica_without_rows_keeps_its_own_moving_statistics():
         np.testing.assert_array_equal(second, old)
 
 
-def test_synchronized_batch_without_any_rows():
+def test_synchronized_batch_without_any_rows_changes_no_statistics():
     strategy = mirrored(2)
     with strategy.scope():
         layer = batch_layer(synchronized=True)

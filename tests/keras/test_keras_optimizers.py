@@ -77,7 +77,7 @@ def test_float32_follows_float64(make):
         np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-6)
 
 
-def test_iterations_variables_and_build():
+def test_build_makes_the_variables_and_steps_are_counted():
     optimizer = optimizers.Adam(0.5)
     assert int(optimizer.iterations) == 0 and optimizer.iterations.dtype == np.int64
     own = variables()
@@ -162,7 +162,7 @@ def test_apply_without_any_gradient_raises():
 )
 @pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Adam])
 @pytest.mark.parametrize("step", [1, 2])
-def test_gradient_of_another_shape_or_dtype(gradient, make, step):
+def test_gradient_of_another_shape_or_dtype_raises(gradient, make, step):
     own = variables()
     optimizer = make()
     for _ in range(step - 1):  # what fitted before
@@ -212,7 +212,7 @@ def test_clipping_equals_the_formulas():
     np.testing.assert_allclose(clipped_step(clipnorm=1e6)[0], a, rtol=1e-12)
 
 
-def test_clipping_of_large_float32_gradients():
+def test_clipping_of_large_float32_gradients_does_not_overflow():
     own = Variable(np.zeros(2, np.float32))
     gradient = as_tensor(np.full(2, 1e30, np.float32))
     optimizers.SGD(1.0, clipnorm=1.0).apply_gradients([(gradient, own)])
@@ -284,7 +284,7 @@ def test_optimizer_arguments_out_of_range_raise(make, text):
         make()
 
 
-def test_minimize_and_get():
+def test_minimize_takes_functions_or_a_tape():
     weight = Variable(3.0, dtype="float64")
     optimizer = optimizers.get("SGD")
     optimizer.minimize(lambda: ops.square(weight), [weight])
@@ -346,7 +346,7 @@ def test_apply_without_aggregation_keeps_own_gradients(option):
     np.testing.assert_allclose(own.numpy(), START[0] - 3)
 
 
-def test_missing_gradients_in_replicas():
+def test_missing_gradients_in_replicas_warn_and_others_are_applied():
     strategy = mirrored(2)
     with strategy.scope():
         own = variables()

@@ -150,7 +150,7 @@ def test_orthogonal_regularizer_equals_the_formula():
 # Initializers -------------------------------------------------------------------------------------
 
 
-def test_orthogonal_and_identity_initializers():
+def test_orthogonal_and_identity_initializers_give_such_matrices():
     for shape in ((6, 4), (4, 6), (3, 2, 5)):
         w = initializers.Orthogonal(2.0, seed=1)(shape, "float64").numpy().reshape(-1, shape[-1])
         square = w.T @ w if w.shape[0] >= w.shape[1] else w @ w.T
@@ -179,7 +179,7 @@ def test_variance_scaling_has_the_expected_variance(initializer, variance):
 # Activations --------------------------------------------------------------------------------------
 
 
-def test_relu_slope_maximum_and_threshold():
+def test_relu_with_slope_maximum_and_threshold_equals_the_formula():
     x = np.array([-3.0, -0.5, 0.0, 0.5, 1.0, 4.0, 9.0])
 
     def expected(slope, top, threshold):

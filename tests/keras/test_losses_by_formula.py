@@ -132,7 +132,7 @@ def test_loss_by_kernel_of_special_numbers_equals_the_composed_loss(name):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_crossentropy_classes_along_another_axis():
+def test_crossentropy_of_classes_along_another_axis_is_the_same():
     for loss, true in (
         (losses.categorical_crossentropy, SHARES),
         (losses.binary_crossentropy, YES),
@@ -152,7 +152,7 @@ def test_crossentropy_classes_along_another_axis():
         sparse(LABELS, CHANCES, ignore_class=3)
 
 
-def test_losses_one_prediction_per_example():
+def test_losses_of_one_prediction_per_example_ignore_the_last_axis():
     one, column = TRUE[:, 0], PREDICTED[:, :1]
     expected = (TRUE[:, 0] - PREDICTED[:, 0]) ** 2
     for true, predicted in ((one, column), (one[:, None], column[:, 0])):
@@ -214,7 +214,7 @@ def test_confusion_counts_equal_the_definition(thresholds, weights):
         assert not metric.result().numpy().any()
 
 
-def test_precision_top_k_and_class_id():
+def test_precision_and_recall_select_top_k_and_class_id():
     top = np.argsort(-SCORES, axis=1, kind="stable")[:, :2]
     chosen = np.zeros_like(ANSWERS)
     np.put_along_axis(chosen, top, True, axis=1)
@@ -293,7 +293,7 @@ def test_auc_multi_label_averages_the_labels():
     np.testing.assert_allclose(float(known.result()), np.mean(areas), rtol=1e-5)
 
 
-def test_auc_perfect_and_inverted_predictions():
+def test_auc_of_perfect_predictions_is_1_and_of_inverted_ones_0():
     answers, scores = np.array([0, 0, 1, 1]), np.array([0.1, 0.2, 0.8, 0.9])
     for curve in ("ROC", "PR"):
         metric = metrics.AUC(curve=curve)

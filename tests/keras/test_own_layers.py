@@ -71,7 +71,7 @@ def _built_config():
 Attending.built_config = staticmethod(_built_config)
 
 
-def test_build_with_several_shapes_in_a_functional_model():
+def test_build_takes_several_shapes_in_a_functional_model():
     query, value = keras.Input((3,)), keras.Input((2,))
     layer = Attending()
     model = keras.Model([query, value], layer(query, value))
@@ -80,7 +80,7 @@ def test_build_with_several_shapes_in_a_functional_model():
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_output_shape_of_several_shapes_in_a_functional_model(by_name):
+def test_compute_output_shape_takes_several_shapes_in_a_functional_model(by_name):
     class Shaped(Attending):
         def compute_output_shape(self, query_shape, value_shape):
             return value_shape
@@ -109,7 +109,7 @@ def test_call_symbol_in_a_later_argument_is_recorded():
     np.testing.assert_array_equal(model(X[:, :2]).numpy(), 3 + X[:, :2])
 
 
-def test_call_inputs_by_name():
+def test_call_takes_inputs_by_name():
     np.testing.assert_array_equal(Doubling()(x=X).numpy(), 2 * X)
     assert Attending()(query=X, value=X[:, :2]).shape == (2, 2)
     with pytest.raises(TypeError, match="called without inputs; give 'x', the first argument of"):
@@ -119,7 +119,7 @@ def test_call_inputs_by_name():
 # Weights ------------------------------------------------------------------------------------------
 
 
-def test_add_weight_arguments_in_the_order_of_keras():
+def test_add_weight_takes_arguments_in_the_order_of_keras():
     layer = layers.Layer()
     first = layer.add_weight((3, 2), "ones")
     second = layer.add_weight((2,), "zeros", "float64")
@@ -201,7 +201,7 @@ def test_input_spec_matching_inputs_are_accepted(spec):
     assert layer(keras.Input((3,))).shape == (None, 3)
 
 
-def test_input_spec_of_a_dict_of_inputs():
+def test_input_spec_of_a_dict_checks_each_input():
     class Sum(layers.Layer):
         def __init__(self):
             super().__init__()
@@ -215,7 +215,7 @@ def test_input_spec_of_a_dict_of_inputs():
         Sum()({"a": X, "b": X})
 
 
-def test_input_spec_config():
+def test_input_spec_from_its_config_is_equal():
     spec = InputSpec(dtype="float32", ndim=2, axes={1: 3})
     assert InputSpec.from_config(spec.get_config()).get_config() == spec.get_config()
     with pytest.raises(ValueError, match="Axis 2 is greater than the maximum allowed value: 2"):

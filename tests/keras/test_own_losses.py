@@ -103,7 +103,7 @@ def test_own_loss_labels_of_any_dtype_become_those_of_predictions(kind, dtype):
 
 
 @pytest.mark.parametrize("y", [[[1, 2]], np.array([[1, 2]]), np.array([[1, 2]], np.float32)])
-def test_own_loss_called_with_labels_of_another_dtype(y):
+def test_own_loss_called_with_labels_of_another_dtype_converts_them(y):
     assert float(Squares()(y, np.array([[1.0, 4.0]]))) == 2.0
 
 
@@ -117,7 +117,7 @@ def test_known_loss_class_with_call_overridden_gets_floats():
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_loss_that_overrides_its_call_operator(name, weighted):
+def test_loss_that_overrides_its_call_operator_is_called_with_it(name, weighted):
     class Own(losses.MeanSquaredError):
         def __call__(self, y_true, y_pred, sample_weight=None):
             return 7.0 * super().__call__(y_true, y_pred, sample_weight)
@@ -128,7 +128,7 @@ def test_loss_that_overrides_its_call_operator(name, weighted):
     np.testing.assert_allclose(found, [expected] * 2)
 
 
-def test_loss_that_overrides_its_call_operator_alone():
+def test_loss_that_overrides_its_call_operator_alone_needs_no_call():
     class Own(losses.Loss):
         def __call__(self, y_true, y_pred, sample_weight=None):
             return ops.reduce_mean(squares(y_true, y_pred))
@@ -137,7 +137,7 @@ def test_loss_that_overrides_its_call_operator_alone():
     np.testing.assert_allclose(losses_of(compiled("default", Own()), Y), [expected] * 2)
 
 
-def test_loss_that_averages_inside_a_function_under_a_strategy():
+def test_loss_that_averages_inside_a_function_works_in_fit_alone():
     mean = losses.MeanSquaredError()
     found = losses_of(compiled("mirrored 3", lambda y, p: mean(y, p) + 1.0), Y)
     np.testing.assert_allclose(found, [((PREDICTED - Y) ** 2).mean() + 1] * 2)
@@ -183,13 +183,13 @@ def test_several_losses_of_an_output_are_summed(name, loss, weights):
     np.testing.assert_allclose(list(found.values()), [total, MSE["a"], MAE["a"], MSE["b"]])
 
 
-def test_several_losses_of_an_output_weights_do_not_fit():
+def test_several_losses_of_an_output_with_too_many_weights_raise():
     model = three("default", lambda a, *_: a, loss=[["mse", "mae"]], loss_weights=[[1.0, 2.0, 3.0]])
     with pytest.raises(ValueError, match="'a' has 2 losses, but 3 loss_weights"):
         model.evaluate(X, Y, verbose=0)
 
 
-def test_several_losses_of_a_single_output():
+def test_several_losses_of_a_single_output_are_summed():
     model = three("default", lambda a, *_: a, loss=[["mse", "mae"]], loss_weights=[[1.0, 2.0]])
     assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(MSE["a"] + 2 * MAE["a"])
 
@@ -216,7 +216,7 @@ NESTS = {
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("kind", NESTS)
-def test_outputs_in_nests(name, kind):
+def test_outputs_in_nests_have_their_own_losses(name, kind):
     structure, loss, names = NESTS[kind]
     model = three(name, structure, loss=loss, loss_weights=structure(1.0, 2.0, 3.0))
     targets = structure(Y, Y, Y)
@@ -230,7 +230,7 @@ def test_outputs_in_nests(name, kind):
     assert type(predicted) is type(structure(0, 0, 0))
 
 
-def test_outputs_in_nests_one_loss_for_all_and_metrics_for_some():
+def test_outputs_in_nests_may_have_one_loss_and_some_metrics():
     structure, _, names = NESTS["dict of list"]
     metrics = {"q": [["mae"], ["mse", "mae"]]}
     model = three("default", structure, loss="mse", metrics=metrics)
@@ -241,7 +241,7 @@ def test_outputs_in_nests_one_loss_for_all_and_metrics_for_some():
     assert found == pytest.approx(expected)
 
 
-def test_outputs_in_nests_weights_of_examples():
+def test_outputs_in_nests_have_their_own_weights_of_examples():
     structure = NESTS["dict of list"][0]
     model = three("default", structure, loss="mse")
     weights = structure(WEIGHTS, np.ones(21), np.zeros(21))

@@ -412,7 +412,7 @@ def test_layers_around_dropout_are_replayed(from_python):
 
 
 @pytest.mark.parametrize("functional", [False, True])
-def test_dropout_inference_and_training_have_the_bits_of_python(functional, from_python):
+def test_dropout_in_inference_and_training_has_the_bits_of_python(functional, from_python):
     def stack():
         return [
             layers.Flatten(),

@@ -162,7 +162,7 @@ class Plain(keras.Model):
         return self.block(inputs) * self.factor
 
 
-def test_load_model_custom_classes_without_get_config(tmp_path):
+def test_load_model_custom_classes_without_get_config_are_restored(tmp_path):
     custom = {"Plain": Plain, "Block": Block}
     row = keras.Sequential([keras.Input((4,)), Block(3, name="b"), layers.Dense(2)])
     plain = Plain(2, factor=2.0)
@@ -182,7 +182,7 @@ def test_load_model_custom_classes_without_get_config(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
-def test_load_model_into_another_number_of_replicas(tmp_path, before, after):
+def test_load_model_into_another_number_of_replicas_continues_training(tmp_path, before, after):
     start = row().get_weights()
     with mirrored(before).scope():
         model = keras.Sequential([keras.Input((4,)), layers.Dense(5, "relu"), layers.Dense(2)])
@@ -433,7 +433,7 @@ def test_serialize_values_round_trip(value):
     np.testing.assert_equal(keras.saving.deserialize_keras_object(stored), value)
 
 
-def test_serialize_registered_classes_and_functions():
+def test_serialize_registered_classes_and_functions_keeps_their_names():
     @keras.saving.register_keras_serializable("mine", "Twice")
     class Double(layers.Layer):
         def call(self, inputs):

@@ -152,7 +152,7 @@ def test_loss_scale_step_result_is_read_one_step_later(cupy):
     assert min(lags) > 0.6 * counts[-1, 1]
 
 
-def test_step_number_of_kernel_launches(cupy):
+def test_step_makes_at_most_the_known_number_of_launches(cupy):
     """Compare with the known number of launches, which may only decrease."""
     found = {}
     for name in ("adam", "adamw", "momentum", "scaled", "global norm"):

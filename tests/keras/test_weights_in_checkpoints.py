@@ -46,7 +46,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("built", [True, False])
-def test_load_weights_of_the_latest_checkpoint(tmp_path, writer, built):
+def test_load_weights_of_the_latest_checkpoint_continues_training(tmp_path, writer, built):
     model = make()
     WRITERS[writer](model, tmp_path)
     other = make(built=built)
@@ -60,7 +60,7 @@ def test_load_weights_of_the_latest_checkpoint(tmp_path, writer, built):
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_load_weights_of_a_checkpoint_into_another_number_of_replicas(tmp_path, before, after):
+def test_load_weights_into_another_number_of_replicas_sets_all_weights(tmp_path, before, after):
     with mirrored(before).scope():
         model = make()
     fit(model).save_weights(tmp_path / "w")

@@ -221,7 +221,7 @@ def metric_functions():
 
 
 @pytest.mark.parametrize("name", metric_functions())
-def test_metric_function_batch_without_rows(name):
+def test_metric_function_of_a_batch_without_rows_has_no_rows(name):
     function = metric_functions()[name]
 
     def use(pair):

@@ -419,7 +419,7 @@ for turn in range(300):
 
 @knows_numbers
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_ordinary_arrays_with_and_without_the_right_to_read_peers(tmp_path, is_refused):
+def test_ordinary_arrays_are_read_only_if_all_ranks_may_read_their_peers(tmp_path, is_refused):
     """Six turns use staging memory. The next six read the peers' arrays, if every rank may."""
     preamble = f"""
 from in_ranks import *

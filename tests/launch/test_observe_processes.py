@@ -125,7 +125,7 @@ def test_wrong_debug_level_raises_before_the_rendezvous(run_on, monkeypatch):
 
 
 @fast_on("shm")
-def test_timelines_of_all_ranks(run_on, tmp_path, monkeypatch):
+def test_timelines_of_all_ranks_have_one_clock(run_on, tmp_path, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "calls.json"))
     status, _, err = run_on(2, "comm.all_reduce(np.ones(3)); comm.split(0, -comm.rank).barrier()")
     assert (status, err) == (0, "")

@@ -89,7 +89,7 @@ def refused(on_ranks, monkeypatch, first, second):
         return on_ranks([first, fails], call)
 
 
-def test_rendezvous_each_rank_at_its_own_address_in_any_order(on_ranks):
+def test_rendezvous_of_own_addresses_in_any_order_makes_the_group(on_ranks):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     pauses = (0.3, 0.0, 0.1)
     found = on_ranks([Rank(r, addresses, pauses[r]) for r in range(3)], call)

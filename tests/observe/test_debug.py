@@ -139,7 +139,7 @@ def test_trace_logs_every_call(trace, on_ranks, capsys):
     assert calls[-1].endswith(", async_op")
 
 
-def test_trace_of_an_own_algorithm_in_all_reduce_together(trace, capsys):
+def test_trace_names_an_own_algorithm_in_all_reduce_together(trace, capsys):
     @algorithm(num_chunks=2)
     def line(rank, size):
         other = 1 - rank

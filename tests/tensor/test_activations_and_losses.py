@@ -99,7 +99,7 @@ def test_dropout_keeps_the_mean():
     assert nn.dropout(x, 0.0) is x
 
 
-def test_the_exact_gelu_and_its_error_function():
+def test_exact_gelu_and_erf_equal_those_of_math():
     x = np.concatenate([np.linspace(-7, 7, 2001), [0.0, -0.0, np.inf, -np.inf, np.nan]])
     expected = [math.erf(v) for v in x]
     np.testing.assert_allclose(erf(x), expected, rtol=2e-15)

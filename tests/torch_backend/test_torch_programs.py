@@ -105,15 +105,15 @@ def test_lightning_starts_the_ranks_with_this_backend(tmp_path, names):
     assert "rank 0 trained by DDPStrategy" in text and "rank 1 trained by DDPStrategy" in text, text
 
 
-def test_program_with_four_ranks_and_debug_detail(tmp_path):
+def test_program_with_four_ranks_and_debug_detail_has_the_expected_results(tmp_path):
     torchrun(tmp_path, "api dtensor pipeline", 4, TORCH_DISTRIBUTED_DEBUG="DETAIL")
 
 
-def test_program_over_tcp(tmp_path):
+def test_program_over_tcp_has_the_expected_results(tmp_path):
     torchrun(tmp_path, "api", 2, PYCOLLECTIVE_TRANSPORT="tcp")
 
 
-def test_program_between_two_hosts(tmp_path):
+def test_program_between_two_hosts_has_the_expected_results(tmp_path):
     """The hosts are network namespaces; the ranks meet at the address of the first one."""
     variables = {
         "MASTER_ADDR": "10.213.7.1", "MASTER_PORT": "29517", "WORLD_SIZE": "2",
