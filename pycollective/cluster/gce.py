@@ -15,7 +15,7 @@ from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
 METADATA = "GCE_METADATA_IP"
-"""Address of the machine's metadata server, instead of its usual name."""
+"""The environment variable with the address of the metadata server, instead of its usual name."""
 _EVENT = "http://{}/computeMetadata/v1/instance/maintenance-event"
 _ENDS = "TERMINATE_ON_HOST_MAINTENANCE"
 _METADATA_SECONDS = 5.0
@@ -170,7 +170,7 @@ class _Request:
 
 
 class _OnInstance:
-    """The used part of Google's client, with the access rights of the instance's service account."""
+    """The methods of Google's client that the resolver calls, with the instance's service account."""
 
     def __init__(self) -> None:
         self._token, self._until = "", 0.0
@@ -204,7 +204,7 @@ class _OnInstance:
     def listInstances_next(
         self, previous_request: Any, previous_response: Mapping[str, Any]
     ) -> Any:
-        """Return a request for the page after another, or None after the last page."""
+        """Return a request for the next page, or None after the last page."""
         token = previous_response.get("nextPageToken")
         return previous_request.following(token) if token else None
 

@@ -130,7 +130,7 @@ def _has_host_port(pod: Any, port: int) -> bool:
 
 
 class _InPod:
-    """The used part of ``CoreV1Api``, with the access rights of the pod's service account."""
+    """The methods of ``CoreV1Api`` that the resolver calls, with the pod's service account."""
 
     def list_pod_for_all_namespaces(self, label_selector: str) -> Any:
         """Return the pods with these labels."""

@@ -20,7 +20,7 @@ from pycollective.comm.work import DONE, Work
 
 
 def operation(op: object, dtype: np.dtype[Any]) -> tuple[str, np.ufunc | None]:
-    """Return the name of an operation; or "" and a NumPy function that has no such name."""
+    """Return the name of an operation and None; or "" and a function that the core does not have."""
     function = own_ufunc(op, dtype)
     return "" if function else op_name(op, dtype), function
 
@@ -64,7 +64,7 @@ class _Parts:
         self._member, self._name, self._function = member, name, function
         self._source, self._seconds = source, seconds
         self._count = -(-source.size // member.size)
-        # The core compares the shape. It shortens the label, so that a checksum must be equal, too.
+        # The core compares shapes and shortened labels. The shape has a checksum of the whole label.
         self._label = f"{function.__name__} {source.dtype}"
         number = zlib.crc32(f"{name} {self._label}".encode())
         self._agreed = [*source.shape, -2, number]
@@ -109,10 +109,10 @@ class _Parts:
     def _moved(
         self, collective: str, given: Array, shape: tuple[int, ...] | None, root: int = 0
     ) -> Array:
-        taken = None if shape is None else np.empty(shape, given.dtype)
+        target = None if shape is None else np.empty(shape, given.dtype)
         call = Call(
-            collective, np.ascontiguousarray(given), taken, self._seconds,
+            collective, np.ascontiguousarray(given), target, self._seconds,
             root=root, count=self._count, shape=self._agreed, label=self._label,
         )  # fmt: skip
         self._member._submit(call)
-        return given if taken is None else taken
+        return given if target is None else target

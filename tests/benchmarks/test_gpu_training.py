@@ -22,27 +22,29 @@ def bench(monkeypatch):
     return module
 
 
-class Told:
+class StandIn:
     """A contestant with given answers."""
 
     def __init__(self, name, answers):
         self.name, self.answers, self.heard = name, list(answers), []
 
-    def ask(self, **what):
-        self.heard.append(what)
+    def ask(self, **message):
+        self.heard.append(message)
 
     def hear(self, seconds):
         return self.answers.pop(0)
 
-    def tell(self, seconds, **what):
-        self.ask(**what)
+    def tell(self, seconds, **message):
+        self.ask(**message)
         return self.hear(seconds)
 
 
 def test_contestants_take_turns(bench):
-    good = Told("good", [{"rate": 1, "loss": 1.0}, *({"rate": r, "loss": 1.0} for r in (5, 7, 6))])
-    nan = Told("nan", [{"rate": 1, "loss": 1.0}, {"rate": 9, "loss": float("nan")}])
-    no = Told("no", [{"failed": "out of memory"}])
+    good = StandIn(
+        "good", [{"rate": 1, "loss": 1.0}, *({"rate": r, "loss": 1.0} for r in (5, 7, 6))]
+    )
+    nan = StandIn("nan", [{"rate": 1, "loss": 1.0}, {"rate": 9, "loss": float("nan")}])
+    no = StandIn("no", [{"failed": "out of memory"}])
     case = {"model": "tutorial", "batch": 8, "half": True}
     found = bench.measured([good, nan, no], case, 0.5, 10)
     assert found == {

@@ -96,7 +96,7 @@ class Intracomm:
         shared, request = self._shared, Request()
         given, received = _flat(given), _flat(received)
         if given[0] is not None and received[0] is not None:
-            assert not np.shares_memory(given[0], received[0]), "MPI forbids it"
+            assert not np.shares_memory(given[0], received[0]), "MPI forbids overlapping buffers"
         with shared.lock:
             number = shared.numbers[self._rank]
             shared.numbers[self._rank] += 1
