@@ -218,8 +218,8 @@ def _tasks_of_hosts(
     tasks = expand_tasks_per_node(_slurm(env, "STEP_TASKS_PER_NODE"))
     if len(hosts) != len(tasks):
         raise ValueError(
-            f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_TASKS_PER_NODE the tasks of "
-            f"{len(tasks)}"
+            f"SLURM_STEP_NODELIST names {len(hosts)} hosts, but SLURM_STEP_TASKS_PER_NODE has the "
+            f"tasks of {len(tasks)}"
         )
     return dict(zip(hosts, tasks, strict=True))
 
@@ -263,7 +263,7 @@ def _slurm(env: Mapping[str, str], name: str) -> str:
 
 
 _narrowed: tuple[str | None, str] | None = None
-"""``CUDA_VISIBLE_DEVICES`` before and after a resolver set it; the next one begins with the first."""
+"""``CUDA_VISIBLE_DEVICES`` before and after a resolver set it; other resolvers use the value before."""
 
 
 def _before_narrowing() -> str | None:
@@ -284,7 +284,10 @@ def _visible_gpus(env: Mapping[str, str]) -> list[str] | None:
 
 
 def _are_own(env: Mapping[str, str], visible: list[str] | None, tasks: int) -> bool:
-    """Return True if each task of a host sees only its own GPUs: fewer than tasks, or Slurm's number."""
+    """Return True if each task of a host sees only its own GPUs.
+
+    Then there are fewer visible GPUs than tasks, or as many as Slurm's number for each task.
+    """
     if not visible or tasks == 1:
         return False
     of_each = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]

@@ -73,7 +73,7 @@ class InputOptions(_InputOptions):
         True, the default: a thread prefetches batches to the replicas' devices. False: batches stay on
         the host, and only `Strategy.experimental_distribute_dataset` prefetches, one step.
     experimental_replication_mode : InputReplicationMode
-        The calls of the function that makes a dataset: for each worker, or for each replica.
+        The number of calls of the function that makes a dataset: one for each worker or replica.
     experimental_place_dataset_on_device : bool
         True: batches are copied to the replicas' devices without prefetching. Datasets run on the host.
     experimental_per_replica_buffer_size : int
@@ -119,7 +119,7 @@ class PerReplicaSpec:
     Attributes
     ----------
     value_specs : tuple of TensorSpec
-        One for each local replica.
+        A spec for each local replica.
     """
 
     value_specs: tuple[TensorSpec, ...]

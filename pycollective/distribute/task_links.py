@@ -38,7 +38,7 @@ _SPIN_SECONDS = 3e-4
 """Seconds for which a thread polls for a message before it sleeps: waking it takes about as long."""
 _TIMEVAL = struct.Struct("ll")
 _JOINED_BYTES = 1 << 16
-"""The bytes of arrays that are copied, so that a message needs one call of the system."""
+"""The bytes of arrays that are copied, so that a message needs one system call."""
 _MOST_BYTES = 1 << 34
 _MOST_ARRAYS = 100_000
 
@@ -54,7 +54,7 @@ class ServerLostError(UnavailableError):
 class Link:
     """A connection to another task, for requests and replies.
 
-    Ctrl-C loses nothing: the next call of `send` or `receive` goes on in the middle of the message.
+    Ctrl-C loses nothing: the next call of `send` or `receive` continues in the middle of the message.
 
     Hold `lock` from a request to its reply, as `call` does: threads then take turns. ``answers`` returns
     False if the task of the other side is stopped or cut off. It is called after some silence.
@@ -91,7 +91,7 @@ class Link:
         sock = channel.socket
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        #: False in TLS, which needs Python's own timeouts: a call of the system for each message more.
+        #: False in TLS, which needs Python's own timeouts: one more system call for each message.
         self._plain = type(sock) is socket.socket
         self._set_timeout()
         if sock.family == socket.AF_UNIX:
@@ -190,7 +190,7 @@ class Link:
                     self._arrays = [(array, []) for array in _empty(message.get("arrays"))]
                 end = self._fill_arrays(self._arrays, end)
                 arrays = [array for array, _ in self._arrays]
-            # An interrupt before this line leaves all as it is, and the next call goes on from there.
+            # An interrupt before this line changes nothing, and the next call continues from there.
             self._data, self._message, self._arrays = self._data[end:], [], None
             return message, arrays
         except (OSError, HandshakeError) as error:

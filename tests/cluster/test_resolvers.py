@@ -308,7 +308,9 @@ def test_slurm_resolver_of_more_than_the_step_has_raises(slurm):
     with pytest.raises(RuntimeError, match="SLURM_PROCID is 4, but there are 4 tasks."):
         SlurmClusterResolver()
     slurm.setenv("SLURM_STEP_TASKS_PER_NODE", "4")
-    with pytest.raises(ValueError, match="names 2 hosts, SLURM_STEP_TASKS_PER_NODE the tasks of 1"):
+    with pytest.raises(
+        ValueError, match="names 2 hosts, but SLURM_STEP_TASKS_PER_NODE has the tasks of 1"
+    ):
         SlurmClusterResolver()
 
 

@@ -76,7 +76,7 @@ def alone(folder, steps):
 def test_workers_train_evaluate_and_continue_as_one_process(tmp_path, monkeypatch):
     kernel, loss = alone(tmp_path / "alone", 60)
     run(tmp_path, 2, WORKER, PART="1")
-    said = run(tmp_path, 2, WORKER).said  # the same program again continues
+    said = run(tmp_path, 2, WORKER).said  # the second run continues from the checkpoint
     for one in said:
         np.testing.assert_allclose(one["kernel"], kernel, rtol=1e-4, atol=1e-5)
         assert one["found"][0] == pytest.approx(loss, rel=1e-3) and one["found"][2] == 60
