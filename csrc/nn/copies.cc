@@ -9,7 +9,7 @@
 namespace pycollective::nn {
 namespace {
 
-// With fewer bytes, waking other threads does not pay.
+// With fewer bytes, waking other threads takes longer than it saves.
 constexpr Index kLeastBytes = 1 << 17;
 
 // Removes axes of length 1, and joins neighbours that one stride covers in both arrays.

@@ -10,7 +10,7 @@ namespace {
 
 thread_local Scratch part_scratch, call_scratch;
 
-// With fewer products, waking other threads does not pay.
+// With fewer products, waking other threads takes longer than it saves.
 constexpr Index kSmall = 1 << 18;
 
 // c [rows, columns] = a b. Threads divide the rows or the columns.
@@ -61,7 +61,7 @@ void dense_gradient(const DenseGradient& a) {
     multiply({a.x, 1, a.inputs}, {dz, a.units, 1}, a.weight_gradient, a.inputs, a.units, a.rows);
   }
   if (a.x_gradient && a.rows == 1) {
-    // A product of the weights by a column, because its right factor is not to be transposed.
+    // The weights are the left factor. As the right factor they would be transposed and packed.
     multiply({a.weights, a.units, 1}, {dz, 1, a.units}, a.x_gradient, a.inputs, 1, a.units);
   } else if (a.x_gradient) {
     multiply({dz, a.units, 1}, {a.weights, 1, a.units}, a.x_gradient, a.rows, a.inputs, a.units);

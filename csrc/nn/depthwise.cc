@@ -89,7 +89,7 @@ Loops<T> pick_loops() {
 
 // Sums of this many products are added in double precision.
 constexpr Index kShort = 1 << 9;
-// Below this number of products, waking other threads does not pay.
+// Below this number of products, waking other threads takes longer than it saves.
 constexpr Index kFew = 1 << 16;
 
 struct Axis {

@@ -172,7 +172,7 @@ PYCOLLECTIVE_FOLD(Minimum, double)
 PYCOLLECTIVE_FOLD(Product, float)
 PYCOLLECTIVE_FOLD(Product, double)
 
-// With fewer numbers, waking other threads does not pay.
+// With fewer numbers, waking other threads takes longer than it saves.
 constexpr Index kLeast = 1 << 15;
 // A thread keeps memory for this many partial results.
 constexpr std::size_t kMostKept = 1 << 18;

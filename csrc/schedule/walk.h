@@ -35,8 +35,8 @@ class Walk {
   // second-level cache.
   bool any() const { return queued_ > 0; }
   int pop() {
-    while (blocks_[block_].first < 0 && blocks_[behind(block_)].first < 0) block_ = behind(block_);
-    Block& block = blocks_[blocks_[block_].first < 0 ? behind(block_) : block_];
+    while (blocks_[block_].first < 0 && blocks_[after(block_)].first < 0) block_ = after(block_);
+    Block& block = blocks_[blocks_[block_].first < 0 ? after(block_) : block_];
     int r = block.first;
     block.first = of(r).next;
     --queued_;
@@ -109,9 +109,7 @@ class Walk {
     int first = -1, last = -1;
   };
   static std::size_t block_of(int r) { return static_cast<std::size_t>(r / kBlock); }
-  std::size_t behind(std::size_t block) const {
-    return block + 1 == blocks_.size() ? 0 : block + 1;
-  }
+  std::size_t after(std::size_t block) const { return block + 1 == blocks_.size() ? 0 : block + 1; }
   void begin(int r) {
     of(r).steps = algorithm_.steps(r, size_);
     of(r).step = of(r).steps.next();

@@ -50,7 +50,7 @@ class Store:
         self._waiting: set[str] = set()
         #: For a variable, the keys of its slots.
         self._slots: dict[str, set[str]] = {}
-        #: The updates of variables that were dropped.
+        #: The number of updates of dropped variables.
         self._updates = 0
         self._file = SharedFile.made()
         self._answers = {
@@ -67,7 +67,7 @@ class Store:
         self._optimizers: dict[str, Any] = {}
         #: The addresses at which workers listen, by their names.
         self._addresses: dict[str, str] = {}
-        #: The bytes that were sent to other tasks, and received, over connections.
+        #: The numbers of bytes sent to and received from other tasks over connections.
         self._sent = self._received = 0
 
     @property
@@ -109,8 +109,8 @@ class Store:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Return the place of a variable; ask for its value if no task has created it.
 
-        A worker's program may create a variable later than the chief's program has dropped it. The
-        reply then says so.
+        A worker's program may create a variable after the chief's program has dropped it. The reply
+        then has ``"dropped"``.
         """
         key = str(message["key"])
         if self._snapshots is not None and not self._begun.is_set():
@@ -357,8 +357,8 @@ def _check_change(name: str, operands: list[Any], block: Block) -> None:
         raise HandshakeError(f"no change {name[:40]!r}; the tasks have different versions")
     if new.shape != shape or new.dtype != dtype:
         raise HandshakeError(
-            f"{name}: the operand has shape {new.shape} and dtype {new.dtype}, another shape or dtype "
-            f"than {shape} and {dtype}, which fit the variable"
+            f"{name}: the operand has shape {new.shape} and dtype {new.dtype}, but the variable needs "
+            f"{shape} and {dtype}"
         )
     if name == "scatter_div" and dtype.kind in "iu" and not new.all():
         raise HandshakeError("scatter_div: a row of integers has a zero, by which it cannot divide")

@@ -208,7 +208,7 @@ class NcclCommunicator:
         seconds: float,
         later: bool,
         timed: bool = False,
-        behind: Sequence[Any] = (),
+        awaited: Sequence[Any] = (),
         counts: bool = True,
     ) -> Operation:
         """Enqueue a call on this thread's stream of the device, or on the communicator's own.
@@ -227,7 +227,7 @@ class NcclCommunicator:
             Use the communicator's own stream, after the work of this thread's stream so far.
         timed : bool
             Let the device record when it begins and ends the call.
-        behind : sequence of event
+        awaited : sequence of event
             Events for which the call waits.
         counts : bool
             False for a call that not all ranks make.
@@ -242,7 +242,7 @@ class NcclCommunicator:
                 device.stream_wait(stream, [device.event(present)])
             if self._last is not None and self._last[0] != stream:
                 device.stream_wait(stream, [self._last[1]])
-            device.stream_wait(stream, behind)
+            device.stream_wait(stream, awaited)
             clocked = None
             if timed:
                 self._clock = self._clock or _Clock()

@@ -84,7 +84,7 @@ def same(got, want):
 
 
 def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
-    """Combine `ranks` arrays that begin `shifts` behind a boundary; `targets`: which of them take
+    """Combine `ranks` arrays that begin `shifts` bytes after a boundary; `targets`: which of them take
     the result, or "other" for one array elsewhere."""
     pitch = -(-(count * dtype.itemsize + max(shifts)) // GRAIN) * GRAIN + GRAIN
     memory = make_memory(random, pitch * (ranks + 1))

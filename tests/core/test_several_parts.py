@@ -14,7 +14,7 @@ BEYOND_A_BLOCK = (4 << 20) + 77
 
 @algorithm(num_chunks=lambda size: size, collective="all_gather")
 def through_rank_0(rank, size):
-    """Rank 0 sends each rank all parts but its own: those behind it, and those before."""
+    """Rank 0 sends each rank all parts but its own: the parts after it, and those before."""
     yield copy(input[0], output[rank])
     if rank:
         yield send(0, output[rank])

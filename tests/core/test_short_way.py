@@ -36,7 +36,7 @@ ASYNC_CALLS = {
     "all_reduce out": lambda comm, x: [comm.all_reduce(x, out=x, async_op=True)],
     "gather": lambda comm, x: [comm.gather(x, async_op=True)],
     "barrier": lambda comm, x: [comm.barrier(async_op=True)],
-    "blocking behind": lambda comm, x: [comm.all_reduce(x, async_op=True), comm.scatter(x)][:1],
+    "blocking after it": lambda comm, x: [comm.all_reduce(x, async_op=True), comm.scatter(x)][:1],
     "messages": lambda comm, x: [
         comm.send(x, (comm.rank + 1) % comm.size, async_op=True),
         comm.recv(np.empty_like(x), (comm.rank - 1) % comm.size, async_op=True),

@@ -224,7 +224,7 @@ def test_ring_over_hosts_waits_for_the_slowest_link():
     messages = simulate("ring", spread, 16 * CHUNK).link_messages
     assert messages == (2 * 15 * 12, 2 * 15 * 4)
     assert time_of("ring", spread, 16 * CHUNK) < time_of("ring", slow, 16 * CHUNK)
-    # One of 16 turns of each chunk begins behind a slow link; all chunks pass all of them.
+    # One of 16 turns of each chunk begins after a slow link; all chunks pass all of them.
     assert time_of("ring", spread, 16 * CHUNK) > time_of(
         "ring", Cluster.flat(16, within), 16 * CHUNK
     )
@@ -298,7 +298,7 @@ def test_simulate_deadlock_names_the_waiting_ranks():
         simulate(made, 2, 64)
     with pytest.raises(ValueError, match=r"rank 1 waits in step 0 \(recv output\[0\] from 0\)"):
         simulate(made, 2, 64)
-    # A rank that waits in the shared port's queue is not stuck; one that waits behind it is.
+    # A rank that waits in the shared port's queue is not stuck; one that waits for that rank is.
     between = Link(1e-6, 1e9, shared=True)
     made = exchange(2)
     broken = Schedule(Collective.all_reduce, 1, [*made.steps[:2], made.steps[2] * 2, made.steps[3]])

@@ -71,7 +71,7 @@ class World:
 
     def run(self, collective, inputs, outputs, how, *, in_place=False, **kind):
         """Return the ranks' results: with inputs that are written in the streams just before the
-        call, and overwritten, with the outputs, just behind it."""
+        call, and overwritten, with the outputs, just after it."""
         size, found = len(self.devices), []
         for rank in range(size):
             given, result = inputs[rank], outputs[rank]

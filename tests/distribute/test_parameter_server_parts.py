@@ -110,10 +110,10 @@ def test_store_scatter_add_of_unsigned_indices_adds_all_rows(index):
         (
             "scatter_max",
             [[1], np.ones((1, 2), np.float32)],
-            "dtype float32, another shape or dtype",
+            "dtype float32, but the variable needs",
         ),
         ("scatter_max", [[1]], "the change 'scatter_max' lacks an array"),
-        ("set", [np.ones(2)], "another shape or dtype"),
+        ("set", [np.ones(2)], "but the variable needs"),
         ("add", [], "the change 'add' lacks an array"),
         ("rows", [[1], np.ones((1, 2))], "no change 'rows'"),
         ("__class__", [np.ones((4, 2))], "no change '__class__'"),

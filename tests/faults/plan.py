@@ -116,7 +116,7 @@ def make(seed: int, setup: str = "", fault: str = "", planted: str = "") -> Tria
 
 
 def _steps(random_: random.Random, ranks: int, kind: Fault) -> list[Step]:
-    """Return steps of the whole group, and in half of the trials steps of its parts behind them."""
+    """Return steps of the whole group, and in half of the trials steps of its parts after them."""
     count = random_.randrange(3, 9)
     in_parts = random_.randrange(1, 5) if random_.random() < 0.5 else 0
     salts = random_.sample(range(1000), count + in_parts)

@@ -43,7 +43,7 @@ def on_gpus(request, cupy, on_ranks):
 
 
 def test_timeline_has_the_times_of_the_device(cupy, on_gpus, tmp_path):
-    """A call begins when its stream comes to it: behind what has been computed before."""
+    """A call begins when its stream comes to it: after the computations before it."""
     file = tmp_path / "timeline.json"
 
     def work(c):

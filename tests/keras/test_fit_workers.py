@@ -37,7 +37,7 @@ class Stop(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        # In the middle of the epoch: 2 of its 4 batches are behind.
+        # In the middle of the epoch: 2 of its 4 batches have been trained.
         if self.epoch == stop and batch == 1:
             raise SystemExit(7)
 

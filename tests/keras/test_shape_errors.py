@@ -47,13 +47,13 @@ def test_shape_error_names_the_layer(layer, shape, needed):
         layer()(keras.Input(shape[1:]))
 
 
-@pytest.mark.parametrize("relu", ["own", "behind"])
+@pytest.mark.parametrize("relu", ["own", "after"])
 @pytest.mark.parametrize("functional", [False, True])
 def test_shape_error_in_fused_layers_names_the_right_layer(relu, functional):
     x = keras.Input((None, None, 2))
     conv = layers.Conv2D(3, 4, activation="relu" if relu == "own" else None, name="conv")
     pool = layers.MaxPooling2D(3, name="pool")
-    row = [conv, *([layers.ReLU()] if relu == "behind" else []), pool]
+    row = [conv, *([layers.ReLU()] if relu == "after" else []), pool]
     if functional:
         y = x
         for layer in row:

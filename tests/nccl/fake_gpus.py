@@ -73,7 +73,7 @@ class Stream:
     def wait_event(self, event):
         self.waits += 1
         self.awaited.append(event)
-        for stream, count in event.behind():
+        for stream, count in event.preceding():
             self._cuda.library.fake_let_wait(self.ptr, stream, count)
 
     def synchronize(self):
@@ -103,11 +103,11 @@ class Event:
         stream.awaited = [event for event in stream.awaited if not event._over]
         self._first = list(stream.awaited)
 
-    def behind(self):
+    def preceding(self):
         """Yield the streams, and numbers of their operations, that must be done first."""
         yield self._stream, self._count
         for event in self._first:
-            yield from event.behind()
+            yield from event.preceding()
 
     def _wait(self, seconds):
         first = self._first

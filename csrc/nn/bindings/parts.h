@@ -10,8 +10,8 @@ namespace pycollective {
 // A kernel processes this many numbers in less time than reacquiring the GIL may take.
 inline constexpr nn::Index kBrief = 1 << 16;
 
-// Calls body(first, last) for parts of `size` numbers. For few numbers, waking other threads does
-// not pay.
+// Calls body(first, last) for parts of `size` numbers. For few numbers, waking other threads takes
+// longer than it saves.
 template <typename Body>
 void by_parts(nn::Index size, const Body& body) {
   constexpr nn::Index kLeast = 1 << 15;

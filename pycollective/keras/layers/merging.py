@@ -63,7 +63,7 @@ class _Elementwise(_Merge):
         single = isinstance(inputs, Tensor)
         self.compute_output_shape(inputs.shape if single else [x.shape for x in inputs])
         most = max(x.ndim for x in inputs)
-        # Missing axes are inserted behind the batch, where Keras broadcasts examples.
+        # Missing axes are inserted after the batch axis, where Keras broadcasts examples.
         return [
             x
             if x.ndim == most
