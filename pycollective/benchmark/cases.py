@@ -215,12 +215,12 @@ class Arrays:
         places = case.places()
         self._part = slice(*places[comm.rank : comm.rank + 2])
         length = self._part.stop - self._part.start
-        what = case.kind
+        kind = case.kind
         whole = self._empty(case.count)
-        if what in ("all_gather", "gather"):
+        if kind in ("all_gather", "gather"):
             own = whole[self._part] if case.placed else self._empty(length)
             self._source, self._target = own, whole
-        elif what in ("scatter", "reduce_scatter"):
+        elif kind in ("scatter", "reduce_scatter"):
             own = whole[self._part] if case.placed else self._empty(length)
             self._source, self._target = whole, own
         elif case.ragged:  # all_to_all
@@ -292,29 +292,29 @@ class Arrays:
         """Return this rank's exact result, or None if it gets none."""
         case, rank, n = self._case, self._comm.rank, self._case.ranks
         part = self._part
-        what = case.kind
-        if what == "broadcast":
+        kind = case.kind
+        if kind == "broadcast":
             return self._values(0)
-        if what in ("all_gather", "gather"):
+        if kind in ("all_gather", "gather"):
             return (
                 np.concatenate([self._values(r) for r in range(n)])
-                if what[0] == "a" or rank == 0
+                if kind == "all_gather" or rank == 0
                 else None
             )
-        if what == "scatter":
+        if kind == "scatter":
             return self._values(0)[part]
-        if what == "all_to_all":
+        if kind == "all_to_all":
             return np.concatenate([self._values(r)[part] for r in range(n)])
-        if what == "send_recv":
+        if kind == "send_recv":
             return self._values((rank - 1) % n)
-        if what == "barrier" or (what == "reduce" and rank):
+        if kind == "barrier" or (kind == "reduce" and rank):
             return None
         result = self._values(0)
         for r in range(1, n):
             _FOLDS[case.op](result, self._values(r), out=result)
         if case.op == "mean":
             result = self._mean(result)
-        return result if what != "reduce_scatter" else result[part]
+        return result if kind != "reduce_scatter" else result[part]
 
     def _mean(self, total: Array) -> Array:
         n = self._case.ranks

@@ -176,7 +176,7 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
         if file is None:
             raise ValueError(f"--tune has no file to write: {tuning.TUNING} is 'none'")
         tuning.prepare(file, __version__)
-    if any(what in REDUCING for what in _collectives(args)):
+    if any(collective in REDUCING for collective in _collectives(args)):
         (alone,) = local_group(1)
         alone.all_reduce(np.zeros(1, kind_of(args.dtype)), args.op)
     _algorithms(args)
@@ -189,11 +189,11 @@ def _collectives(args: argparse.Namespace) -> list[str]:
     if args.tune:
         asked = args.collective or ["all"]
         return [
-            what
-            for what in COLLECTIVES
-            if (what in asked or "all" in asked)
-            and what in Collective.__members__
-            and len(algorithms_of(what)) > 1
+            collective
+            for collective in COLLECTIVES
+            if (collective in asked or "all" in asked)
+            and collective in Collective.__members__
+            and len(algorithms_of(collective)) > 1
         ]
     if args.collective is None:
         return ["all_reduce"]
@@ -202,38 +202,40 @@ def _collectives(args: argparse.Namespace) -> list[str]:
 
 def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list[str | Algorithm]]:
     """Return the algorithms to time for each collective over a transport, as a group names it."""
-    known = {what: algorithms_of(what) for what in _collectives(args)}
+    known = {collective: algorithms_of(collective) for collective in _collectives(args)}
     if "hierarchical" in args.algorithm or transport == "shared memory and TCP":
-        for what in known.keys() & {"all_reduce"}:
-            known[what] = tuning.candidates(what)
+        for collective in known.keys() & {"all_reduce"}:
+            known[collective] = tuning.candidates(collective)
     for asked in args.algorithm:
         if isinstance(asked, Algorithm):
-            if not any(takes(what, asked) for what in known):
+            if not any(takes(collective, asked) for collective in known):
                 raise ValueError(
                     f"{asked.name} is an algorithm of {asked.collective}: add -c {asked.collective}"
                 )
         elif asked not in ("auto", "all") and not any(asked in names for names in known.values()):
-            lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in known.items())
+            lists = "; ".join(
+                f"{collective}: {', '.join(names)}" for collective, names in known.items()
+            )
             raise ValueError(f"no algorithm is called {asked!r} here ({lists}; auto; all)")
     chosen: dict[str, list[str | Algorithm]] = {}
-    for what, names in known.items():
+    for collective, names in known.items():
         wanted: list[str | Algorithm] = []
         for asked in ["all"] if args.tune else args.algorithm:
             if isinstance(asked, Algorithm):
-                wanted += [asked] if takes(what, asked) else []
-            elif has_choice(what) and len(names) > 1:
+                wanted += [asked] if takes(collective, asked) else []
+            elif has_choice(collective) and len(names) > 1:
                 wanted += names if asked == "all" else [asked] if asked in [*names, "auto"] else []
-        if not has_choice(what) or len(names) == 1:
+        if not has_choice(collective) or len(names) == 1:
             wanted = wanted or [names[0]]
         if wanted:
-            chosen[what] = list(dict.fromkeys(wanted))
+            chosen[collective] = list(dict.fromkeys(wanted))
     return chosen
 
 
 def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
     return [
         Case(
-            what,
+            collective,
             size,
             ranks,
             args.dtype,
@@ -243,8 +245,8 @@ def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
             args.registered,
             args.device,
         )
-        for what, names in _algorithms(args, transport).items()
-        for size in (options.sizes(args) if what != "barrier" else [0])
+        for collective, names in _algorithms(args, transport).items()
+        for size in (options.sizes(args) if collective != "barrier" else [0])
         for algorithm in names
     ]
 

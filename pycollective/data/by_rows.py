@@ -26,7 +26,7 @@ from pycollective.tensor import Tensor, random
 from pycollective.tensor.row_block import RowBlock
 
 _OPERATIONS = "pycollective.tensor.ops."
-#: Their subclasses could have methods with effects.
+#: The types of constants. Subclasses are not allowed, because their methods could have effects.
 _CONSTANTS = frozenset((type(None), bool, int, float, str, bytes, Tensor))
 _BUILTINS = frozenset(
     getattr(builtins, name)
@@ -35,7 +35,7 @@ _BUILTINS = frozenset(
         "sum tuple zip AssertionError IndexError KeyError TypeError ValueError"
     ).split()
 )
-#: Instructions whose names begin so change something that outlives the call, or may hide an error.
+#: Prefixes of the instructions that change something outside of the call, or may hide an error.
 _EFFECTS = (
     "STORE_GLOBAL DELETE_GLOBAL STORE_ATTR DELETE_ATTR STORE_NAME LOAD_NAME IMPORT_ LOAD_BUILD_CLASS "
     "SETUP_ BEFORE_ LOAD_SPECIAL PUSH_EXC_INFO LOAD_CLASSDEREF LOAD_FROM_DICT LOAD_SUPER_ATTR"
@@ -119,7 +119,7 @@ def _may_be_read(value: Any, seen: set[Any], arrays: list[Array]) -> bool:
 
 
 class _NoGenerator:
-    """A generator of random numbers that has none: each row would need its own."""
+    """A stand-in that refuses to draw random numbers: each row would need its own."""
 
     def __getattr__(self, name: str) -> Any:
         raise TypeError("random numbers in a function of rows")

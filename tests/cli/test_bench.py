@@ -47,17 +47,17 @@ def test_bench_of_every_collective_among_threads_is_right(tmp_path, capsys, plac
     assert list(dict.fromkeys(row["collective"] for row in rows)) == list(COLLECTIVES)
     lines = [line for line in out.splitlines() if not line.startswith("#")]
     assert [line.split()[0] for line in lines] == [row["collective"] for row in rows]
-    for what in COLLECTIVES:
-        found = [row for row in rows if row["collective"] == what]
-        assert {row["algorithm"] for row in found} == set(algorithms_of(what))
+    for collective in COLLECTIVES:
+        found = [row for row in rows if row["collective"] == collective]
+        assert {row["algorithm"] for row in found} == set(algorithms_of(collective))
         for row in found:
             assert row["p50_us"] <= row["p99_us"]
             assert row["min_us"] <= row["p50_us"]
-            assert row["bytes"] % (4 * ranks) == 0 or what not in PARTS
-            measured = what != "barrier" and row["bytes"] >= 64 << 10 and (ranks > 1)
+            assert row["bytes"] % (4 * ranks) == 0 or collective not in PARTS
+            measured = collective != "barrier" and row["bytes"] >= 64 << 10 and (ranks > 1)
             assert (row["percent_of_limit"] is not None) == measured or ranks == 1
             if row["percent_of_limit"]:
-                case = Case(what, row["bytes"], ranks, in_place=place == "--in-place")
+                case = Case(collective, row["bytes"], ranks, in_place=place == "--in-place")
                 limit = case.traffic / (row["limit_gb_s"] * 1e3) / row["p50_us"] * 100
                 assert row["percent_of_limit"] == pytest.approx(limit)
 
@@ -112,7 +112,7 @@ def test_bench_registers_memory_for_all_but_ragged_collectives(tmp_path, capfdbi
     assert bench(*words) == 0
     assert b"# errors: 0 OK" in capfdbinary.readouterr().out
     ragged = {row["collective"] for row in results(report) if not row["registered"]}
-    assert ragged == {what for what in COLLECTIVES if what.endswith("_ragged")}
+    assert ragged == {collective for collective in COLLECTIVES if collective.endswith("_ragged")}
 
 
 def test_bench_under_pycollective_run_prints_one_table(tmp_path):
@@ -144,7 +144,7 @@ def test_bench_under_torchruns_variables_prints_one_table(tmp_path):
     assert said[1] == ""
 
 
-def test_in_an_incomplete_group_says_how_to_time_threads(capsys, monkeypatch):
+def test_bench_in_an_incomplete_group_says_how_to_time_threads(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit):
         bench("-e", "8")
@@ -152,7 +152,7 @@ def test_in_an_incomplete_group_says_how_to_time_threads(capsys, monkeypatch):
     assert bench("-e", "8", "--transport", "thread") == 0
 
 
-def test_iterations_are_agreed(on_ranks):
+def test_measure_makes_equal_numbers_of_iterations_on_all_ranks(on_ranks):
     def agreed(comm):
         return measure(comm, Case("all_reduce", 64, 2), seconds=0.002).iterations
 
@@ -162,7 +162,7 @@ def test_iterations_are_agreed(on_ranks):
     assert [row.iterations for row in rows] == [7, 7]
 
 
-def test_numbers_stay_finite(on_ranks, monkeypatch):
+def test_measure_of_sums_in_place_stays_finite(on_ranks, monkeypatch):
     """Sums in place grow with every call, and are refilled before they overflow."""
     seen = []
     right = Communicator.all_reduce
@@ -181,7 +181,7 @@ def test_numbers_stay_finite(on_ranks, monkeypatch):
     assert all(0 < value < math.inf for value in seen)
 
 
-def test_wrong_values_are_seen(capsys, monkeypatch):
+def test_bench_with_wrong_values_fails(capsys, monkeypatch):
     right = Communicator.all_reduce
 
     def wrong(self, x, op="sum", *, out=None, **others):
@@ -195,10 +195,10 @@ def test_wrong_values_are_seen(capsys, monkeypatch):
     assert "# errors: 1 FAILED" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("what", [c for c in COLLECTIVES if c != "barrier"])
-def test_check_of_each_collective_finds_a_wrong_item(on_ranks, what):
+@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
+def test_check_of_each_collective_finds_a_wrong_item(on_ranks, collective):
     def work(comm):
-        arrays = Arrays(comm, Case(what, 4096, 2))
+        arrays = Arrays(comm, Case(collective, 4096, 2))
         right = arrays.call
 
         def broken():
@@ -208,7 +208,7 @@ def test_check_of_each_collective_finds_a_wrong_item(on_ranks, what):
         arrays.call = broken
         return arrays.wrong()
 
-    rooted = what in ("reduce", "gather", "gather_ragged")
+    rooted = collective in ("reduce", "gather", "gather_ragged")
     assert on_ranks(local_group(2), work) == [1, 0 if rooted else 1]
 
 
@@ -292,7 +292,7 @@ def row(collective, size, algorithm, time):
     )  # fmt: skip
 
 
-def test_the_fastest_is_chosen():
+def test_choose_takes_the_fastest_algorithm_for_each_size():
     measured = {
         8: {"ring": 2.0, "tree": 1.0},
         128: {"ring": 1.0, "tree": 1.04},  # not worth a change
@@ -323,12 +323,12 @@ def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, capl
     content = json.loads(file.read_text())
     tables = content["tables"]
     assert content["past_cache_from"] > 0
-    assert {what for what, _, _ in tables["thread"]["2"]} == {
+    assert {collective for collective, _, _ in tables["thread"]["2"]} == {
         "all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter",
     }  # fmt: skip
     (comm, _) = local_group(2)
-    for what, most_bytes, name in reversed(tables["thread"]["2"]):
-        assert selected(comm, what, most_bytes) == name
+    for collective, most_bytes, name in reversed(tables["thread"]["2"]):
+        assert selected(comm, collective, most_bytes) == name
     tuning.save(file, "TCP", 4, [(_core.Collective.broadcast, 99, "chain")], "0")
     assert set(json.loads(file.read_text())["tables"]) == {"thread", "tcp"}
     assert tuning.rows("TCP", 3) == tuning.rows("TCP", 4) != []

@@ -181,7 +181,7 @@ def test_store_refuses_a_wrong_step_of_an_optimizer(slots, gradient, rule, text)
 def test_store_refuses_an_update_of_another_shape():
     store = Store()
     number = create(store, "a#0", np.ones(3))["number"]
-    with pytest.raises(HandshakeError, match="another shape"):
+    with pytest.raises(HandshakeError, match="but the variable needs"):
         store.answer({"request": "push", "items": [[number, "add"]]}, [np.ones(4)])
 
 
