@@ -1,4 +1,4 @@
-"""Calls as values, engines and works; test_short_way.py has the calls that are no values."""
+"""Calls as values, engines and works; test_compiled_path.py has the calls that are no values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_call_text_has_the_values_on_which_ranks_agree(call, words):
 
 
 class Doubling:
-    """An engine that records its calls."""
+    """An engine that doubles its inputs, and records its calls."""
 
     def __init__(self):
         self.calls = []

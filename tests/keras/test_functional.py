@@ -1,3 +1,5 @@
+"""Models made of symbolic tensors: calls, graphs, nested models and refused graphs."""
+
 from contextlib import nullcontext
 
 import numpy as np

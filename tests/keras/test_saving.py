@@ -1,3 +1,5 @@
+"""Files of whole models and of weights, and the configs of objects."""
+
 import io
 import json
 import zipfile

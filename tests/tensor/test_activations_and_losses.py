@@ -1,3 +1,5 @@
+"""`tf.nn`: activations, cross-entropies and dropout; extreme values and wrong arguments."""
+
 from __future__ import annotations
 
 import math

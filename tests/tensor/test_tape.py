@@ -1,3 +1,5 @@
+"""`GradientTape`: sources, nested tapes, memory, and custom gradients."""
+
 from __future__ import annotations
 
 import gc

@@ -1,3 +1,5 @@
+"""`Tensor`: conversion, dtypes, operators, and functions of tensors."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""`Variable`: values, updates, rows, and creators."""
+
 from __future__ import annotations
 
 import copy
@@ -29,7 +31,7 @@ def test_variable_has_value_name_and_modes():
     )
 
 
-def test_arguments_are_checked():
+def test_variable_wrong_arguments_raise():
     with pytest.raises(ValueError, match="'w' needs an initial_value"):
         tf.Variable(name="w")
     for shape in (tf.TensorShape(None), [None]):
@@ -73,7 +75,7 @@ def test_assignments_change_the_value():
 
 
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
-def test_assignments_are_checked(method):
+def test_assign_wrong_values_raise(method):
     v = tf.Variable([1.0, 2.0], name="w")
     with pytest.raises(ValueError, match=rf"{method}: variable 'w' has shape \(2,\).* \(3,\)"):
         getattr(v, method)([1.0, 2.0, 3.0])
@@ -157,7 +159,7 @@ def test_a_recorded_operation_holds_the_value_until_the_gradient_is_computed():
     assert array_of(v) == before
 
 
-def test_an_array_that_an_update_kept_is_safe():
+def test_array_that_an_update_kept_does_not_change():
     v = tf.Variable(np.zeros(3))
     kept = []
     v.update_inplace(kept.append)
@@ -417,7 +419,7 @@ def test_unknown_arguments_are_errors_with_and_without_creators():
         tf.Variable(1.0, colour=1)
 
 
-def test_several_are_updated_together():
+def test_update_together_changes_all_variables():
     a, b = tf.Variable([1.0, 2.0]), tf.Variable([3])
     before = a.read_value()
 
