@@ -218,7 +218,7 @@ class DeviceArray:
         return device_of(computed(lambda: getattr(ufunc, method)(*hosts, **kwargs)))
 
     def __array_function__(self, function, kinds, args, kwargs):
-        if function is np.may_share_memory:  # which is asked of addresses alone
+        if function is np.may_share_memory:  # compares addresses alone
             return function(*(array._memory for array in args))
         sys.modules["cupy"].calls += function.__name__ not in VIEWS
         sys.modules["cupy"].fetched += function.__name__ in WAITING

@@ -70,7 +70,7 @@ class Team {
   }
 
  private:
-  // If the system refuses a thread, those that are there and the caller do all parts.
+  // If the system refuses a thread, the existing threads and the caller do all parts.
   void start_helpers(int count) {
     try {
       while (static_cast<int>(helpers_.size()) < count) helpers_.emplace_back([this] { help(); });

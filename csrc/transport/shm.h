@@ -116,7 +116,7 @@ class ShmGroup final : public Group {
   ShmRank& state(int rank) const { return memory_.rank(rank); }
   // The failure that a rank has recorded in the memory. Needs has_failed().
   Failure recorded_failure() const;
-  // The loss of a rank in the followed group.
+  // The failure of the followed group because of a lost rank.
   std::optional<Failure> failure_of_followed() const;
   // The call, or else the message, in which this process's rank is; empty: none.
   std::string own_call() const;

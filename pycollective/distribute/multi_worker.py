@@ -408,7 +408,7 @@ def _workers_of(
     """Return the workers of a communicator, after a check of their numbers of replicas."""
     complete = communicator.size == member.size
     names = member.names if complete else ("a worker",) * communicator.size
-    watched = member.source != "MPI"  # whose launcher finds lost processes
+    watched = member.source != "MPI"  # MPI's launcher finds lost processes
     try:
         workers = Workers(
             communicator, names, member.addresses if complete else (), watched=watched

@@ -148,7 +148,7 @@ class Work(dist.Work):  # type: ignore[misc]
             return True
         if not self._work.done():
             return False
-        with contextlib.suppress(Exception):  # which `wait` raises
+        with contextlib.suppress(Exception):  # `wait` raises the error
             self._work.result()  # copies the result to the tensors, if it is elsewhere
         return True
 

@@ -155,7 +155,7 @@ _ON_EACH = """
 import ctypes, json, os, sys
 from pycollective.cli import main
 from pycollective.launch import links
-links.CONNECT_SECONDS, links._SETTLED_SECONDS = 1.0, 2.0  # nobody is far away here
+links.CONNECT_SECONDS, links._SETTLED_SECONDS = 1.0, 2.0  # all workers are near
 hosts, addresses = json.loads(sys.argv[1])
 children = []
 for i, host in enumerate(hosts):

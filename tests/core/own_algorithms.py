@@ -54,7 +54,7 @@ def through_scratch(rank, size):
 
 @algorithm(num_chunks=2, collective="reduce")
 def fan_in(rank, size):
-    """Rank 0 adds one after the other."""
+    """Rank 0 adds the arrays of the other ranks, one after the other."""
     if rank == 0:
         yield copy(input[0:2], output[0:2])
         for peer in range(1, size):
@@ -76,7 +76,7 @@ def fan(rank, size):
 
 @algorithm(num_chunks=lambda size: size, collective="gather")
 def funnel(rank, size):
-    """Rank 0 takes the parts in turn."""
+    """Rank 0 receives the parts in turn."""
     if rank == 0:
         yield copy(input[0], output[0])
         for peer in range(1, size):

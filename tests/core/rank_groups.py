@@ -28,7 +28,7 @@ def make_group(kind: str, size: int, timeout: float = 60.0) -> list[Communicator
         streams = [[s.fileno() for s in own[p][: 2 if far[p] else 1]] for p in range(size)]
         pipes = [sockets[2].fileno() if sockets else -1 for sockets in own]
         if kind == "tcp":
-            group = _core.TcpGroup(rank, streams, pipes)  # which duplicates them
+            group = _core.TcpGroup(rank, streams, pipes)  # duplicates the sockets
         else:
             group = _core.MixedGroup(rank, streams, pipes, next(memories[hosts[rank]]), hosts)
         comms.append(Communicator(group, rank, timeout, Threads()))

@@ -71,7 +71,7 @@ GRIDS = [
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("later", [False, True])
 def test_neighbor_all_to_all_gives_each_neighbour_its_block(kind, later, on_ranks):
-    """Also where one rank is the neighbour on both sides, and where a rank is its own."""
+    """One rank may be the neighbour on both sides, and a rank may be its own neighbour."""
 
     def work(comm):
         with comm:

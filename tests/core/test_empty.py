@@ -34,12 +34,12 @@ def test_empty_all_reduce_works_on_mapped_memory(ranks, dtype, on_ranks):
             x[...] = np.arange(x.size).reshape(x.shape) % 11 + c.rank + turn
             mine = x.copy()
             whole = c.all_reduce(mine)  # ordinary memory, for comparison
-            assert c.all_reduce(x, out=y) is y  # from one to another
+            assert c.all_reduce(x, out=y) is y  # from one shared array to another
             np.testing.assert_array_equal(y, whole)
             np.testing.assert_array_equal(x, mine)
             c.all_reduce(x, out=x)
             np.testing.assert_array_equal(x, whole)
-            part = x[2:5]  # a part of it will do
+            part = x[2:5]  # a part of a shared array
             part[...] = c.rank
             c.all_reduce(part, out=part)
             assert (part == c.size * (c.size - 1) // 2).all()
@@ -141,7 +141,6 @@ def test_empty_is_read_in_place_by_every_collective(kind, ranks, on_ranks):
 
 @pytest.mark.parametrize(("kind", "how"), [("shm", "ring"), ("mixed", "hierarchical")])
 def test_empty_all_reduce_leaves_message_slots_unused(kind, how, monkeypatch, on_ranks):
-    """The call does not use the slots for messages."""
     used = {}
     for make in ("comm.empty", "numpy.empty"):
         comms, descriptors = with_memories(monkeypatch, kind, 4)
@@ -223,7 +222,7 @@ def test_empty_many_short_arrays_cost_no_descriptors_and_few_mappings(kind, on_r
     kept = on_ranks(comms, work)
     descriptors, mappings = held()
     assert descriptors == before[0]
-    assert mappings - before[1] <= 3 * 3  # of each rank, which all are in this process
+    assert mappings - before[1] <= 3 * 3  # 3 for each of the ranks, which are in this process
     del kept
 
 
@@ -264,7 +263,7 @@ def test_empty_wrong_arguments_raise(on_ranks):
             c.empty(1 << 58, "u1")
         with pytest.raises(MemoryError, match="Unable to allocate"):
             c.empty(1 << 50, "u1")
-        x = c.empty(1000 + c.rank, "u1")[:1000]  # the group lives on, and lengths may differ
+        x = c.empty(1000 + c.rank, "u1")[:1000]  # the group still works, and lengths may differ
         x.fill(1)
         return c.all_reduce(x).tolist()
 

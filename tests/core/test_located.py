@@ -14,7 +14,7 @@ from pycollective.dtypes import bfloat16
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_minloc_and_maxloc_give_the_results_of_numpy(kind, on_ranks):
     names = [*INTS, *FLOATS, "bool"]
-    x = np.random.default_rng(5).integers(0, 3, (3, 500))  # of which many are equal
+    x = np.random.default_rng(5).integers(0, 3, (3, 500))  # many numbers are equal
 
     def work(comm):
         with comm:
@@ -45,7 +45,7 @@ def test_minloc_of_nan_and_infinity_is_that_of_argmin(on_ranks):
 
 
 def test_maxloc_with_indices_takes_the_lowest_of_equal_values(on_ranks):
-    """Also for ints that float64 cannot distinguish."""
+    """The ints include pairs that float64 cannot distinguish."""
     big = 2**53
 
     def work(comm):

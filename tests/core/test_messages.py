@@ -108,7 +108,7 @@ def test_messages_beside_collectives_do_not_disturb_them(on_ranks):
 
 
 def test_messages_exchanged_with_works_arrive(pair, on_ranks):
-    """As mpi4py's users write it: receives first, then sends, then wait for all."""
+    """Programs for mpi4py call receives first, then sends, then wait for all."""
 
     def work(c):
         other = 1 - c.rank

@@ -80,7 +80,7 @@ print(count > 100)
 
 
 def test_multi_worker_under_mpirun_exchanges_address_and_secret(mpirun):
-    """As on several hosts, where mpirun does not give the first process's host."""
+    """On several hosts, mpirun does not give the host of the first process."""
     body = """
 for name in [name for name in os.environ if name.startswith("PYCOLLECTIVE_SECRET")]:
     del os.environ[name]
@@ -174,7 +174,7 @@ with strategy.scope():
 x = np.random.default_rng(1).normal(size=(20, 3))
 model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)
 print(*(w.tolist() for w in model.get_weights()))
-if n > 1:  # what only one of them saves ends all
+if n > 1:  # a save by rank 0 alone ends all ranks
     try:
         if r:
             strategy.reduce("SUM", pc.constant(1.0), axis=None)

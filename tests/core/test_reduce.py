@@ -181,7 +181,7 @@ def test_halves_of_every_bit_pattern_are_rounded_to_even(dtype, portable):
     """Return all numbers, the midpoints between neighbours, and the values next to the midpoints."""
     top = 0x7C00 if dtype == F16 else 0x7F80  # infinity
     exact = np.arange(top + 1, dtype="uint16").view(dtype).astype("float64")
-    exact[-1] = 65536.0 if dtype == F16 else 2.0**128  # where the next number would be
+    exact[-1] = 65536.0 if dtype == F16 else 2.0**128  # the next number, if there were one
     with np.errstate(over="ignore"):
         middle = ((exact[1:] + exact[:-1]) / 2).astype("float32")
     even = np.arange(top, dtype="uint16")

@@ -16,7 +16,7 @@ FUNCTIONS = [np.hypot, np.logaddexp, np.subtract, np.arctan2]
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("later", [False, True])
 def test_ufunc_reductions_combine_in_the_order_of_the_ranks(kind, later, on_ranks):
-    """Also where the length is no multiple of the number of ranks, and for layouts of every kind."""
+    """The lengths need not be multiples of the number of ranks, and arrays have all layouts."""
     random = np.random.default_rng(3)
 
     def work(comm):
@@ -100,7 +100,7 @@ def test_ufunc_of_another_name_raises_mismatch_error(other, on_ranks):
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_ufunc_of_another_dtype_raises_mismatch_error(kind, on_ranks):
-    """Also if the dtypes' names lie after the part of the label that the core keeps."""
+    """The names of the dtypes lie after the part of the label that the core keeps."""
     own = np.frompyfunc(lambda a, b: a, 2, 1)  # "<lambda> (vectorized)"
 
     def work(comm):

@@ -104,7 +104,7 @@ def test_map_by_rows_gives_the_bits_of_single_rows(name, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float64", "bool"])
 def test_map_by_rows_of_each_dtype_gives_the_bits_of_single_rows(dtype, monkeypatch):
-    """Also elements without axes."""
+    """The elements include arrays without axes."""
     x = np.arange(300).astype(dtype)
 
     def pipeline():

@@ -121,7 +121,7 @@ class Stream:
     @classmethod
     def present(cls):
         found = getattr(cls._local, "present", None)
-        return found or cls(ptr=0)  # which every device has
+        return found or cls(ptr=0)  # the default stream of every device
 
 
 def make_devices(monkeypatch, cliques=(0, 0, 0, 0), seed=0):

@@ -270,7 +270,7 @@ def test_dropped_communicator_fails_calls_of_other_ranks(devices, on_devices):
 
 
 def test_arrays_of_calls_are_kept_until_the_devices_have_finished(devices, on_devices):
-    """Also after the communicators are dropped."""
+    """The arrays are kept even after the communicators are dropped."""
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     devices.emulated.run()

@@ -69,7 +69,7 @@ def test_messages_are_ordered_with_the_streams(monkeypatch, on_ranks, reach):
 
 
 def test_messages_without_a_stream_wait_are_wrong(monkeypatch, on_ranks):
-    """Without this, the previous test would prove nothing."""
+    """This shows that the previous test can fail."""
 
     def received(seed, loses):
         cupy = make_devices(monkeypatch, cliques=(0, 0), seed=seed)

@@ -42,7 +42,7 @@ def put(cupy, device, values, dtype=np.float32):
 @pytest.mark.parametrize("make", OPS)
 @pytest.mark.parametrize("devices", [(0, 1), (0, 0, 1, 1)])
 def test_reduce_in_cross_replica_context_is_right(two, make, devices):
-    """Between devices, and among replicas of which several share one."""
+    """The replicas have devices of their own, or several share one."""
     ops = make()
     values = [np.arange(50) + r for r in range(len(devices))]
     for dtype in (np.float32, np.int64, np.float16):

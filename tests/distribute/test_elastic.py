@@ -190,7 +190,7 @@ def test_processes_that_join_and_go_no_further_leave_the_others_training(tmp_pat
 def _join(ports, stops, over, heard):
     """Join as worker 2 does; go no further when rank 0 has said who the members are."""
     key = handshake.key_of(secret.of_user())
-    with socket.create_server(("127.0.0.1", ports[2])):  # which takes connections, and answers none
+    with socket.create_server(("127.0.0.1", ports[2])):  # accepts connections, and answers none
         while not over.wait(0.05):
             soon = time.monotonic() + 10
             with contextlib.suppress(OSError, handshake.HandshakeError):

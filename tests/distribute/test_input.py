@@ -463,7 +463,7 @@ def test_buffer_size_limits_the_batches_made_ahead(two, size):
         end = time.monotonic() + 10
         while len(made) < expected and time.monotonic() < end:
             time.sleep(0.001)
-        time.sleep(0.02)  # in which there might come more
+        time.sleep(0.02)  # time for batches beyond the limit
         assert len(made) == expected
         del iterator
         assert_no_threads()

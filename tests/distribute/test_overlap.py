@@ -242,7 +242,7 @@ def places():
     return [c.current().array.ctypes.data for v in (first, last) for c in v.values]
 before = places()
 strategy.run(step)
-in_place = places() == before  # nobody has kept what is updated
+in_place = places() == before  # no reference prevents updates in place
 def fails(g):
     if tf.distribute.get_replica_context().replica_id_in_sync_group == 3:
         import time

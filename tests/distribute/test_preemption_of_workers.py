@@ -114,7 +114,7 @@ def test_current_step_of_all_workers_is_saved_once(tmp_path):
 
 
 def test_fit_preempted_twice_continues_with_other_numbers_of_workers(tmp_path):
-    """In the middle of an epoch, then after the last step; with 2 workers, then 3, then 1."""
+    """The signals come in an epoch, then after the last step; there are 2 workers, then 3, then 1."""
     first = preempt_in_step(tmp_path, _FIT + _FITS, 6, 2, [1, 0, 1])
     assert first.codes == [42, 42], first
     # 3 epochs of 4 steps: the signal comes in the validation after the last step.

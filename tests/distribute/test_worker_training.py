@@ -77,7 +77,7 @@ say(**trained(model))
 def test_training_between_hosts_in_rings_and_tls_equals_that_of_one(
     tmp_path, alone, how, hosts, secure, replicas
 ):
-    """Between hosts, in rings, in TLS: gradients are the same bits everywhere, numbers those of one."""
+    """All workers have equal bits, and the numbers of one worker alone."""
     more = tls(tmp_path) if secure else {}
     said = ended(
         start(tmp_path, TASKS, _MODEL + _WAYS, replicas, hosts=hosts, HOW=how, **more)

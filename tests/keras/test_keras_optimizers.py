@@ -165,7 +165,7 @@ def test_apply_without_any_gradient_raises():
 def test_gradient_of_another_shape_or_dtype_raises(gradient, make, step):
     own = variables()
     optimizer = make()
-    for _ in range(step - 1):  # what fitted before
+    for _ in range(step - 1):  # a gradient of the right shape
         optimizer.apply_gradients([(as_tensor(GRADIENTS[0][0]), own[0])])
     before = own[0].numpy()
     with pytest.raises(ValueError, match=r"'v0' has shape .*the variable has \(3, 2\) and float64"):

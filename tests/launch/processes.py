@@ -25,7 +25,7 @@ TRANSPORTS = {
 
 
 def fast_on(transport):
-    """Parametrize the fixture `run_on` of a test: over ``transport`` fast, over the other one slow."""
+    """Parametrize the fixture `run_on` over two transports; the other one than ``transport`` is slow."""
     return pytest.mark.parametrize("run_on", some_fast(["shm", "tcp"], [transport]), indirect=True)
 
 

@@ -22,7 +22,7 @@ for size in (0, 3, 70_000, 1_500_000):
     for i, x in enumerate(xs):
         assert (x == n * i + n * (n - 1) // 2).all()
     assert ragged.wait().tolist() == [q for q in range(n) for _ in range(q)]
-comm.barrier(async_op=True).wait()  # who ends before ends it for all
+comm.barrier(async_op=True).wait()  # a rank that ends earlier would be lost to the others
 print("done")
 """
     assert run_on(3, body) == (0, "done\ndone\ndone\n", "")

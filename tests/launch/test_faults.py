@@ -146,7 +146,7 @@ def interrupt(group, call):
     if victim:
         later(0.1, os.kill, os.getpid(), signal.SIGINT)
         error = until_error(call)
-        if name.startswith("async"):  # which goes on by itself
+        if name.startswith("async"):  # the call continues after the interrupt
             group.abort("rank 1 was interrupted")
         caught.touch()
         return error
@@ -345,12 +345,12 @@ for attempt in range(20):
         inside = bool((x[half:] == 2).any() and (x[half:] == 1).any())
         x.fill(-1)
         os.kill(pids[1], signal.SIGCONT)
-    comm.barrier()  # which rank 1 calls when it is out of the other call
+    comm.barrier()  # rank 1 calls it after it has left the other call
     if comm.rank == 0:
         assert (x == -1).all(), (attempt, inside, int((x != -1).sum()))
     both = comm.all_gather(np.array([inside, error != ""]))
     if both[0]:
-        assert both[1] and both[3], (error, both)  # nobody takes what is there for the sum
+        assert both[1] and both[3], (error, both)  # no rank uses a result of the failed sum
         met += 1
     group.timeout = 20
     group.close()
@@ -684,7 +684,7 @@ def test_group_without_descriptors_still_calls_and_refuses_split(tmp_path, trans
     """Calls and arrays need no descriptors; split fails on every rank, and the group still works."""
     body = """
 comm.barrier()  # a process may start seconds after another
-comm.timeout = 4  # which is how long the others wait for it in split
+comm.timeout = 4  # the others wait this long in split
 comm.all_reduce(np.ones(3), async_op=True).wait()
 comm.all_gather(np.ones(1))  # both ways
 with without_descriptors() if comm.rank == 1 else contextlib.nullcontext():
@@ -804,18 +804,18 @@ comm.all_reduce(tiny)
 comm.barrier()
 with without_memory() if comm.rank == 1 else contextlib.nullcontext():
     if comm.rank == 1:  # it cannot even begin, and may try again
-        print(attempt(lambda: comm.all_reduce(x[::2])))  # which it has to copy
+        print(attempt(lambda: comm.all_reduce(x[::2])))  # needs memory for a copy
     said = attempt(lambda: comm.empty(3_000_000))
     assert said == "done" or comm.rank == 1, said
-    # What it has begun fails for all.
+    # Calls that have begun fail on all ranks.
     print(attempt(lambda: ragged.all_gather(x[:1_000_000], ragged=True, out=x)))  # copies the overlap
-    print(attempt(lambda: scratch.reduce(x, root=2, algorithm="tree")))  # for which it needs scratch
+    print(attempt(lambda: scratch.reduce(x, root=2, algorithm="tree")))  # needs scratch
 assert (comm.all_reduce(tiny) == 3).all()
 print("goes on", flush=True)
 if comm.rank == 1:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
 print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 1 else
-      comm.all_reduce(np.ones(50_000_000)))  # of which it dies
+      comm.all_reduce(np.ones(50_000_000)))  # kills the rank
 """
     done = run(tmp_path, transport, 3, body)
     for rank, output in enumerate(done.outputs):

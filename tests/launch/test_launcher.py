@@ -165,7 +165,7 @@ def test_standard_input_goes_to_rank_0(tmp_path):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_run_with_closed_standard_streams_starts_the_ranks(tmp_path, closed):
-    """As a service may be started: the group's memory must not get their descriptors."""
+    """A service may start so. The group's memory must not get descriptors 0 to 2."""
     script = tmp_path / "script.py"
     script.write_text(
         "import pathlib, pycollective as pc\n"
@@ -180,7 +180,7 @@ def test_run_with_closed_standard_streams_starts_the_ranks(tmp_path, closed):
 
 
 def test_second_init_of_a_rank_says_that_the_process_has_joined(tmp_path):
-    """Also after the first communicator was closed."""
+    """A second call raises even after the first communicator was closed."""
     body = (
         "import pycollective as pc\n"
         "pc.init().close()\n"

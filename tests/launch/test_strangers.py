@@ -123,7 +123,7 @@ BODY = """
 x = np.arange(100_000.0)
 before = None
 for turn in range(TURNS):
-    group = comm.split(0)  # whose ports listen while the first group works
+    group = comm.split(0)  # its ports listen while the first group works
     works = [comm.all_reduce(x, async_op=True) for _ in range(3)]
     assert (group.all_reduce(x) == comm.size * x).all()
     for work in works:

@@ -191,7 +191,7 @@ def test_gpu_arrays_of_other_libraries_are_reduced(gpus, on_gpus):
 @pytest.mark.skipif(dtypes.bfloat16 is None, reason="needs ml_dtypes")
 @pytest.mark.parametrize("shared", [False, True])
 def test_bfloat16_of_other_libraries_is_reduced(gpus, on_gpus, monkeypatch, shared):
-    """Through NCCL, or through the host if ranks share a GPU."""
+    """NCCL moves the data, or the host if ranks share a GPU."""
     refuse_bfloat16(monkeypatch, gpus)
 
     def work(c):

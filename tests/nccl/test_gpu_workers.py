@@ -56,7 +56,7 @@ ALIKE = """
 merge = d.ReplicaContext.merge
 def merge_and_be_late(context, *args, **kwargs):
     result = merge(context, *args, **kwargs)
-    time.sleep(0.02 * here())  # what replica 0 is given next comes before all that this one still does
+    time.sleep(0.02 * here())  # replica 0 begins its next step before this replica ends its step
     return result
 d.ReplicaContext.merge = merge_and_be_late
 x = np.random.default_rng(1).normal(size=(11, 3)).astype(np.float32)
@@ -154,7 +154,7 @@ try:
             FAULT
         result = strategy.run(step)
         for c in components(result):
-            gpus.asnumpy(c.array)  # which waits for the device
+            gpus.asnumpy(c.array)  # waits for the device
         time.sleep(0.002)
 except Exception as error:
     print(type(error).__name__, error)

@@ -71,7 +71,7 @@ def test_library_search_has_this_order(nowhere, monkeypatch, fake_path, older_pa
     assert finding.library().version == 22803
     finding._opened = None
     ctypes.CDLL(str(older_path))
-    monkeypatch.setattr(finding, "_NAME", str(older_path))  # which this process has loaded
+    monkeypatch.setattr(finding, "_NAME", str(older_path))  # this process has loaded it
     assert finding.library().version == 22100
 
 

@@ -150,7 +150,7 @@ class PiecewiseConstantDecay(_Formula):
 
 @dataclass(eq=False, repr=False)
 class PolynomialDecay(_Formula):
-    """From the initial rate to ``end_learning_rate``, by ``(1 - step / decay_steps) ** power``.
+    """A rate from the initial rate to ``end_learning_rate``, by ``(1 - step / decay_steps) ** power``.
 
     Parameters
     ----------
