@@ -25,9 +25,6 @@ __all__ = [
 ]
 
 
-"""The dtypes of the kernels for GPUs."""
-
-
 @differentiable
 def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor:
     """Return the cross-entropy of class numbers and logits.

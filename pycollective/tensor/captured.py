@@ -1,8 +1,8 @@
 """Replay of a function's work on a GPU: one launch for its outputs, and one for their gradients.
 
-From Python, each kernel of a layer takes tens of microseconds to launch, often more than it runs.
+From Python, the launch of each kernel takes tens of microseconds, often longer than its run.
 CUDA graphs (CUDA C++ Programming Guide, "CUDA Graphs") repeat kernels at the same addresses in one
-launch. A record is used once a replay has given the outputs and gradients of the function itself.
+launch. A record is used after a replay has given the outputs and gradients of the function itself.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Recorded:
         #: The variables that the function assigns, and the addresses of their arrays.
         self.changed: list[Variable] = []
         self.places: list[int] = []
-        #: True once the results of a replay were those of the function.
+        #: True after a replay has given the results of the function.
         self.is_trusted = False
         #: A weak reference to the last replay's function for gradients, which tapes keep until they
         #: have computed the gradients.
@@ -158,7 +158,7 @@ class _Kind:
 
 
 class Captured:
-    """A function of one tensor on a GPU whose work is recorded once, and then repeated.
+    """A function of one tensor on a GPU. Its work is recorded one time, and then repeated.
 
     A subclass has the function, which must depend on its input, its variables and ``state`` alone. The
     function may assign variables.
@@ -256,7 +256,7 @@ class Captured:
         others: list[Variable],
         needs: tuple[bool, ...],
     ) -> _Recorded | None:
-        """Return the graphs of a call, whose work is not done; None if there can be none."""
+        """Record the graphs of a call without doing its work; return None if that is impossible."""
         for variable in others:  # copied, because replays write to these arrays
             variable.set_array(variable.current().array.copy())
         before = [variable.current().array for variable in others]

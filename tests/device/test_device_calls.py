@@ -48,7 +48,7 @@ def on_devices(devices, on_ranks):
 
 
 def first_call(c, cupy):
-    """Let the ranks find out how they make their calls."""
+    """Let the ranks choose the engine for their calls."""
     c.all_reduce(cupy.asarray(np.zeros(1, np.float32)))
 
 
@@ -117,7 +117,7 @@ def test_every_collective_on_devices_is_right(devices, on_devices, caplog):
 
 
 def test_async_calls_on_devices_are_right(devices, on_devices):
-    """One thread makes calls of all ranks, which none of them can wait in."""
+    """One thread makes the calls of all ranks, so no call may wait for the other ranks."""
     group = local_group(2, timeout=20)
     check(on_devices(group, lambda c: first_call(c, devices)))
     devices.emulated.hold(True)
@@ -321,7 +321,7 @@ WORDS = "rank 0: device 0 failed in all_reduce on GPUs .* or before it: device 0
 
 
 def test_device_that_fails_after_a_call_raises_later(devices, on_ranks):
-    """A rank that detects it fails the group: all ranks raise, and can still leave."""
+    """The rank that detects the failure fails the group: all ranks raise, and can still leave."""
     group = local_group(3, timeout=20)
 
     def work(c):
