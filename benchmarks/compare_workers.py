@@ -263,7 +263,9 @@ def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--workers", default="1,2,4", help="how many, one after the other (1,2,4)")
+    p.add_argument(
+        "--workers", default="1,2,4", help="numbers of workers, one after the other (1,2,4)"
+    )
     p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
     p.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
     p.add_argument("--json", type=Path, help="write the results there too")

@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per replica")
     parser.add_argument("--layer-ms", type=float, default=1.0, help="of a device, forward")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each case")
-    parser.add_argument("--out", type=Path, help="where the JSON goes, besides the terminal")
+    parser.add_argument("--out", type=Path, help="a file for the JSON, which is also printed")
     args = parser.parse_args()
     report: dict[str, Any] = {
         "benchmark": "gradient_overlap",

@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--out", type=Path, help="where the JSON goes, besides the terminal")
+    parser.add_argument("--out", type=Path, help="a file for the JSON, which is also printed")
     args = parser.parse_args()
     steps = {
         "without": make_step(distribute.get_strategy(), args.batch_size),

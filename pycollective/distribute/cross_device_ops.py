@@ -137,7 +137,7 @@ class CrossDeviceOps:
         Raises
         ------
         NotImplementedError
-            For `IndexedSlices`.
+            A value is an `IndexedSlices`.
         ValueError
             See `reduce`; or shapes differ along another axis.
         """

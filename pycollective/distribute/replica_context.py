@@ -159,7 +159,7 @@ class ReplicaContext:
         Raises
         ------
         NotImplementedError
-            For `IndexedSlices`.
+            A value is an `IndexedSlices`.
         TypeError, ValueError
             ``axis`` is not an int, or not an axis of a value.
         MismatchError

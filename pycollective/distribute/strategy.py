@@ -211,7 +211,7 @@ class Strategy:
         Raises
         ------
         NotImplementedError
-            For `IndexedSlices`.
+            A value is an `IndexedSlices`.
         TypeError
             ``axis`` is not an int.
         ValueError

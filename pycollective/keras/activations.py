@@ -127,7 +127,7 @@ def get(identifier: Any) -> Callable[[Any], Any]:
     Raises
     ------
     ValueError
-        For an unknown name, and for a value that is neither a name, a config nor callable.
+        The name is unknown, or the value is neither a name, a config nor callable.
     """
     if identifier is None:
         return linear

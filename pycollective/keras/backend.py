@@ -48,7 +48,7 @@ def set_floatx(value: Any) -> None:
     Raises
     ------
     ValueError
-        For any other dtype.
+        The value is another dtype.
     """
     global _floatx
     name = str(np.dtype(as_dtype(value)))

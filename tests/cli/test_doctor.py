@@ -92,7 +92,7 @@ def test_wrong_description_lists_each_problem_and_ignored_sources(environ, capsy
         ({"PYCOLLECTIVE_CHECK_ADDRESSES": "x"}, "PYCOLLECTIVE_CHECK_ADDRESSES='x': must be 0 or 1"),
     ],
 )
-def test_other_errors_are_named(environ, capsys, monkeypatch, variables, said):
+def test_wrong_variables_are_named(environ, capsys, monkeypatch, variables, said):
     if not {"SLURM_PROCID", "RANK"} & set(variables):
         environ([f"127.0.0.1:{port}" for port in free_ports(2)])
     for name, value in variables.items():

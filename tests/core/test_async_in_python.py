@@ -1,4 +1,4 @@
-"""Asynchronous calls that consist of several, with Python between them: ragged ones and `split`."""
+"""Asynchronous calls that make several calls, with Python between them: ragged calls and `split`."""
 
 from __future__ import annotations
 

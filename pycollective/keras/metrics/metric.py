@@ -87,7 +87,7 @@ class Metric(CopiedByConfig, Trackable):
         Raises
         ------
         ValueError
-            For another ``aggregation``.
+            ``aggregation`` has another value.
         """
         if aggregation != "sum":
             raise ValueError(
