@@ -1,8 +1,8 @@
 """Values and errors in the messages between the tasks of a parameter-server cluster.
 
 A value is encoded as a flat list of tokens, with its arrays; nothing is unpickled. The list names
-functions, iterators and classes that both programs have made, and holds no code. To decode a value or
-an error imports no module, and calls no code of a class that the message names.
+functions, iterators and classes that both programs have made, and holds no code. Decoding imports
+no module, and calls no code of a class that the message names.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def _name_of(cls: type) -> list[str] | None:
 def error_message(error: BaseException) -> dict[str, Any]:
     """Return an error as a message: the name of its class, and its text.
 
-    If the class is one of the program, the message has its place, and the arguments and attributes. All
-    of them must be plain: without some of them, methods of the class could fail.
+    For a class of the program, the message has the module and the name of the class, and the arguments
+    and attributes. All of them must be plain: without some of them, methods of the class could fail.
     """
     text = _encodable(str(error)[:_LONGEST_ERROR])
     message: dict[str, Any] = {"error": type(error).__name__, "text": text}

@@ -27,7 +27,7 @@ class DTypePolicy:
     Raises
     ------
     ValueError
-        For any other name, and for bfloat16 without the package ml_dtypes.
+        The name is unknown, or it is bfloat16 without the package ml_dtypes.
     """
 
     def __init__(self, name: Any = None) -> None:

@@ -127,10 +127,10 @@ def test_examine_several_problems_are_all_named(tf_config, port):
 
 
 def test_examine_wrong_description_raises_before_the_rendezvous(tf_config, monkeypatch, port):
-    def met(*words):
+    def joined(*words):
         raise AssertionError("the others were waited for")
 
-    monkeypatch.setattr("pycollective.distribute.multi_worker.join_workers", met)
+    monkeypatch.setattr("pycollective.distribute.multi_worker.join_workers", joined)
     tf_config(cluster(f"127.0.0.1:{port}", "nowhere.test:1"))
     with pytest.raises(
         ValueError, match=r"cluster\['worker'\]\[1\] \(worker 1\) is nowhere.test:1"

@@ -244,7 +244,7 @@ def environ(monkeypatch):
     return put
 
 
-class Met(Exception):
+class Joined(Exception):
     """Carries the rank and the size with which the rendezvous was called."""
 
 
@@ -252,12 +252,12 @@ def places(monkeypatch, capsys):
     """Return the rank and the size that each of the three finds."""
 
     def rendezvous(rank, size, addresses, source, **how):
-        raise Met(rank, size, tuple(addresses), source)
+        raise Joined(rank, size, tuple(addresses), source)
 
     monkeypatch.setattr(launch, "rendezvous", rendezvous)
-    with pytest.raises(Met) as by_init:
+    with pytest.raises(Joined) as by_init:
         pc.init()
-    with pytest.raises(Met) as by_strategy:
+    with pytest.raises(Joined) as by_strategy:
         pc.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
     monkeypatch.setattr("pycollective.cli.doctor._test_links", lambda member, seconds: 0)
     main(["doctor"])
@@ -361,16 +361,16 @@ def test_given_environment_is_read_instead_of_the_process(environ, monkeypatch):
     """`init(environment=…)` uses no resolver that reads ``os.environ``."""
 
     def rendezvous(rank, size, addresses, source, **how):
-        raise Met(source)
+        raise Joined(source)
 
     monkeypatch.setattr(launch, "rendezvous", rendezvous)
     environ({"WORLD_SIZE": "4"})
     with pytest.raises(RendezvousError, match="WORLD_SIZE=4"):
         pc.init()
     for launcher in LAUNCHERS:
-        with pytest.raises(Met) as met:
+        with pytest.raises(Joined) as caught:
             pc.init(environment={"PYCOLLECTIVE_CHECK_ADDRESSES": "0", **launcher()[1]})
-        assert met.value.args[0] in [source.name for source in SOURCES]
+        assert caught.value.args[0] in [source.name for source in SOURCES]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 

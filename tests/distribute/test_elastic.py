@@ -66,7 +66,7 @@ from pycollective.distribute import multi_worker
 def joined(*args, **kwargs):
     rank = strategy.extended.input_pipeline[1]
     if os.environ.get("DIES_JOINING") == str(rank):
-        os.kill(os.getpid(), 9)  # the others have met it, and make their group
+        os.kill(os.getpid(), 9)  # the others have its join request, and make their group
     return real(*args, **kwargs)
 strategy = strategy_of()
 multi_worker._workers_of, real = joined, multi_worker._workers_of

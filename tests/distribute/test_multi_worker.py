@@ -76,13 +76,13 @@ def test_the_line_says_what_described_the_cluster(nobody, monkeypatch, caplog):
     """And what else the environment describes, which was not looked at."""
     from pycollective.distribute import multi_worker
 
-    class Met(Exception):
+    class Joined(Exception):
         pass
 
-    def met(member, seconds):
-        raise Met
+    def joined(member, seconds):
+        raise Joined
 
-    monkeypatch.setattr(multi_worker, "join_workers", met)
+    monkeypatch.setattr(multi_worker, "join_workers", joined)
     caplog.set_level(logging.INFO, "pycollective")
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     task = {"type": "worker", "index": 1}
@@ -100,7 +100,7 @@ def test_the_line_says_what_described_the_cluster(nobody, monkeypatch, caplog):
         ),
     ):
         caplog.clear()
-        with pytest.raises(Met):
+        with pytest.raises(Joined):
             D.MultiWorkerMirroredStrategy(given, devices=["cpu:0"])
         (line,) = [text for text in caplog.messages if "described by" in text]
         assert line.endswith(end)
@@ -166,11 +166,11 @@ def test_gpus_are_counted_when_the_resolver_has_assigned_them(nobody, monkeypatc
     def count():
         return len(list(filter(None, os.environ["CUDA_VISIBLE_DEVICES"].split(",")))), ""
 
-    class Met(Exception):
+    class Joined(Exception):
         pass
 
-    def met(member, seconds):
-        raise Met(member.size)
+    def joined(member, seconds):
+        raise Joined(member.size)
 
     counted = []
 
@@ -180,9 +180,9 @@ def test_gpus_are_counted_when_the_resolver_has_assigned_them(nobody, monkeypatc
 
     monkeypatch.setattr(array_backend, "gpu_count", count)
     monkeypatch.setattr(multi_worker, "parse_devices", parse)
-    monkeypatch.setattr(multi_worker, "join_workers", met)
+    monkeypatch.setattr(multi_worker, "join_workers", joined)
     for _ in range(2):
-        with pytest.raises(Met, match="2"):
+        with pytest.raises(Joined, match="2"):
             D.MultiWorkerMirroredStrategy()
     assert counted == [gpus, gpus]
 

@@ -54,7 +54,7 @@ def start(tmp_path, hosts, body, count=3, secret=SECRET, **more):
 
 
 def test_slow_network_that_loses_packets_gives_the_same_bits(tmp_path, hosts):
-    """All meet over it, with nothing but a secret, and get the bits that they get without."""
+    """The workers join with a secret alone, and get the bits of a network without losses."""
     body = """
 import hashlib
 strategy = strategy_of()

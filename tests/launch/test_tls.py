@@ -61,7 +61,7 @@ def certificates(tmp_path_factory):
     return variables
 
 
-def met(environments, work, addresses=None, seconds=20.0):
+def members(environments, work, addresses=None, seconds=20.0):
     """Return a function for each rank that joins the group and calls `work`."""
     addresses = addresses or [f"127.0.0.1:{free_port()}"] * len(environments)
 
@@ -108,7 +108,7 @@ def test_tls_collectives_equal_those_without_tls(on_ranks, certificates, hosts):
     for rank, env in enumerate(own if hosts != "tcp" else ()):
         env["PYCOLLECTIVE_TRANSPORT"] = ""
         env["PYCOLLECTIVE_HOST_ID"] = "a" if hosts == "one" or rank else "b"
-    assert on_ranks(met(own, total), call) == [[299_997.0, 3.0]] * 3
+    assert on_ranks(members(own, total), call) == [[299_997.0, 3.0]] * 3
 
 
 def test_tls_rendezvous_is_encrypted(on_ranks, certificates):
@@ -117,7 +117,7 @@ def test_tls_rendezvous_is_encrypted(on_ranks, certificates):
         between = Recorder(port)
         where = [f"127.0.0.1:{port}", f"127.0.0.1:{between.port}"]
         try:
-            assert on_ranks(met(own, total, where), call) == [[199_998.0, 2.0]] * 2
+            assert on_ranks(members(own, total, where), call) == [[199_998.0, 2.0]] * 2
         finally:
             between.close()
         said = b"".join(between.said)
@@ -162,7 +162,7 @@ def test_tls_connections_without_a_certificate_do_not_disturb(on_ranks, certific
                 connect(data, end)
         return join()
 
-    first, join = met([certificates()] * 2, total, [f"127.0.0.1:{port}"] * 2)
+    first, join = members([certificates()] * 2, total, [f"127.0.0.1:{port}"] * 2)
     try:
         assert on_ranks([first, strangers], call) == [[199_998.0, 2.0]] * 2
     finally:
@@ -177,13 +177,13 @@ def test_tls_failure_reaches_all_ranks_with_its_reason(on_ranks, certificates):
             comm.abort("mine")
         comm.all_reduce(np.ones(10))
 
-    for error in on_ranks(met([certificates()] * 3, fails), call):
+    for error in on_ranks(members([certificates()] * 3, fails), call):
         assert isinstance(error, pc.CollectiveError)
         assert "mine" in str(error)
 
 
 def test_tls_silent_returns_the_rank_without_heartbeat(on_ranks, certificates):
-    """Ranks with heartbeats notice the rank without, through the TLS threads."""
+    """The TLS threads pass heartbeats on, so the other ranks notice a missing heartbeat."""
     known = [threading.Event() for _ in range(3)]
     known[1].set()
 
@@ -197,7 +197,7 @@ def test_tls_silent_returns_the_rank_without_heartbeat(on_ranks, certificates):
             time.sleep(0.02)
         return known[comm.rank].is_set()
 
-    assert on_ranks(met([certificates()] * 3, beats), call) == [True] * 3
+    assert on_ranks(members([certificates()] * 3, beats), call) == [True] * 3
 
 
 def test_tls_rank_that_left_is_named(on_ranks, certificates):
@@ -210,7 +210,9 @@ def test_tls_rank_that_left_is_named(on_ranks, certificates):
             comm.all_reduce(np.ones(1))
             comm.all_reduce(np.ones(1))
 
-    first, _, last = on_ranks(met([certificates()] * 3, lambda c: (leaves(c), goes_on(c))), call)
+    first, _, last = on_ranks(
+        members([certificates()] * 3, lambda c: (leaves(c), goes_on(c))), call
+    )
     for error in (first, last):
         assert isinstance(error, pc.PeerLostError)
         assert "rank 1 has left the group after 1 calls" in str(error)
@@ -223,7 +225,7 @@ def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
         return comm._group.address(0)
 
     where = [f"127.0.0.2:{free_port()}"] * 2
-    assert on_ranks(met([certificates()] * 2, rank_0, where), call)[1] == "127.0.0.2"
+    assert on_ranks(members([certificates()] * 2, rank_0, where), call)[1] == "127.0.0.2"
 
 
 @pytest.mark.slow
@@ -260,11 +262,11 @@ Path("heard").touch()
     assert re.match(f"True {says}", done.outputs[0]), done
 
 
-def met_or_refused(environments):
+def members_or_refused(environments):
     """Return both ranks' functions; rank 1 gives up after a second."""
     where = [f"127.0.0.1:{free_port()}"] * 2
-    first, _ = met(environments, total, where)
-    _, second = met(environments, total, where, seconds=1.0)
+    first, _ = members(environments, total, where)
+    _, second = members(environments, total, where, seconds=1.0)
     return first, second
 
 
@@ -282,7 +284,7 @@ def met_or_refused(environments):
 )
 def test_tls_untrusted_certificate_is_refused(on_ranks, monkeypatch, certificates, others, why):
     own = [certificates(), certificates(*others) if others else {}]
-    first, second = refused(on_ranks, monkeypatch, *met_or_refused(own))
+    first, second = refused(on_ranks, monkeypatch, *members_or_refused(own))
     assert isinstance(first, RendezvousError)
     assert "failed the handshake" in str(first)
     assert isinstance(second, RendezvousError)
@@ -291,14 +293,14 @@ def test_tls_untrusted_certificate_is_refused(on_ranks, monkeypatch, certificate
 
 @pytest.mark.slow
 def test_tls_peer_without_tls_is_refused(on_ranks, monkeypatch, certificates):
-    _, second = refused(on_ranks, monkeypatch, *met_or_refused([{}, certificates()]))
+    _, second = refused(on_ranks, monkeypatch, *members_or_refused([{}, certificates()]))
     assert isinstance(second, RendezvousError)
     assert "the other side does not use TLS: set PYCOLLECTIVE_TLS_CERT" in str(second)
 
 
 @pytest.fixture
 def refusing(certificates):
-    """A handshake server that refuses certificates of others, and the port of it."""
+    """Return a handshake server that refuses the certificates of another signer."""
     own = certificates()
     server = HandshakeServer(
         socket.create_server(("127.0.0.1", 0)),
@@ -325,22 +327,22 @@ def refused_peer(server, certificates):
 def until(condition):
     end = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < end, "it does not come true"
+        assert time.monotonic() < end, "the condition does not become true"
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("sends", [False, True], ids=["silent", "sends on"])
-def test_accept_refused_peer_that_stays_is_hung_up(refusing, certificates, sends):
+def test_accept_refused_peer_that_stays_is_disconnected(refusing, certificates, sends):
     """The peer has a second to read the reason; thread and connection end then."""
     with refused_peer(refusing, certificates) as sock:
 
-        def hung_up():
+        def is_disconnected():
             if sends:
                 with contextlib.suppress(OSError):
                     socket.socket.send(sock, b"x")
             return refusing.rejected
 
-        until(hung_up)
+        until(is_disconnected)
         with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
             sock.recv(1)
 
@@ -362,17 +364,17 @@ def test_tls_inconsistent_variables_raise(certificates, tmp_path):
     own = certificates()
     del own["PYCOLLECTIVE_TLS_KEY"]
     with pytest.raises(RendezvousError, match="PYCOLLECTIVE_TLS_KEY is not: TLS needs all three"):
-        met([own, {}], total)[0]()
+        members([own, {}], total)[0]()
     own = {**certificates(), "PYCOLLECTIVE_TLS_CA": str(tmp_path / "none")}
     with pytest.raises(
         RendezvousError, match="PYCOLLECTIVE_TLS_CA='.*none' cannot be used: .*No su"
     ):
-        met([own, {}], total)[0]()
+        members([own, {}], total)[0]()
     own = {**certificates(), "PYCOLLECTIVE_TLS_KEY": certificates("theirs")["PYCOLLECTIVE_TLS_KEY"]}
     with pytest.raises(
         RendezvousError, match="PYCOLLECTIVE_TLS_CERT=.* cannot be used: .*(?i:mism)"
     ):
-        met([own, {}], total)[0]()
+        members([own, {}], total)[0]()
 
 
 def test_tls_key_that_others_can_read_raises(certificates, tmp_path):

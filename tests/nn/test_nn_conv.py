@@ -104,7 +104,7 @@ def test_conv2d_gradients_equal_finite_differences(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_array_module_route_agrees(case: Any, dtype: str) -> None:
+def test_array_module_route_equals_the_compiled_one(case: Any, dtype: str) -> None:
     x, w, b = arrays(case, dtype)
     window = make_window(x.shape[1:], w.shape[:2], case[2], case[4], case[3] == "SAME")
     for relu in (False, True):

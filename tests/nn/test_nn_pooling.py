@@ -89,7 +89,7 @@ def test_padding_never_wins(dtype: str, padding: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_array_module_route_agrees(case: Any, dtype: str) -> None:
+def test_array_module_route_equals_the_compiled_one(case: Any, dtype: str) -> None:
     x = values(case[0], dtype)
     window = make_window(x.shape[1:], case[1], case[2], (1, 1), case[3] == "SAME")
     y, codes = pooling_module._compiled_forward(x, window)

@@ -160,7 +160,7 @@ def test_bool_is_a_dtype_and_leaves_pythons_bool():
     assert isinstance(True, bool)
 
 
-def test_sum_with_what_only_reshape_takes_is_a_tuple():
+def test_sum_of_a_shape_and_minus_one_is_a_tuple():
     x = tf.zeros([2, 3])
     rows, columns = (-1,), [-1]
     for found in (rows + x.shape[1:], columns + x.shape[1:]):
