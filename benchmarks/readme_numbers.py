@@ -32,7 +32,7 @@ def collectives() -> list[str]:
     date, contents = newest("compare")
     results = contents["parts"]["processes2"]["all_reduce"]
     rows = []
-    for what, name in (
+    for title, name in (
         ("ordinary arrays", compare.OURS),
         ("`comm.empty()`", f"{compare.OURS}, comm.empty()"),
     ):
@@ -42,7 +42,7 @@ def collectives() -> list[str]:
             peer = compare.best_peer(results, size)
             assert ours and peer
             cells.append(f"{compare.time_text(ours)} ({ours / peer:.2f})")
-        rows.append([what, *cells])
+        rows.append([title, *cells])
     peers = [compare.best_peer(results, size) for size in SIZES]
     rows.append(["best of Open MPI, MPICH, Intel MPI", *(compare.time_text(p or 0) for p in peers)])
     cores = contents["machine"]["cores"]

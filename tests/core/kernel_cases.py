@@ -44,7 +44,7 @@ def fresh():
 
 
 def make_memory(random, size):
-    """Return poisoned bytes."""
+    """Return memory of random bytes."""
     whole = np.frombuffer(random.bytes(size + GRAIN), np.uint8).copy()
     return whole[-whole.ctypes.data % GRAIN :][:size]
 
@@ -54,7 +54,7 @@ def view(memory, dtype, place, count):
 
 
 def fill(random, array):
-    """Put in random bits (NaNs, infinities and subnormal numbers of floats), numbers around 1, zeros."""
+    """Fill with random bits (some floats: NaN, infinite or subnormal), numbers around 1, and zeros."""
     dtype, count = array.dtype, array.size
     made = np.frombuffer(random.bytes(count * dtype.itemsize), dtype).copy()
     if dtype == BOOL:
@@ -71,7 +71,7 @@ def fill(random, array):
 
 
 def same(got, want):
-    """Compare the bits of two arrays; any NaN is as good as another."""
+    """Compare the bits of two arrays; every NaN equals every other."""
     if got.dtype.kind == "c":
         got, want = got.view(got.real.dtype), want.view(got.real.dtype)
     bits = np.dtype(f"u{got.itemsize}")
@@ -84,7 +84,7 @@ def same(got, want):
 
 
 def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
-    """Combine `ranks` arrays that begin `shifts` bytes after a boundary; `targets`: which of them take
+    """Combine `ranks` arrays that begin `shifts` bytes after a boundary; `targets`: the arrays that get
     the result, or "other" for one array elsewhere."""
     pitch = -(-(count * dtype.itemsize + max(shifts)) // GRAIN) * GRAIN + GRAIN
     memory = make_memory(random, pitch * (ranks + 1))
@@ -118,7 +118,7 @@ def check_combinations(runner, random, dtype, op):
             check_combination(
                 runner, random, dtype, op, ranks, count, shifts, which.get(targets, "other")
             )
-    # Larger ones: for sums of floats so large that threads take several vectors at once.
+    # Larger arrays: in sums of floats, each thread then reads several vectors at once.
     tiled = op in ("sum", "mean") and dtype not in INTS
     for ranks in (2, 4) if tiled else (int(random.integers(2, 9)),):
         size = runner.tiled * 2 // ranks if tiled else 100_000
@@ -166,7 +166,7 @@ def check_packing(runner, random, packed_dtype, piece_dtype, scale, counts, *, d
 
 
 def scaled(values, dtype, scale):
-    """Multiply in float32, or float64 where that is one of the types, and round once."""
+    """Multiply in float32, or in float64 if a type is float64, and round once."""
     if values.dtype == dtype and scale == 1:
         return values
     pair = values.dtype.kind == "c"

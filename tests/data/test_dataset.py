@@ -151,7 +151,7 @@ def test_function_of_map_may_reuse_its_array() -> None:
     assert values(Dataset.range(3).map(fill).batch(3)) == [[[0, 0], [1, 1], [2, 2]]]
 
 
-def test_output_signature_converts_what_loses_nothing() -> None:
+def test_output_signature_converts_without_loss() -> None:
     signature = (TensorSpec((None,), np.float32), TensorSpec((), np.uint8))
     ds = Dataset.from_generator(
         lambda: iter([([1, 2], 3), (np.zeros(1), 255)]), output_signature=signature
@@ -235,7 +235,7 @@ def test_threads_that_share_an_iterator_get_each_element_once_and_end() -> None:
 
 
 def test_prefetched_elements_of_several_threads_end_for_each() -> None:
-    """Threads below a dataset's iterator, which has a lock."""
+    """The threads use the prefetcher itself, without the lock of a dataset's iterator."""
     elements = Prefetcher(lambda: iter(range(3)), 1)
     takers = [threading.Thread(target=list, args=(elements,), daemon=True) for _ in range(3)]
     for taker in takers:
@@ -454,7 +454,7 @@ def test_parallel_map_keeps_the_order_and_works_in_several_threads() -> None:
     assert values(Dataset.range(9).map(lambda x: -x, num_parallel_calls=AUTOTUNE))[-1] == -8
 
 
-def test_parallel_map_gives_what_came_before_an_error() -> None:
+def test_parallel_map_gives_the_elements_before_an_error() -> None:
     def source() -> Iterator[int]:
         yield from range(3)
         raise OSError("disk")
@@ -811,7 +811,7 @@ def test_fast_path_equals_element_path(
     assert len(values(fast)) == len(fast) == len(slow)
 
 
-def test_taking_less_than_a_turn_begins_no_other_one() -> None:
+def test_take_within_a_repetition_begins_no_other_repetition() -> None:
     def passes(source: Dataset) -> list[Any]:
         ds = source.shuffle(9, seed=1).repeat(2).take(9).batch(9)
         return [values(ds) for _ in range(3)]

@@ -66,7 +66,7 @@ class Learner(Layer):
 
     @property
     def distribute_strategy(self) -> Strategy:
-        """The strategy whose scope the model was made in."""
+        """The strategy in whose scope the model was made."""
         own: Any = self._strategy
         strategy: Strategy = default_strategy() if own is None else own
         return strategy
@@ -136,8 +136,8 @@ class Learner(Layer):
         Raises
         ------
         ValueError
-            For an unknown name, for ``steps_per_execution`` or ``accumulate_steps`` below 1, and if
-            a variable was made under another strategy than the model's.
+            A name is unknown, ``steps_per_execution`` or ``accumulate_steps`` is below 1, or a variable
+            was made under another strategy than the model's.
         """
         self._check_scope(optimizer, metrics, weighted_metrics)
         steps_per_execution = _at_least_one("steps_per_execution", steps_per_execution)
