@@ -1,7 +1,7 @@
 """Faults of a trial, and the errors that the ranks must then report.
 
 To add a fault, write a function that makes it happen (`strike`) and add a `Fault` to the table.
-`strike` runs on the victim, in front of the step `Trial.moment`. Its argument is the `worker.Rank`.
+`strike` runs on the victim, before the step `Trial.moment`. Its argument is the `worker.Rank`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Fault:
     others: tuple[str, ...] = ()
     """Classes of errors that the other ranks may get; without any, all their calls succeed."""
     certain: bool = True
-    """Each of the other ranks must get one of them."""
+    """Each of the other ranks must get an error of `others`."""
     own: tuple[str, ...] = ()
     """Classes of errors that the victim itself may get."""
     link: bool = False
-    """The fault hits a connection: both of its ends take the other one for lost."""
+    """The fault hits a connection: each of its ends takes the other for lost."""
     all_die: bool = False
-    """All processes end without a last word."""
+    """All processes end without saying so."""
     dies: bool = False
-    """The victim's process ends without a last word."""
+    """The victim's process ends without saying so."""
     may_die: bool = False
-    """The victim's process may end without a last word, but not by a crash."""
+    """The victim's process may end without saying so, but not by a crash."""
     waits: bool = False
-    """The fault comes at a time of its own, which counts from the moment's call itself; the victim
-    waits for it before the last barrier."""
+    """The fault comes after a delay, which begins at the call of `Trial.moment`. The victim waits for
+    the fault before the last barrier."""
     soft: bool = False
     """All ranks may refuse `split` and `empty`; the group then still works."""
     in_rendezvous: bool = False
@@ -188,7 +188,7 @@ def _break(descriptor: int, how: str) -> None:
     copy = os.dup(descriptor)
     try:
         sock = socket.socket(fileno=copy)
-    except OSError:  # memory
+    except OSError:  # a descriptor of shared memory
         os.close(copy)
         return
     with sock, contextlib.suppress(OSError):
@@ -314,7 +314,7 @@ FAULTS: dict[str, Fault] = {
         _no_descriptors, soft=True, timeout=3.0, variants=("0", "0", "1", "2", "4"),
     ),
     "no memory": Fault(
-        # A thread that cannot start is a RuntimeError.
+        # A thread that cannot start raises a RuntimeError.
         _no_memory, ("AbortedError", "PeerLostError"), certain=False, soft=True,
         own=(*_ANY, "RuntimeError"),
         may_die=True, large=True, variants=("0 MiB", "1 MiB", "4 MiB", "16 MiB"), setups=PROCESSES,

@@ -117,7 +117,7 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]], must_hear: 
     if not _has(said, "done"):
         found.append(f"crash: rank {rank} ended without a word")
     elif not _ends(trial, said):
-        found.append(f"crash: rank {rank} ended after its calls, without a last word")
+        found.append(f"crash: rank {rank} ended after its calls without saying so")
     if must_hear and not errors:
         found.append(f"silence: rank {rank} has not heard of the fault")
     for error in errors:

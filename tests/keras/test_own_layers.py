@@ -218,7 +218,10 @@ def test_input_spec_of_a_dict_checks_each_input():
 def test_input_spec_from_its_config_is_equal():
     spec = InputSpec(dtype="float32", ndim=2, axes={1: 3})
     assert InputSpec.from_config(spec.get_config()).get_config() == spec.get_config()
-    with pytest.raises(ValueError, match="Axis 2 is greater than the maximum allowed value: 2"):
+
+
+def test_input_spec_axis_beyond_the_last_raises():
+    with pytest.raises(ValueError, match="Axis 2 is greater than the maximum allowed value: 1"):
         InputSpec(ndim=2, axes={2: 3})
 
 

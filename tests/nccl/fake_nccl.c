@@ -270,7 +270,7 @@ static void fail_duplicates(Clique *c) {
       }
 }
 
-/* Looks who has come, and who has ended without a word. */
+/* Finds the ranks that have come, and those that have ended without a message. */
 static void look_around(Clique *c) {
   char what[40];
   for (int r = 0; r < c->size; ++r) {

@@ -23,7 +23,7 @@ def results(values, labels):
 @pytest.mark.parametrize("label", ["int8", "int32", "int64"])
 @pytest.mark.parametrize("shape", [(6, 4), (2, 3, 4), (6, 300)], ids=str)
 def test_cross_entropy_equals_that_of_the_host(cupy, dtype, label, shape):
-    """Labels out of range give NaN, on the host an error."""
+    """Labels out of range give NaN on a GPU, and an error on the host."""
     logits = (np.random.default_rng(0).normal(size=shape) * 5).astype(dtype)
     logits.reshape(-1, shape[-1])[1, 2] = -np.inf
     labels = np.array(LABELS, label).reshape(shape[:-1])

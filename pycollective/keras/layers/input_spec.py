@@ -36,7 +36,8 @@ class InputSpec:
     Raises
     ------
     ValueError
-        If ``axes`` has an axis that an input cannot have.
+        An axis in ``axes`` is greater than the last axis that ``ndim``, ``shape`` or ``max_ndim``
+        allows.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class InputSpec:
         most = self.max_ndim if self.ndim is None else self.ndim
         if self.axes and most is not None and max(self.axes) >= most:
             raise ValueError(
-                f"Axis {max(self.axes)} is greater than the maximum allowed value: {most}"
+                f"Axis {max(self.axes)} is greater than the maximum allowed value: {most - 1}"
             )
 
     def get_config(self) -> dict[str, Any]:
