@@ -30,7 +30,7 @@ random.seed(args.seed)
 
 
 def create_in_process_cluster(num_workers, num_ps):
-    """Make a task of a cluster at each of some free ports of this host, and return the resolver."""
+    """Make all tasks of a cluster, at free ports of this host, and return the resolver."""
     jobs = {"worker": free_addresses(num_workers), "ps": free_addresses(num_ps)}
     cluster_spec = tf.train.ClusterSpec(jobs)
     worker_config = tf.compat.v1.ConfigProto()
@@ -52,7 +52,7 @@ def free_addresses(count):
     return addresses
 
 
-# A program that was started as one task of a cluster finds the cluster itself.
+# A program that was started as one task of a cluster reads the cluster from TF_CONFIG.
 cluster_resolver = (
     None if "TF_CONFIG" in os.environ else create_in_process_cluster(args.workers, args.servers)
 )

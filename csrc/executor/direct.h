@@ -75,7 +75,7 @@ class DirectExecution {
   using Counter = std::atomic<std::uint64_t> Board::Counters::*;
   using Role = bool (DirectExecution::*)(int rank) const;
 
-  // In an array.
+  // A part of an array.
   struct Span {
     std::size_t offset, bytes;
   };
@@ -157,7 +157,7 @@ class DirectExecution {
   std::uint64_t one_shot_at_ = 0;
   Mode mode_ = Mode::not_posted;
   int checked_ = 0;         // have_posted() has read the slots of the awaited ranks below this one
-  bool awaits_all_ = true;  // no rank below checked_ is left out
+  bool awaits_all_ = true;  // every other rank below checked_ is awaited
   std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the staging rings
 
   // The next block to stage, to combine or publish, and to copy out; and the end of the last one.

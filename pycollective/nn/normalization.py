@@ -115,12 +115,12 @@ def normalize_batch(
     """Normalize each channel (index of the last axis) by its mean and variance over all other axes.
 
     The result is ``scale * (x - mean) / sqrt(variance + epsilon) + offset``. Gradients flow through mean
-    and variance, in few passes over memory (Ioffe and Szegedy, 2015).
+    and variance (Ioffe and Szegedy, 2015).
 
     Parameters
     ----------
     x
-        ``[..., channels]``, floating point. Halves are computed in float32.
+        ``[..., channels]``, floating point. Half-precision types are computed in float32.
     scale, offset
         ``[channels]`` or None.
     epsilon : float
@@ -139,7 +139,7 @@ def normalize_batch(
     Raises
     ------
     TypeError
-        ``x`` does not have a floating-point dtype.
+        ``x`` does not have a floating-point dtype, or the tensors are on different devices.
     ValueError
         ``x`` has no axis, ``scale`` or ``offset`` has another size, or ``activation`` is unknown.
     """
@@ -242,7 +242,7 @@ def layer_normalization(
     Parameters
     ----------
     x
-        Floating point. Halves are computed in float32.
+        Floating point. Half-precision types are computed in float32.
     scale, offset
         As many numbers as elements along ``axis``, or None.
     axis

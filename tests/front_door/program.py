@@ -1,6 +1,6 @@
 """A typed program of a user, on which test_typing.py runs the type checkers.
 
-A line with ``type: ignore`` is an error that a checker must find.
+A line with ``type: ignore`` has an error that each checker must find.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_activity_regularizer_is_divided_by_the_rows():
 
 
 @pytest.mark.parametrize("kind", ["mirrored 2", "mirrored 3", "central storage 2"])
-def test_activity_regularizer_equal_under_any_strategy(kind):
+def test_fit_with_activity_regularizer_is_equal_under_any_strategy(kind):
     x, y = RANDOM.standard_normal((21, 3)), RANDOM.standard_normal((21, 2))
 
     def trained(strategy):

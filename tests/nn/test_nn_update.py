@@ -1,4 +1,4 @@
-"""Optimizer updates and softmax cross-entropy compared with formulas in float64."""
+"""Optimizer updates and softmax cross-entropy compared with the formulas in NumPy."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_unknown_rule_or_wrong_numbers_raise_value_error() -> None:
         kernels.rule_update("adam", a, a, [], [1.0, 2.0])
 
 
-def test_many_parameters_are_one_run_of_numbers() -> None:
+def test_update_of_many_parameters_equals_the_formula() -> None:
     rng = np.random.default_rng(5)
     shapes = [(3, 5), (0,), (), (200, 300), (7,), (90_001,)]
     dtypes = ["float32", "float32", "float64", "float32", "longdouble", "float64"]
