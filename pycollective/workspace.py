@@ -23,7 +23,7 @@ _Bytes = npt.NDArray[np.uint8]
 _ALIGNMENT = 64
 # Smaller results come from memory that the allocator has ready anyway.
 SMALLEST_RESULT = 64 << 10
-# So few elements are small in every dtype.
+# With fewer elements, a result is small in every dtype of at most 16 bytes.
 _FEW = SMALLEST_RESULT // 16
 _RESULTS_LIMIT = 256 << 20
 # Blocks are cut from large pieces, for which NumPy asks for huge pages: with small pages every kernel
@@ -131,7 +131,7 @@ class Workspace(threading.local):
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """Return memory from NumPy for each result in the block, which no result had before."""
+        """Give each result in the ``with`` block new memory from NumPy."""
         kept = self._limit, self._results, self._rest
         self._limit, self._results, self._rest = 0, {}, memoryview(bytearray())
         try:

@@ -71,9 +71,9 @@ class Snapshots:
                 os.unlink(os.path.join(self._directory, name))
 
     def read(self, run: str) -> list[tuple[int, str, Any, int]]:
-        """Return the numbers, in ascending order, keys, values and versions of a run's snapshot.
+        """Return the number, key, value and version of each variable in a run's snapshot, by number.
 
-        There are none if there is no snapshot of the run.
+        The list is empty if the run has no snapshot.
         """
         damage = None
         for index in (_INDEX, _PREVIOUS):

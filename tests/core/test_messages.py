@@ -189,7 +189,6 @@ def test_messages_timeout_names_the_message_and_the_rank(pair):
         a.send(np.ones(1_000_000), 1, timeout=0.1)
     a, _b = local_group(2)
     under_way = a.recv(source=1, shape=1, dtype=float, timeout=0.1, async_op=True)
-    assert isinstance(under_way.wait, object)
     with pytest.raises(pc.CollectiveTimeoutError, match="in recv"):
         under_way.wait(20)
 
@@ -275,8 +274,8 @@ def test_send_without_a_receiver_buffers_a_bounded_amount():
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_recv_of_two_threads_from_a_leaving_rank_raises_in_both(kind):
-    """One of them notices the end of the connection while the other goes to sleep."""
+def test_recv_of_three_threads_from_a_leaving_rank_raises_in_each(kind):
+    """One of them notices the end of the connection while the others go to sleep."""
     for _ in range(5):
         comms = make_group(kind, 2, timeout=30)
         errors = []

@@ -140,7 +140,7 @@ ANSWERS = (TARGETS > 0).astype(np.float32)
 
 
 class Batches:
-    """5 batches of 21 examples, without a length."""
+    """21 examples in 5 batches, without a length."""
 
     def __iter__(self):
         return ((X[i : i + 5], ANSWERS[i : i + 5]) for i in range(0, 21, 5))
@@ -195,7 +195,8 @@ def test_backup_interrupted_after_last_batch_resumes_with_next_epoch(kind, tmp_p
     answered(straight, kind)
     watch = Interrupts(None)
     logs = answered(again, kind, callbacks.BackupAndRestore(**backup), watch).history
-    # In the first epoch the number of batches is unknown, so training cannot know that it ended.
+    # In the first epoch the number of batches is unknown, so training cannot know that the
+    # epoch has ended.
     assert watch.epochs == ([1, 2, 3] if kind == "arrays" else [0, 1, 2, 3])
     assert len(watch.batches) == 15 and len(logs["loss"]) == 3
     for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
@@ -349,7 +350,8 @@ def test_reduce_on_plateau_lowers_the_learning_rate(capsys):
     logs = model.fit(
         ONES, ONES, epochs=9, verbose=0, callbacks=[SetsValues(values), plateau]
     ).history
-    # Two epochs equal the second one, then the cooldown covers three, the last of which counts.
+    # The third and fourth epochs do not improve. The cooldown covers three epochs, the last of which
+    # counts.
     assert logs["learning_rate"] == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.3])
     assert "Epoch 4: ReduceLROnPlateau reducing learning rate to 0.5." in capsys.readouterr().out
     with pytest.raises(ValueError, match="does not support a factor >= 1.0"):

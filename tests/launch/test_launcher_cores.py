@@ -14,17 +14,19 @@ from pycollective.launch.cores import shares
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 ASKED = """
-import os, time
+import os
 from pycollective import _core
 print((os.sched_getaffinity(0), _core.usable_cores(), int(os.environ["OMP_NUM_THREADS"])))
 """
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="binds on Linux alone")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="ranks are bound to cores on Linux only"
+)
 
 
 def machine(tmp_path, packages, physical, threads):
-    """Write the topology of a machine whose hardware threads are numbered last."""
+    """Write a topology in which the first threads of all cores are numbered before the second ones."""
     cores = packages * physical
     for cpu in range(threads * cores):
         core = cpu % cores

@@ -241,7 +241,7 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     for n in shape:
         size *= n
     if len(data) - header != size:
-        kind = "is truncated" if len(data) - header < size else "has bytes too many"
+        kind = "is truncated" if len(data) - header < size else "has too many bytes"
         raise _damaged(
             path, f"{kind}: {len(data) - header} bytes of data, its shape {shape} needs {size}"
         )
