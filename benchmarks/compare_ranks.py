@@ -227,7 +227,7 @@ class Bare(Pycollective):
     Processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
     memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read
     the peer's bytes in place of the second copy. np.copyto and np.add make these copies, in blocks of
-    128 KiB. No rank waits for another, and its owner wrote each block of the shared memory last.
+    128 KiB. No rank waits for another. The last writer of each block of the shared memory is its owner.
 
     Then the ranks make one handshake, or two for all_reduce. In a handshake, which has no Python, each
     rank writes its own cache line and waits until it has seen the lines of the others. With more ranks
@@ -522,7 +522,7 @@ def measure(
     renew: Callable[[], Any] | None = None,
     most: int = 0,
 ) -> dict[str, float]:
-    """Time a call: the median of five means, each of as many calls as fit into some seconds.
+    """Time a call: the median of five means, each of as many calls as fit into ``seconds``.
 
     Parameters
     ----------

@@ -54,7 +54,11 @@ def view(memory, dtype, place, count):
 
 
 def fill(random, array):
-    """Fill with random bits (some floats: NaN, infinite or subnormal), numbers around 1, and zeros."""
+    """Fill an array with random bits.
+
+    Half of the floats are normally distributed, or 0, 1 or infinite. All complex numbers are normally
+    distributed.
+    """
     dtype, count = array.dtype, array.size
     made = np.frombuffer(random.bytes(count * dtype.itemsize), dtype).copy()
     if dtype == BOOL:

@@ -319,7 +319,7 @@ def test_server_drops_a_variable_with_the_next_message_after_the_chief_has_dropp
     worker.servers.begin("step")
     assert not worker.servers._read["step"] and read.tolist() == SMALL.tolist()
     late = worker.servers.create(Variable(SMALL, name="v"), 0)
-    assert late.numpy().tolist() == SMALL.tolist()  # "v#1", which the chief has not
+    assert late.numpy().tolist() == SMALL.tolist()  # "v#1", which the chief does not have
 
 
 def test_variable_that_the_chief_has_dropped_stays_in_a_worker_that_creates_it_later():
@@ -381,7 +381,7 @@ def test_scatters_of_two_tasks_equal_those_one_after_the_other(name, value, read
 
 
 @pytest.mark.parametrize("uncached", [False, True])
-def test_values_with_no_difference_are_updated(uncached):
+def test_values_without_an_exact_difference_are_updated(uncached):
     links, (view, _) = variables_of_two_tasks(
         np.array([np.inf, np.nan, 1e8, 0], np.float32), uncached
     )
@@ -395,7 +395,7 @@ def test_values_with_no_difference_are_updated(uncached):
 
 
 @pytest.mark.parametrize("update", ["whole", "rows"])
-def test_update_by_a_function_keeps_rows_of_other_tasks_and_sets_those_without_difference(update):
+def test_update_by_a_function_keeps_rows_of_other_tasks_and_sets_rows_without_difference(update):
     value = LARGE.copy()
     value[:3] = [[np.inf], [np.nan], [np.inf]]
     links, (view, other) = variables_of_two_tasks(value)
@@ -478,7 +478,7 @@ def test_value_that_no_other_task_has_changed_is_not_pulled_again():
 
 
 @pytest.mark.parametrize("uncached", [False, True])
-def test_changes_of_booleans_are_methods_and_those_that_do_not_exist_raise(uncached):
+def test_boolean_variable_scatter_update_works_and_subtraction_raises(uncached):
     links, views = variables_of_two_tasks(np.array([False, True, False]), uncached)
     for place, view in enumerate(views):
         view.numpy()
@@ -580,12 +580,14 @@ def test_snapshot_without_a_dropped_variable_keeps_the_numbers_of_others(tmp_pat
     blocks = {f"{name}#0": Block.made(np.full(3, n), n, None) for n, name in enumerate("uvw")}
     snapshots.write("a", blocks)
     blocks["u#0"].drop()
-    snapshots.write("a", blocks)  # its writer has begun before
+    snapshots.write("a", blocks)  # as a writer that began before the drop
     names = ["1.1", "2.1", "index.json", "previous.json"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0.1", *names]
     del blocks["u#0"], blocks["v#0"]
     snapshots.write("a", blocks)
-    assert sorted(file.name for file in tmp_path.iterdir()) == names  # also for the snapshot before
+    assert (
+        sorted(file.name for file in tmp_path.iterdir()) == names
+    )  # 1.1 is in the snapshot before
     store = Store(Snapshots(str(tmp_path)), 3600)
     store.answer({"request": "begin", "run": "a"}, [])
     assert create(store, "w#0", np.zeros(3, int), given=False)["number"] == 2

@@ -125,7 +125,7 @@ def linear(features, labels, mode):
 def test_replicas_give_the_gradients_of_one_replica_with_their_batches(
     tmp_path, name, canned, rows
 ):
-    # The batches have 10 rows, and two replicas take two of them. The last step has 20, 10 or 15 rows.
+    # The batches have 10 rows, and two replicas take two of them. The last step has 20, 10 or 5 rows.
     strategy = STRATEGIES[name]()
 
     def take(size):
@@ -193,7 +193,7 @@ def test_input_context_counts_replicas_and_pipelines(tmp_path):
     assert estimator.get_variable_value("global_step") == 3
 
 
-def test_parameter_servers_keep_every_step_and_checkpoint_whole(tmp_path):
+def test_parameter_servers_end_all_steps_before_a_checkpoint(tmp_path):
     strategy = STRATEGIES["parameter servers"]()
     steps = []
 

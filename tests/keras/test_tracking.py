@@ -18,7 +18,7 @@ Y = np.ones((4, 1))
 
 
 class Nested(metrics.Metric):
-    """A metric with its own variable and with nested metrics: an attribute, in a list, in a dict."""
+    """A metric with its own variable, and with metrics as an attribute, in a list and in a dict."""
 
     def __init__(self, name="nested"):
         super().__init__(name=name)
@@ -54,7 +54,7 @@ def test_metric_nested_metrics_reset_state_resets_all():
     assert float(nested.count) == 0.0
 
 
-def test_metric_nested_metric_overrides_reset_state_is_called():
+def test_reset_state_of_a_metric_calls_that_of_a_nested_metric():
     class Python(metrics.Metric):
         total = 5
 

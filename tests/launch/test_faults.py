@@ -235,7 +235,7 @@ def test_forked_child_has_no_rank_and_does_not_affect_the_group(tmp_path, transp
     """The child has no rank; neither its calls nor its end affect the group."""
     body = """
 comm.barrier()
-comm.all_reduce(np.ones(3), async_op=True).wait()  # there are threads, which the child has not
+comm.all_reduce(np.ones(3), async_op=True).wait()  # there are threads, which the child lacks
 child = os.fork()
 if child == 0:
     for call in (comm.barrier, lambda: comm.all_reduce(np.ones(3)), lambda: comm.split(0)):
