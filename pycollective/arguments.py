@@ -1,4 +1,4 @@
-"""Conversion of arguments of public functions; raise a clear error for an invalid value."""
+"""Conversion of arguments of public functions; an invalid value raises a clear error."""
 
 from __future__ import annotations
 

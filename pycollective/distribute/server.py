@@ -248,7 +248,7 @@ class Server:
         return link
 
     def _next_chief(self, link: Link | None, seconds: float) -> Link | None:
-        """Wait for a connection of the chief other than ``link``; return None after some seconds."""
+        """Wait for a connection of the chief other than ``link``; return None after ``seconds``."""
         with self._connected:
             self._connected.wait_for(lambda: self._newest is not link, seconds)
             return None if self._newest is link else self._newest
@@ -393,7 +393,7 @@ class Chief:
     def find_servers_again(self, seconds: float) -> None:
         """Connect to the parameter servers that are lost.
 
-        Raise UnavailableError after some seconds, or if a server cannot restore its snapshot.
+        Raise UnavailableError after ``seconds``, or if a server cannot restore its snapshot.
         """
         deadline = time.monotonic() + seconds
         with self._recovering:

@@ -230,7 +230,7 @@ class Link:
         self._spins = time.monotonic() - begun < _SPIN_SECONDS
 
     def has_reply(self, seconds: float) -> bool:
-        """Wait some seconds at most for data of the other side; return True if there are any."""
+        """Wait up to ``seconds`` for data of the other side; return True if there are any."""
         if self._data or (not self._plain and self._channel.socket.pending()):  # type: ignore[attr-defined]
             return True
         return bool(self._poll.poll(None if math.isinf(seconds) else 1000 * seconds))

@@ -163,7 +163,7 @@ class Channel:
         return hmac.digest(self._key, head + data, "sha256")
 
     def readable(self, seconds: float = 0.0) -> bool:
-        """Return True if a message or the end of the connection arrives within some seconds."""
+        """Return True if a message or the end of the connection arrives within ``seconds``."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(1000 * seconds))

@@ -46,7 +46,7 @@ class _Values:
         return self._values.get(key)
 
     def wait(self, seconds: float) -> list[Change]:
-        """Wait some seconds at most for changes; return them in their order."""
+        """Wait up to ``seconds`` for changes; return them in their order."""
         raise NotImplementedError
 
     def _keep(self, key: str, value: Any) -> Change:
@@ -98,7 +98,7 @@ class Store(_Values):
         return True
 
     def wait(self, seconds: float) -> list[Change]:
-        """Carry out requests; wait for the first one, some seconds at most."""
+        """Carry out requests; wait up to ``seconds`` for the first one."""
         changes, self._own = self._own, []
         ready = {descriptor for descriptor, _ in self._poll.poll(0 if changes else 1000 * seconds)}
         for descriptor, session in list(self._sessions.items()):
@@ -218,7 +218,7 @@ class Client(_Values):
         return message["done"] is True
 
     def wait(self, seconds: float) -> list[Change]:
-        """Wait some seconds at most for changes of the keys for all ranks; return them."""
+        """Wait up to ``seconds`` for changes of the keys for all ranks; return them."""
         changes, self._unseen = self._unseen, []
         while self._channel.readable(0.0 if changes else seconds):
             try:

@@ -165,7 +165,7 @@ class PreemptionCheckpointHandler:
         self._preempt("SIGTERM")
 
     def _end_watch(self) -> None:
-        """Stop watching; raise a signal that was not handled again, for the earlier handler."""
+        """Stop watching; raise an unhandled signal again, for the earlier handler."""
         self._over.set()
         if self._config.termination_watcher_fn is None:
             signal.signal(signal.SIGTERM, self._before)

@@ -119,7 +119,6 @@ def test_train_another_estimator_continues_from_model_dir(tmp_path):
 def test_train_seed_of_config_determines_initial_values(tmp_path):
     found = []
     for number, seed in enumerate((1, 1, 2)):
-        np.random.default_rng(number)
         tf.random.set_seed(number)
         found.append(
             weights(make(tmp_path / str(number), tf_random_seed=seed).train(endless, steps=1))
@@ -179,7 +178,7 @@ def test_minimize_of_keras_without_tape_works_in_model_fn_alone(tmp_path):
         tf.compat.v1.train.get_or_create_global_step()
 
 
-def test_train_variable_of_outside_is_refused(tmp_path):
+def test_train_variable_made_outside_of_model_fn_is_refused(tmp_path):
     layer = tf.keras.layers.Dense(1)
     layer.build((None, 1))
 
@@ -273,7 +272,7 @@ def test_variables_without_a_checkpoint_are_not_found(tmp_path):
         estimator.get_variable_value("kernel")
 
 
-def test_model_dir_is_temporary_without_one(caplog):
+def test_estimator_without_model_dir_uses_a_temporary_folder(caplog):
     with caplog.at_level(logging.WARNING, "pycollective"):
         estimator = tf.estimator.Estimator(model_fn, params={})
     assert "Using temporary folder as model directory" in caplog.text
@@ -500,7 +499,7 @@ def test_estimator_in_a_scope_or_with_a_wrong_result_is_refused(tmp_path):
         estimator.train(endless, steps=1)
 
 
-def test_config_of_tf_config_tells_the_task(monkeypatch):
+def test_run_config_tells_the_task_of_tf_config(monkeypatch):
     config = tf.estimator.RunConfig()
     assert (config.task_type, config.task_id, config.is_chief) == ("worker", 0, True)
     assert config.save_checkpoints_secs == 600 and config.save_checkpoints_steps is None

@@ -270,8 +270,8 @@ def test_functional_graph_in_a_subclass_works():
     class Own(keras.Model):
         def __init__(self):
             inputs = keras.Input((4,))
-            self_outputs = layers.Dense(2)(inputs)
-            super().__init__(inputs=inputs, outputs=self_outputs, name="own")
+            outputs = layers.Dense(2)(inputs)
+            super().__init__(inputs=inputs, outputs=outputs, name="own")
             self.scale = 3.0
 
     model = Own()
@@ -314,7 +314,7 @@ def test_graph_passes_gradients_and_training():
 def test_graph_frees_values_after_the_last_reader():
     x = keras.Input((4,))
     y = layers.Dense(3)(x)
-    z = layers.Add()([y, layers.Dense(3)(y)]) if hasattr(layers, "Add") else y + layers.Dense(3)(y)
+    z = layers.Add()([y, layers.Dense(3)(y)])
     model = keras.Model(x, z)
     model(A)
     parts = model._graph._plan._parts
