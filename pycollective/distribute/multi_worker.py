@@ -129,7 +129,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of "
                 "tf.distribute.cluster_resolver.ClusterResolver"
             )
-        observe.settings()  # the environment chooses the destination of the first line, too
+        observe.settings()  # the environment chooses the destination of the log
         sources = sources_of_environment()
         if cluster_resolver is not None:
             resolver = cluster_resolver
@@ -208,8 +208,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             next checkpoint is saved. `Checkpoint.save` then raises an `AbortedError`, which this
             method catches, and all workers restart from that checkpoint.
         max_workers : int, optional
-            The largest number of workers, at least the cluster's number, which is also the limit:
-            only these have addresses.
+            The largest number of workers, at least the cluster's number. A larger number has no
+            effect, because only the cluster's workers have addresses.
         patience : float
             Seconds to wait for lost workers before fewer continue.
 

@@ -1,4 +1,4 @@
-"""Ray's own machines, several of them as processes of this one: one is lost."""
+"""The loss of one of Ray's machines, which are processes of this machine here."""
 
 from __future__ import annotations
 
