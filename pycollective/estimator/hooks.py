@@ -153,6 +153,11 @@ class LoggingTensorHook(SessionRunHook):
         The number of steps, or of seconds, between two lines.
     formatter : callable, optional
         A function that returns the line for the dict of values.
+
+    Raises
+    ------
+    ValueError
+        Neither or both numbers are given, or ``every_n_iter`` is less than 1.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def test_registered_memory_lives_as_long_as_its_array(gpus, on_gpus):
         c.barrier()  # the call is over
         del x
         gc.collect()
-        assert calls(gpus, c.rank) == ["MemAlloc", "CommRegister"]  # a view of it is there
+        assert calls(gpus, c.rank) == ["MemAlloc", "CommRegister"]  # a view of it still exists
         del part
         gc.collect()
         kept[c.rank] = c.empty(4, device="gpu")
@@ -99,7 +99,9 @@ def test_registered_memory_allowed_uses_are_right(gpus, on_gpus):
     def work(c):
         x, y = c.empty(4, device="gpu"), ones(gpus)
         x[...] = 1.0
-        assert gpus.asnumpy(c.all_reduce(x, out=y)).tolist() == [2.0] * 4  # as all of them do it
+        assert (
+            gpus.asnumpy(c.all_reduce(x, out=y)).tolist() == [2.0] * 4
+        )  # allowed: all ranks do it
         half = x[2 * c.rank : 2 * c.rank + 2]
         c.all_gather(half, out=x)
         c.reduce_scatter(x, out=half)
@@ -142,7 +144,7 @@ def test_empty_on_a_full_gpu_raises_memory_error(gpus, on_gpus, monkeypatch):
 
 @pytest.mark.parametrize("version", ["21800", None])
 def test_empty_without_nccl_is_an_array_of_cupy(gpus, on_gpus, monkeypatch, tmp_path, version):
-    """An NCCL that is too old, or none: an array of CuPy's."""
+    """NCCL is too old, or there is none."""
     if version is None:
         monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
     else:
