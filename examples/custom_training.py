@@ -5,7 +5,7 @@
 The loop is the tutorial's. A strategy's scope encloses model, optimizer and metrics; the dataset is
 distributed, and the loss is scaled by the global batch. The steps use strategy.run and strategy.reduce,
 and a checkpoint is restored without a strategy. The data are MNIST, or else the digits of scikit-learn.
-The learning rate falls along a cosine: the model reaches 99 % of MNIST's test images in five epochs.
+The learning rate falls along a cosine. After five epochs, 99 % of MNIST's test images are right.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 A strategy's scope encloses model and compile. The dataset is scaled, cached, shuffled and batched. The
 callbacks are ModelCheckpoint, a learning rate schedule, one that prints the rate, and TensorBoard. The
 model is evaluated, saved, and loaded with and without a strategy. Without MNIST (in --data, the cache or
-by download) the digits of scikit-learn are used. Other differences: two more convolutions and a dropout
-give 99 % of MNIST's test images after five epochs, and the random numbers have a seed.
+by download) the digits of scikit-learn are used. The model has two more convolutions than the
+tutorial's, and a dropout. It classifies 99 % of MNIST's test images correctly after five epochs. The
+random numbers have a seed.
 """
 
 from __future__ import annotations

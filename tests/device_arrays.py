@@ -131,7 +131,7 @@ class PinnedMemory:
 
 
 class _Event:
-    """Event that completes when it is waited for; records the number of calls between."""
+    """An event that completes when it is waited for, and counts the calls since it was recorded."""
 
     def __init__(self, disable_timing=False):
         assert disable_timing
@@ -369,7 +369,7 @@ def make_cupy():
     module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     module.cuda = types.SimpleNamespace(
         Device=Device,
-        # A driver that is too old for every NCCL: what these devices have to sum goes over the host.
+        # The driver is too old for every NCCL, so that arrays are reduced in host memory.
         runtime=graphs,
         MemoryPool=lambda: types.SimpleNamespace(malloc=None),
         using_allocator=lambda allocator: contextlib.nullcontext(),

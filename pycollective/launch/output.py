@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 _LONGEST = 1 << 20
-"""Most bytes of an incomplete line that are kept; more are printed without its end."""
+"""Most bytes of an incomplete line that are kept; a longer line is printed before it is complete."""
 _INCOMPLETE_SECONDS = 0.2
 """Seconds until an incomplete line is printed on a terminal."""
 
@@ -23,7 +23,7 @@ _INCOMPLETE_SECONDS = 0.2
 def discard_rest(stream: Any) -> None:
     """Discard what a stream still holds and gets, because its reader has ended.
 
-    Python writes the rest of the buffer at its end. A failure would make 120 of the exit status.
+    Python writes the rest of the buffer at its end. If this fails, the exit status is 120.
     """
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,9 +1,10 @@
 """The code of README and of the documentation runs, and links lead to files that exist.
 
 A block with a title is a file. The other Python blocks of a page are one program, in their order. The
-block titled "Output" is what the block before it prints. After ``<!-- not run: it needs … -->`` a block
-is only parsed, because CI lacks what it needs. After ``<!-- needs: module -->`` a block runs in a slow
-test, if the module is installed. The comment ``<!-- slow: reason -->`` makes the page a slow test.
+block titled "Output" is a part of what the block before it prints. After
+``<!-- not run: it needs … -->`` a block is only parsed, because CI lacks what it needs. After
+``<!-- needs: module -->`` a block runs in a slow test, if the module is installed. The comment
+``<!-- slow: reason -->`` makes the page a slow test.
 """
 
 from __future__ import annotations
