@@ -44,7 +44,7 @@ def emulated_hosts(size: int) -> list[int]:
 
 
 def _joined(size: int) -> list[_core.ShmGroup]:
-    """One memory, as each of its ranks has it."""
+    """Return a new memory, opened and joined by each of its ranks."""
     memory = _core.ShmGroup.create(size)
     each = [_core.ShmGroup.open(memory.descriptor) for _ in range(size)]
     for place, one in enumerate(each):
@@ -53,7 +53,7 @@ def _joined(size: int) -> list[_core.ShmGroup]:
 
 
 def _connected(size: int) -> list[list[list[socket.socket]]]:
-    """Each rank's sockets to each other: for control, collectives and messages."""
+    """Return each rank's sockets to every other rank: for control, collectives and messages."""
     ends: list[list[list[socket.socket]]] = [[[] for _ in range(size)] for _ in range(size)]
     with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
         for a, b in itertools.combinations(range(size), 2):

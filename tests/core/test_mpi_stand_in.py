@@ -34,14 +34,14 @@ def on_mpi(monkeypatch, on_ranks):
 
 def chosen_by_mpi(which):
     """Return the cases of test_suite.py without those that name an algorithm."""
-    factors, whats = dict(FACTORS[which]), {}
-    for what in factors["what"]:
-        named = what.algorithm
+    factors, calls = dict(FACTORS[which]), {}
+    for call in factors["what"]:
+        named = call.algorithm
         if not isinstance(named, str) or named not in ("auto", "", "tree", "ring", "direct"):
             continue
-        if what.collective != "all_reduce" or named == "auto":
-            whats.setdefault((what.collective, what.ragged), what)
-    factors["what"] = list(whats.values())
+        if call.collective != "all_reduce" or named == "auto":
+            calls.setdefault((call.collective, call.ragged), call)
+    factors["what"] = list(calls.values())
     return list(pairwise(factors))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-#: The command of each example, short.
-COMMANDS = {
+#: The options with which each example runs, so that it is short.
+OPTIONS = {
     "custom_training.py": "--epochs 1",
     "guide.py": "",
     "heat.py": "--side 60 --steps 50",
@@ -35,17 +35,17 @@ def run(name, *options):
 
 
 def test_examples_are_all_run():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(COMMANDS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(OPTIONS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_example_without_network_and_mnist_runs_to_its_end(name, tmp_path, monkeypatch):
     pytest.importorskip("mpi4py" if "mpi4py" in name else "sklearn")
     monkeypatch.delenv("PYCOLLECTIVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    assert run(name, *COMMANDS[name].split())
+    assert run(name, *OPTIONS[name].split())
 
 
 def test_keras_fit_runs_to_its_end(tmp_path):
