@@ -64,7 +64,7 @@ def test_model_with_strings_is_restored_from_a_file(tmp_path):
     assert again(words).numpy().tolist() == model(words).numpy().tolist() == [[2, 0]]
 
 
-def test_adapt_orders_strings_by_their_number():
+def test_adapt_orders_strings_by_their_frequency():
     words = ["b", "a", "c", "a", "[UNK]", "c"]
     for data in (words, np.array(words), tf.data.Dataset.from_tensor_slices(words).batch(4)):
         lookup = tf.keras.layers.StringLookup()
