@@ -266,7 +266,7 @@ def launch(
         for line in said:
             if "LEFT OUT " in line:
                 return line.split("LEFT OUT ", 1)[1]
-        return f"gave no result: {said[-1] if said else 'and said nothing'}"
+        return f"gave no result: {said[-1] if said else 'it said nothing'}"
 
 
 @functools.cache
@@ -530,8 +530,8 @@ def ratio_table(part: Part, done: dict[str, Results]) -> list[str]:
                 else:
                     cells.append(f"**{own / best:.2f}** ({time_text(own)} / {time_text(best)})")
             memory = name.removeprefix(OURS).removeprefix(", ")
-            what = CALLS[call] if call in ONE_SIZE else call
-            rows.append([what, memory, *cells, *padding])
+            title = CALLS[call] if call in ONE_SIZE else call
+            rows.append([title, memory, *cells, *padding])
         if BARE in results["launches"]:
             cells = [number(of_copies(results, size)) for size in columns]
             rows.append(["", "of bare copies and a handshake", *cells, *padding])
@@ -601,13 +601,13 @@ def goal_table(done: dict[str, dict[str, Results]]) -> list[str]:
         verdict = "**not met**" if missed else "met"
         if all(value is None for value in values.values()):
             verdict = "not measured"
-        what = f"{PARTS[goal.part].title}: {goal.call}"
-        what += f", {goal.memory}" if goal.memory else ""
+        title = f"{PARTS[goal.part].title}: {goal.call}"
+        title += f", {goal.memory}" if goal.memory else ""
         bounds = [*goal.most.values()]
         if len({*bounds}) == 1:
             bounds = bounds[:1]
         rows.append([
-            what,
+            title,
             " / ".join(map(size_text, goal.most)) if goal.call not in ONE_SIZE else "",
             f"≤ {' / '.join(f'{b:.3g}' for b in bounds)} {goal.unit}",
             " / ".join(cells),

@@ -33,8 +33,8 @@ bool run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buf
   };
   enum { undecided, begin, give_up };
   std::atomic<int> decision{undecided};  // no rank may begin before all threads have started
-  auto decide = [&](int what) {
-    decision.store(what);
+  auto decide = [&](int chosen) {
+    decision.store(chosen);
     decision.notify_all();
   };
   {

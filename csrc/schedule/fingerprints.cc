@@ -62,12 +62,12 @@ class Fingerprints {
   Fingerprints(const Algorithm& algorithm, int size, const Watch& watch)
       : shape_(algorithm.collective(), algorithm.num_chunks(size), algorithm.num_scratch(size),
                size),
-        what_(shape_.collective),
+        collective_(shape_.collective),
         chunks_(shape_.chunks),
         size_(size),
         walk_(algorithm, size, 1, watch),
         mailboxes_(size) {
-    if (what_ == Collective::all_to_all && size > kMostChunks / size) {
+    if (collective_ == Collective::all_to_all && size > kMostChunks / size) {
       throw std::invalid_argument("an all_to_all among " + std::to_string(size) +
                                   " ranks has too many chunks to be verified");
     }
@@ -76,7 +76,7 @@ class Fingerprints {
       ranks_.push_back(random() % (kPrime - 1) + 1);
       everyone_ = add(everyone_, ranks_.back());
       before_.push_back(everyone_);
-      const Content own = initial_content(what_, r, size, 0);
+      const Content own = initial_content(collective_, r, size, 0);
       bool contributes = in_parts || own.end > own.begin;
       if (!contributes) ranks_.back() = 0;
     }
@@ -94,7 +94,7 @@ class Fingerprints {
     if (!cells_) throw std::bad_alloc();
     prefer_huge_pages(cells_.get(), (cells + 1) * sizeof(std::uint64_t));
     if (in_parts) scratch_chunks_.resize(scratch * static_cast<std::size_t>(size), -1);
-    if (what_ == Collective::barrier) {
+    if (collective_ == Collective::barrier) {
       words_ = static_cast<std::size_t>(size + 63) / 64;
       knowledge_.resize(static_cast<std::size_t>(size) * words_);
       for (int r = 0; r < size; ++r) knowledge(r)[r / 64] |= std::uint64_t{1} << r % 64;
@@ -162,8 +162,8 @@ class Fingerprints {
     if (!in_parts) return buffer == Buffer::scratch ? i % chunks_ : i;
     if (buffer == Buffer::scratch) return scratch_chunk(r, i);
     i = wrapped(r, buffer, i);
-    return buffer == Buffer::input ? initial_content(what_, r, size_, i).chunk
-                                   : final_content(what_, r, size_, i).chunk;
+    return buffer == Buffer::input ? initial_content(collective_, r, size_, i).chunk
+                                   : final_content(collective_, r, size_, i).chunk;
   }
 
   bool fail(int r, const std::string& what) {
@@ -174,7 +174,7 @@ class Fingerprints {
 
   // Returns the initial value at an index of the input.
   std::uint64_t input_value(int r, int i) const {
-    if (in_parts) return value_of(initial_content(what_, r, size_, i));
+    if (in_parts) return value_of(initial_content(collective_, r, size_, i));
     return multiply(ranks_[static_cast<std::size_t>(r)],
                     chunk_numbers_[static_cast<std::size_t>(i)]);
   }
@@ -182,7 +182,7 @@ class Fingerprints {
   // Returns the index in the output that an index of the input shares in place, or -1.
   int shared_place(int r, int i) const {
     if (!in_parts) return i < outputs(r) ? i : -1;
-    if (!can_be_in_place(what_)) return -1;
+    if (!can_be_in_place(collective_)) return -1;
     if (outputs(r) == size_) return r;
     return inputs(r) == size_ && i == r && outputs(r) == 1 ? 0 : -1;
   }
@@ -291,7 +291,7 @@ class Fingerprints {
           return fail(r, "reduces different chunks");
         }
         value = add(value, other);
-        if (!mark(r, step, !is_prefix(what_) && value == complete(chunk))) return false;
+        if (!mark(r, step, !is_prefix(collective_) && value == complete(chunk))) return false;
       }
       if (in_parts && target.buffer == Buffer::scratch) {
         scratch_chunk(r, target.first + i) = chunk;
@@ -334,7 +334,7 @@ class Fingerprints {
       }
       for (int i = 0; i < outputs(r); ++i) {
         std::uint64_t value = cells_[place(r, Buffer::output, i)];
-        if (value == value_of(final_content(what_, r, size_, i))) continue;
+        if (value == value_of(final_content(collective_, r, size_, i))) continue;
         problem_ = "rank " + std::to_string(r) + " ends with a wrong output[" + std::to_string(i) +
                    "]: " + (value ? "not the right contributions, each once" : "never written");
         break;
@@ -372,7 +372,7 @@ class Fingerprints {
   static constexpr const char* kLost = "in place: reads input that has been overwritten";
 
   Shape shape_;
-  Collective what_;
+  Collective collective_;
   int chunks_, size_;
   Walk walk_;
   Mailboxes<Message> mailboxes_;

@@ -47,24 +47,24 @@ class Execution {
  public:
   Execution(const Schedule& schedule, bool in_place, int filled)
       : schedule_(schedule),
-        what_(schedule.collective),
-        in_place_(in_place && can_be_in_place(what_)),
-        in_parts_(in_parts(what_)),
+        collective_(schedule.collective),
+        in_place_(in_place && can_be_in_place(collective_)),
+        in_parts_(in_parts(collective_)),
         filled_(filled > 0 && !in_parts_ ? filled : schedule.chunks),
         size_(static_cast<int>(schedule.steps.size())),
-        shape_(what_, schedule.chunks, schedule.scratch, size_) {
+        shape_(collective_, schedule.chunks, schedule.scratch, size_) {
     for (int r = 0; r < size_; ++r) everyone_.set += std::uint64_t{1} << r;
     everyone_.ranks = size_;
     ranks_.resize(static_cast<std::size_t>(size_));
     for (int r = 0; r < size_; ++r) {
       Rank& rank = at(r);
-      rank.inputs = input_chunks(what_, schedule.chunks, r, size_);
-      rank.outputs = output_chunks(what_, schedule.chunks, r, size_);
+      rank.inputs = input_chunks(collective_, schedule.chunks, r, size_);
+      rank.outputs = output_chunks(collective_, schedule.chunks, r, size_);
       rank.cells.resize(static_cast<std::size_t>(rank.inputs + rank.outputs + schedule.scratch));
       rank.clock.assign(static_cast<std::size_t>(size_), 0);
       rank.clock[static_cast<std::size_t>(r)] = 1;
       for (int i = 0; i < rank.inputs; ++i) {
-        Content content = initial_content(what_, r, size_, i);
+        Content content = initial_content(collective_, r, size_, i);
         if (content.end > content.begin) cell(r, Buffer::input, i).value = value_of(content);
       }
     }
@@ -119,7 +119,7 @@ class Execution {
   // Returns the chunk that an index must hold; -1 if it may hold any chunk.
   int belongs(int r, Buffer buffer, int i) const {
     if (buffer == Buffer::output) {
-      return final_content(what_, r, size_, place(r, buffer, i)).chunk;
+      return final_content(collective_, r, size_, place(r, buffer, i)).chunk;
     }
     return in_parts_ ? -1 : i % schedule_.chunks;
   }
@@ -253,7 +253,7 @@ class Execution {
       source.ranks += other.ranks;
       source.set += other.set;
     }
-    const bool is_complete = is_everyone(source) && !is_prefix(what_);
+    const bool is_complete = is_everyone(source) && !is_prefix(collective_);
     if (marks_) {
       if (reduces && is_complete) marks_->push_back({r, k});
     } else if (reduces && step.completes != is_complete) {
@@ -292,14 +292,14 @@ class Execution {
 
   void check_result() {
     for (int r = 0; r < size_ && problem_.empty(); ++r) {
-      if (what_ == Collective::barrier) {
+      if (collective_ == Collective::barrier) {
         check_barrier(r);
         continue;
       }
       int count = in_parts_ ? at(r).outputs : std::min(at(r).outputs, filled_);
       for (int i = 0; i < count && problem_.empty(); ++i) {
         const Value& v = cell(r, Buffer::output, i).value;
-        Value wanted = value_of(final_content(what_, r, size_, i));
+        Value wanted = value_of(final_content(collective_, r, size_, i));
         if (v.chunk != wanted.chunk || v.ranks != wanted.ranks || v.set != wanted.set) {
           problem_ = "rank " + std::to_string(r) + " ends with a wrong output[" +
                      std::to_string(i) + "]: " + describe(v);
@@ -330,7 +330,7 @@ class Execution {
   }
 
   const Schedule& schedule_;
-  Collective what_;
+  Collective collective_;
   bool in_place_;
   bool in_parts_;
   int filled_;

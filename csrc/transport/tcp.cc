@@ -47,7 +47,8 @@ void check_streams(int rank, const std::vector<std::vector<int>>& streams, bool 
     const auto& given = streams[static_cast<std::size_t>(r)];
     if (r == rank ? !given.empty() : given.size() < (others ? 1U : 2U)) {
       throw std::invalid_argument(
-          "every peer needs a control connection and one or more for messages");
+          others ? "every peer needs a control connection"
+                 : "every peer needs a control connection and one or more for messages");
     }
   }
 }
