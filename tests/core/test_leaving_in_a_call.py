@@ -44,7 +44,7 @@ def test_leave_within_a_call_raises_peer_lost_error_on_peers(kind, size):
 
 
 @pytest.mark.parametrize("kind", ["tcp", "mixed"])
-def test_call_that_another_thread_of_the_rank_closes_before_it_begins_raises_aborted_error(kind):
+def test_call_of_a_rank_that_has_left_the_group_raises_aborted_error(kind):
     comms = make_group(kind, 2)
     comms[0]._group.leave(0)
     with pytest.raises(pc.AbortedError, match="^rank 0 has left the group$") as caught:

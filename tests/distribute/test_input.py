@@ -56,7 +56,7 @@ class Worker(d.MirroredStrategy):
 
 
 def on_workers(workers, replicas, work):
-    """Run ``work(strategy)`` for each worker at the same time; the results, or the errors."""
+    """Run ``work(strategy)`` for each worker at the same time; return the results, or the errors."""
     results = [None] * workers
     comms = tf.local_group(workers, timeout=20)
 
@@ -262,7 +262,7 @@ def test_a_replica_function_gets_elements_not_iterators(two):
         assert steps(two, [next(iterator)]) == [[[0, 1], [2, 3]]]
 
 
-def test_nothing_more_can_be_done_to_a_distributed_dataset(two):
+def test_distributed_dataset_has_no_transformations(two):
     distributed = two.experimental_distribute_dataset(Dataset.range(6).batch(4))
     assert not hasattr(distributed, "map")
     with pytest.raises(TypeError, match=r"expected a pycollective.data.Dataset, got Distributed"):
@@ -311,12 +311,12 @@ def test_replicas_that_have_run_out_get_no_rows(two):
     assert list(of(None, np.zeros(2), count=0)) == []
 
 
-def test_complete_steps_only(two):
+def test_incomplete_steps_are_dropped_if_all_shapes_are_known(two):
     def made(dataset):
         return steps(two, two.distribute_datasets_from_function(lambda context: dataset))
 
     assert made(Dataset.range(10).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], []]]
-    # All shapes are known: then no replica ever gets less, and what is left over is not used.
+    # All shapes are known: each replica gets a whole element, and the rest is not used.
     full = Dataset.range(10).batch(2, drop_remainder=True)
     assert made(full) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     assert made(Dataset.range(5)) == [[0, 1], [2, 3]]
@@ -325,7 +325,7 @@ def test_complete_steps_only(two):
     assert parts(two, under(Dataset.range(6).batch(4), "OFF")) == [[[0, 1], [2, 3]]]
 
 
-def test_no_row_is_lost_where_shapes_are_not_what_they_seem(two):
+def test_no_row_is_lost_if_elements_have_other_shapes_than_their_spec(two):
     """A function that is tried with zeros may do something else with the elements."""
     batches = Dataset.range(8).batch(4, drop_remainder=True)
     dataset = batches.map(lambda x: x[np.flatnonzero(x.numpy() % 5 != 2).tolist()])
@@ -470,7 +470,7 @@ def test_buffer_size_limits_the_batches_made_ahead(two, size):
 
     options = d.InputOptions(experimental_per_replica_buffer_size=size)
     mapped = Dataset.range(100).map(count).batch(1)
-    mapped.element_spec  # noqa: B018  tried with zeros, once
+    mapped.element_spec  # noqa: B018  calls the function once, with zeros
     alone = d.InputOptions(experimental_fetch_to_device=False)
     # Each step takes an element for each of the two replicas; one more step may be on its way.
     make = lambda context: mapped  # noqa: E731
@@ -517,7 +517,7 @@ def test_workers_of_different_length_stop_together():
         while (element := iterator.get_next_as_optional()).has_value():
             got += steps(strategy, [element.get_value()])
         if strategy.extended.input_pipeline[1] == 0:
-            with pytest.raises(StopIteration):  # without asking the other, who does not ask
+            with pytest.raises(StopIteration):  # without a question to the other worker
                 next(iterator)
         return got
 
@@ -612,7 +612,7 @@ def test_a_worker_that_gets_nothing_is_warned_once():
         r"mini-batches of 1 row\(s\), and these 1 go to workers 0 to 0",
     ):
         dataset = distribute(ones)
-    for _ in range(2):  # warnings are errors here: it has been said
+    for _ in range(2):  # no second warning, which would be an error here
         assert all(v.shape == (0,) for x in dataset for v in x.values)
     unknown = distribute(ones.map(lambda x: x[:2]))
     with pytest.warns(RuntimeWarning, match="got only empty batches in 3 step"):

@@ -40,7 +40,7 @@ def compiled(name, loss, **options):
 
 
 def losses_of(model, y, **options):
-    """Return the loss of one step of training, and the loss of `evaluate` before the step."""
+    """Return the loss of `evaluate`, and the loss of one step of training after it."""
     options = {"batch_size": 21, "verbose": 0, **options}
     before = model.evaluate(X, y, **options)
     return before, model.fit(X, y, **options).history["loss"][0]
@@ -50,7 +50,7 @@ def losses_of(model, y, **options):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_compute_loss_without_training_argument_is_called_without(name):
+def test_compute_loss_without_training_argument_is_called_without_it(name):
     class Own(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
             return 7.0 * super().compute_loss(x, y, y_pred, sample_weight)

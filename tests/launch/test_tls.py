@@ -408,7 +408,7 @@ def test_links_are_tried_in_tls(on_ranks, certificates):
 
 @pytest.mark.slow
 def test_parameter_servers_send_arrays_through_tls(certificates, tmp_path):
-    """The chief's connections to a parameter server and to a worker."""
+    """The chief is connected to a parameter server and to a worker in TLS."""
     script = tmp_path / "script.py"
     script.write_text("""
 import numpy as np

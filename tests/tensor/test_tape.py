@@ -161,7 +161,7 @@ def test_an_exception_ends_the_recording():
     assert not thread_state.tapes
 
 
-def test_stop_recording_and_stop_gradient():
+def test_stop_recording_and_stop_gradient_cut_gradients():
     x = tf.Variable(3.0)
     with tf.GradientTape(persistent=True) as tape:
         with tape.stop_recording():
