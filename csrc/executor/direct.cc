@@ -20,6 +20,14 @@ std::uint32_t shift_of(const void* address) {
   return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(address) % kCacheLine);
 }
 
+// A claim of a chunk. Positions are multiples of a cache line, and claims of later blocks are
+// larger.
+constexpr int kRankBits = 16;
+std::uint64_t claim_of(std::uint64_t position, int rank) {
+  return position / kCacheLine << kRankBits | static_cast<std::uint64_t>(rank);
+}
+int claimant_of(std::uint64_t claim) { return static_cast<int>(claim & ((1U << kRankBits) - 1)); }
+
 // Announces that this rank reads or writes memory of its peers. A peer that gives up a call first
 // fails the group, then waits until no rank announces this; no rank begins after the failure.
 class PeerAccess {
@@ -200,8 +208,9 @@ void DirectExecution::lay_out(Block& block) const {
     return;
   }
   if (has_exchange()) {
-    // A rank's own chunk is not staged.
-    const std::size_t bytes = is_central() ? block.stride : (size - 1) * block.stride;
+    // A rank stages its own chunk only if its peers may combine that.
+    const std::size_t chunks = is_central() ? 1 : is_cut_ ? size : size - 1;
+    const std::size_t bytes = chunks * block.stride;
     block.input_at = position_in_ring(block.input_end, bytes, board_.input_bytes());
     block.input_end = block.input_at + bytes;
   }
@@ -218,7 +227,7 @@ void DirectExecution::move_to_next(Block& block) const {
 }
 
 std::byte* DirectExecution::staged(int from, int to, const Block& block) const {
-  const int place = is_central() ? 0 : to < from ? to : to - 1;
+  const int place = is_central() ? 0 : is_cut_ || to < from ? to : to - 1;
   return board_.input_staging(from) + block.input_at % board_.input_bytes() +
          static_cast<std::size_t>(place) * block.stride +
          board_.slot(from, sequence_).operands.input_shift;
@@ -295,6 +304,7 @@ bool DirectExecution::post() {
                 shift_of(call_.input),
                 shift_of(call_.output),
                 0,
+                0,
                 0};
     const bool input_is_mapped = operands.input != 0;
     output_is_mapped_ = operands.output != 0;
@@ -316,6 +326,10 @@ bool DirectExecution::post() {
     may_distribute_ =
         reduces && !is_cut_ && input_is_mapped && (rank != call_.root || output_is_mapped_);
     if (!may_distribute_) begin_blocks();
+    shares_ = call_.collective == Collective::all_reduce && board_.is_oversubscribed() &&
+              !input_is_read_ && !output_is_read_ && block_bytes_ == unit_;
+    operands.shares = shares_ ? 1 : 0;
+    all_share_ = shares_;
   }
   board_.sequence = sequence_;
   board_.posted_fingerprint = fingerprint_;
@@ -367,6 +381,7 @@ bool DirectExecution::have_posted() {
     auto& peer = board_.peers[static_cast<std::size_t>(checked_)];
     const Board::Operands operands = slot.operands;
     if (operands.input) peer.input = address_of(checked_, operands.input, input_bytes(checked_));
+    all_share_ = all_share_ && operands.shares != 0;
     peer.remote_input = operands.remote_input;
     peer.remote_output = operands.remote_output;
     if (operands.output)
@@ -501,7 +516,7 @@ bool DirectExecution::try_stage() {
                &DirectExecution::is_consumer, seen_consumed_)) {
     return false;
   }
-  for (int i = 1; i < board_.size() && !input_is_read_; ++i) {
+  for (int i = shares_ ? 0 : 1; i < board_.size() && !input_is_read_; ++i) {
     int peer = (rank + i) % board_.size();
     if (!is_consumer(peer)) continue;
     Span chunk = input_span(staging_, peer);
@@ -537,6 +552,7 @@ bool DirectExecution::try_produce() {
       return false;
     }
   }
+  if (all_share_) return try_claim();
   if (consumes) {
     // A rank that stages its own input counts the blocks that it is ahead of its copies.
     const bool stages = is_source(rank) && !input_is_read_;
@@ -554,6 +570,43 @@ bool DirectExecution::try_produce() {
   ++published_ahead_;
   move_to_next(producing_);
   return true;
+}
+
+// Claims a chunk, or combines the claimed one. If no chunk is left, the block is produced.
+bool DirectExecution::try_claim() {
+  if (claimed_ >= 0) {
+    combine_claimed();
+    return true;
+  }
+  const int rank = board_.rank(), size = board_.size();
+  for (int i = 0; i < size; ++i) {
+    const int owner = (rank + i) % size;
+    auto& last = board_.counters(owner).claim;
+    std::uint64_t seen = last.load(std::memory_order_relaxed);
+    if (seen >= claim_of(producing_.input_end, 0)) continue;
+    const auto mine = claim_of(producing_.input_end, rank);
+    if (!last.compare_exchange_strong(seen, mine, std::memory_order_acq_rel)) continue;
+    claimed_ = owner;
+    return true;
+  }
+  --staged_ahead_;
+  ++published_ahead_;
+  move_to_next(producing_);
+  return true;
+}
+
+void DirectExecution::combine_claimed() {
+  const int rank = board_.rank(), size = board_.size();
+  const Span chunk = input_span(producing_, claimed_);
+  for (int r = 0; r < size; ++r) {
+    board_.sources[static_cast<std::size_t>(r)] =
+        r == rank ? call_.input + chunk.offset : staged(r, claimed_, producing_);
+  }
+  void* target = published(claimed_, producing_);
+  combine_all(call_, &target, 1, board_.sources.data(), size, chunk.bytes / call_.item);
+  board_.counters(claimed_).published.store(producing_.output_end, std::memory_order_release);
+  board_.wake_others();
+  claimed_ = -1;
 }
 
 // Returns true if this rank reads the inputs of all peers with the role through the system.
@@ -677,6 +730,10 @@ bool DirectExecution::try_copy_out() {
                          &DirectExecution::is_publisher, seen_published_)) {
     return false;
   }
+  if (all_share_ &&
+      board_.counters(rank).published.load(std::memory_order_acquire) < copying_out_.output_end) {
+    return false;
+  }
   const Block block = joins ? join_blocks(copying_out_) : copying_out_;
   // A chunk of an all-reduce is in its publisher's output. In other calls it is in the input.
   auto mapped_of = [&](int r) {
@@ -692,7 +749,7 @@ bool DirectExecution::try_copy_out() {
     in_place = in_place || (r != rank && (mapped_of(r) || remote_of(r)));
   }
   PeerAccess access(board_, endpoint_, in_place);
-  for (int i = 1; i < size; ++i) {
+  for (int i = all_share_ ? 0 : 1; i < size; ++i) {
     int peer = (rank + i) % size;
     if (!is_publisher(peer)) continue;
     const Span to = output_span(block, peer);
@@ -772,6 +829,16 @@ std::vector<int> DirectExecution::awaited() const {
   // The earliest block first.
   using Counters = Board::Counters;
   using Self = DirectExecution;
+  if (all_share_ && copying_out_.bytes && !producing_.bytes) {
+    for (int r = 0; r < board_.size(); ++r) {
+      const auto& counters = board_.counters(r);
+      const int claimant = claimant_of(counters.claim.load());
+      if (counters.published.load() < copying_out_.output_end && claimant != board_.rank()) {
+        found.push_back(claimant);
+      }
+    }
+    return found;
+  }
   if (copying_out_.bytes && (published_ahead_ > 0 || !producing_.bytes)) {
     found = behind(&Counters::published, copying_out_.output_end, &Self::is_publisher);
   }

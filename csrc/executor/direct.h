@@ -22,6 +22,10 @@
 // staging rings, or are read through the system (support/peer_memory.h). Where rank r combines
 // chunk r, the ranks also write their results to the peers' mapped outputs.
 //
+// With more ranks than cores, a rank that waits for its core would let the others wait. So in an
+// all_reduce of one block of staged arrays, the ranks that run claim the chunks of those that do
+// not.
+//
 // Contributions are combined in the order of the schedules named "direct", so both give the same
 // bits. Half-precision types are the exception: here they are rounded once, unless the call asks
 // for reproducible bits.
@@ -128,6 +132,8 @@ class DirectExecution {
   Progress advance_blocks();
   bool try_stage();
   bool try_produce();
+  bool try_claim();
+  void combine_claimed();
   bool try_copy_out();
   void consume(const Block& block);
   void publish(const Block& block);
@@ -170,6 +176,9 @@ class DirectExecution {
   std::size_t block_bytes_ = 0;  // of the first block
   int lookahead_ = 0;
   int staged_ahead_ = 0, published_ahead_ = 0;  // blocks before producing_, and before copying_out_
+  bool shares_ = false;                         // this rank lets its peers combine its chunk
+  bool all_share_ = false;                      // so do all ranks: chunks are claimed
+  int claimed_ = -1;                            // the rank whose chunk this rank has claimed
 };
 
 }  // namespace pycollective

@@ -1,6 +1,6 @@
 // The board: shared memory in which the ranks of one host carry out collectives without messages.
 // The direct path (executor/direct.h) implements the collectives on it. Each rank has one region,
-// which it alone writes and all ranks read:
+// which it writes and all ranks read:
 //
 //     slots (kBoardSlots) | counters | input staging ring | output staging ring
 //
@@ -11,7 +11,9 @@
 //   peer has read all slots of call n - kBoardSlots.
 // * Counters. Positions in the staging rings, which only grow. They synchronize the blocks of a
 //   call. A rank may read a block when its writer's `staged` or `published` has reached the end of
-//   the block. It may overwrite a block when the readers' `consumed` or `copied_out` has.
+//   the block. It may overwrite a block when the readers' `consumed` or `copied_out` has. With more
+//   ranks than cores, any rank may claim the chunk that rank r would combine in a short all-reduce.
+//   It then writes rank r's output staging and `published`.
 // * Staging. Bounce buffers for arrays that the peers cannot map. All ranks compute the same
 //   positions from the call's arguments, so no rank sends an address.
 //
@@ -40,6 +42,7 @@ class Board {
     std::uint64_t input, output;                // handle_of() each
     std::uint32_t input_shift, output_shift;    // address modulo kCacheLine; staged copies keep it
     std::uint64_t remote_input, remote_output;  // addresses for read_remote(); 0: not offered
+    std::uint32_t shares;                       // 1: any rank may combine this rank's chunk
   };
 
   struct alignas(kCacheLine) Slot {
@@ -56,6 +59,9 @@ class Board {
   // peers' results.
   struct alignas(kCacheLine) Counters {
     std::atomic<std::uint64_t> staged, consumed, published, copied_out;
+    // The last claim of this rank's chunk: the position of the block, and the rank that combines
+    // it.
+    std::atomic<std::uint64_t> claim;
     std::atomic<std::uint32_t> accesses_peers;  // 1 while it reads or writes memory of its peers
   };
 

@@ -20,7 +20,8 @@
 //   * after a death, a waiting rank that names neither the dead rank nor a rank that waits for it.
 //
 // Steps wait only for counters that grow. So two steps can run concurrently exactly if both are
-// possible in one state, and each action can be explored as a whole.
+// possible in one state, and each action can be explored as a whole. To claim a chunk is an action
+// without data: of two ranks that can claim one, the first gets it.
 //
 // A rank can also give up in the middle of a peer's step, before and after the peer checks for a
 // failure. The model does not reorder memory accesses; the tests with ThreadSanitizer cover that.
@@ -917,6 +918,18 @@ void add_programs(std::vector<Program>& list, Collective kind, bool distributed,
     const std::size_t many = blocks_of(size == 2 ? 20 : 6, is_cut, size);
     list.push_back({name + ", long", {{kind, 0, many, 0, 0}}});
     list.push_back({name + ", long, oversubscribed", {{kind, 0, many, 0, 0}}, true});
+  }
+  // More ranks than cores: the ranks claim the chunks of a block. The last program fills the rings.
+  if (kind == Collective::all_reduce) {
+    const std::size_t one = blocks_of(1, true, size),
+                      full = kStagedChunkBytes * static_cast<std::size_t>(size);
+    const GroupCall staged{kind, 0, one, 0, 0}, whole{kind, 0, full, 0, 0, true};
+    GroupCall mapped = staged;
+    mapped.inputs = 2;
+    list.push_back({name + ", claimed chunks", {staged, whole, staged}, true});
+    list.push_back({name + ", claimed chunks, or one rank mapped", {staged, mapped, staged}, true});
+    if (size == 2)
+      list.push_back({name + ", claimed chunks, often", std::vector<GroupCall>(7, whole), true});
   }
   Program differs{name + ", one rank makes a different call",
                   {{kind, 0, 5, 0, 0}, {kind, 0, blocks, 0, 0}, {Collective::barrier, 0, 0, 0, 0}}};
