@@ -110,6 +110,8 @@ def filled(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
 
 def copy(array: Array) -> Array:
     """Return a writable array in C order that owns its memory, with the values of ``array``."""
+    if array.__class__ is np.ndarray:
+        return array.copy()  # type: ignore[no-any-return]
     bits = as_bits(array)
     fresh: Array = array_module(array).array(bits, order="C", copy=True, subok=False)
     return fresh if bits is array else fresh.view(array.dtype)

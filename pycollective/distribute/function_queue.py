@@ -121,7 +121,7 @@ class Closure:
         self.arguments = args, kwargs
         self._steps = steps
         self.value = RemoteValue()
-        leaves = nest.flatten(self.arguments)
+        leaves = nest.flatten(self.arguments) if args or kwargs else ()
         if any(isinstance(leaf, RemoteValue) for leaf in leaves):
             raise ValueError(
                 "`tf.distribute.experimental.coordinator.RemoteValue` used as an input to scheduled "
@@ -228,8 +228,9 @@ class FunctionQueue:
         self._chief = chief
         self._process = os.getpid()
         # The garbage collector may call close() in a thread that holds the lock.
-        lock = threading.RLock()
-        self._work, self._changed = threading.Condition(lock), threading.Condition(lock)
+        # `with` of the lock itself costs no call in Python.
+        self._lock = threading.RLock()
+        self._work, self._changed = (threading.Condition(self._lock) for _ in range(2))
         self._closures: deque[Closure] = deque()
         self._in_flight = 0
         self._error: BaseException | None = None
@@ -266,7 +267,7 @@ class FunctionQueue:
     def put(self, closure: Closure) -> None:
         """Add a function; wait while the queue is full."""
         self._check_process("schedule")
-        with self._changed:
+        with self._lock:
             self._raise_error()
             if len(self._closures) >= _QUEUE_SIZE:
                 self._changed.wait_for(lambda: self._error or len(self._closures) < _QUEUE_SIZE)
@@ -279,7 +280,7 @@ class FunctionQueue:
     def join(self, timeout: float | None) -> None:
         """Wait until no function waits or runs."""
         self._check_process("join")
-        with self._changed:
+        with self._lock:
             if not self._changed.wait_for(lambda: self._error or self._is_idle(), timeout):
                 raise DeadlineExceededError(
                     f"join: {self._in_flight} functions run and {len(self._closures)} wait after "
@@ -290,13 +291,13 @@ class FunctionQueue:
     def is_done(self) -> bool:
         """Return True if no function waits or runs."""
         self._check_process("done")
-        with self._changed:
+        with self._lock:
             self._raise_error()
             return self._is_idle()
 
     def lose(self, number: int) -> None:
         """Replace a worker by a new one, and schedule its function again, before all others."""
-        with self._changed:
+        with self._lock:
             lost, fresh = self._workers[number], Worker(number)
             self._workers[number] = fresh
             lost.retired = True
@@ -310,7 +311,7 @@ class FunctionQueue:
         """End the workers; functions that still wait are cancelled."""
         if self._process != os.getpid():
             return  # the lock may be held by a thread that this process does not have
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._cancel()
             self._work.notify_all()
@@ -345,7 +346,7 @@ class FunctionQueue:
 
     def cancel(self) -> None:
         """Cancel the functions that wait, wait for those that run, and drop their errors."""
-        with self._changed:
+        with self._lock:
             self._cancel()
             self._changed.wait_for(lambda: not self._in_flight)
             self._cancel()  # the function of a worker that was lost meanwhile
@@ -359,7 +360,7 @@ class FunctionQueue:
 
     def _fail(self, error: UnavailableError) -> None:
         """End the functions that wait; every later call raises the error."""
-        with self._changed:
+        with self._lock:
             self._fatal = self._error = error
             self._cancel(error)
             self._changed.notify_all()
@@ -377,7 +378,7 @@ class FunctionQueue:
 
     def _wait(self, worker: Worker) -> bool:
         """Wait for a function, and give it to a worker; return False if the worker must end."""
-        with self._work:
+        with self._lock:
             while not (self._closed or worker.retired or worker.disconnected):
                 polls = self._poller in (None, worker)
                 if self._closures and worker.closure is None:
@@ -412,7 +413,7 @@ class FunctionQueue:
         """
         if self._chief is None and not is_plain_thread():
             return
-        with self._work:
+        with self._lock:
             if not self._closures or self._closures[0] is not closure or self._closed:
                 return
             idle = [
@@ -428,7 +429,7 @@ class FunctionQueue:
             self._run(worker, spins=True)
         finally:
             this_thread.worker = None
-        with self._work:
+        with self._lock:
             if self._closures:
                 self._work.notify_all()
 
@@ -447,7 +448,7 @@ class FunctionQueue:
             return
         except _ServerLost as lost:
             if self._recovers():
-                with self._changed:
+                with self._lock:
                     worker.closure = None
                     self._closures.appendleft(closure)
                     self._ended()
@@ -486,7 +487,7 @@ class FunctionQueue:
     def _return(self, worker: Worker, closure: Closure, lost: LinkLostError) -> None:
         """Schedule the function of a lost worker again, before all others."""
         _log.warning("%s; its function runs again on another worker", lost)
-        with self._changed:
+        with self._lock:
             self._had_worker_at = time.monotonic()
             worker.disconnected, worker.closure = True, None
             self._closures.appendleft(closure)
@@ -516,7 +517,7 @@ class FunctionQueue:
                 self._check_workers(error)
                 continue
             worker.made.clear()
-            with self._changed:
+            with self._lock:
                 worker.disconnected = False
                 if self._error is self._no_worker:
                     self._error = self._no_worker = None
@@ -526,7 +527,7 @@ class FunctionQueue:
     def _check_workers(self, error: Exception) -> None:
         """Store an error after ``_NO_WORKER`` seconds without a worker; ``error`` is the reason."""
         assert self._chief is not None
-        with self._changed:
+        with self._lock:
             if self._chief.has_worker():
                 self._had_worker_at = time.monotonic()
             if time.monotonic() - self._had_worker_at < _NO_WORKER:
@@ -551,7 +552,7 @@ class FunctionQueue:
 
         With ``stored``, the next call of the coordinator raises the error.
         """
-        with self._changed:
+        with self._lock:
             if worker.retired:
                 return
             worker.closure = None
