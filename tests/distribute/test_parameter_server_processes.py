@@ -440,9 +440,11 @@ with strategy.scope():
     early = tf.Variable(np.ones(1000, np.float32), name="early")
     first = float(early[0])
     del early
-    if is_worker:
-        time.sleep(0.5)  # the chief has dropped the variable
+    while is_worker and not os.path.exists("dropped"):
+        time.sleep(0.01)
     again = tf.Variable(np.full(1000, 2, np.float32), name="early")
+    if not is_worker:  # this creation has told the server that the first variable is dropped
+        open("dropped", "w").close()
     kept = tf.Variable(np.zeros((100, 10), np.float32), name="kept")
     layer = tf.Variable(np.zeros((300, 20), np.float32), name="layer")
     optimizer = tf.keras.optimizers.Adam(0.1)
@@ -465,6 +467,9 @@ uses = tf.function(lambda: float(names["layer"][0, 0]))
 values = [coordinator.schedule(step).fetch() for _ in range(3)]
 full = loads()
 del step, optimizer, layer, names["layer"]
+until = time.monotonic() + 5
+while loads()[0] > 2 and time.monotonic() < until:
+    time.sleep(0.01)  # the thread of a worker may still have the function
 less = loads()
 added = [coordinator.schedule(add).fetch() for _ in range(3)]
 error = raised(coordinator.schedule(uses).fetch)
