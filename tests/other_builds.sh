@@ -12,7 +12,8 @@ echo "the core's tests under AddressSanitizer and UBSan, then ThreadSanitizer"
 threaded=(tests/core/test_{direct,suite,communicator,messages,message_traffic,async,split}.py)
 tests/sanitize.sh address "${threaded[@]}" tests/core/test_{empty,several_parts,collectives}.py tests/device
 tests/sanitize.sh thread "${threaded[@]}" \
-  tests/nn/test_nn_conv_kernels.py::test_{calls_from_many_threads_give_the_same_bits,threads_that_are_in_kernels_when_the_interpreter_ends}
+  tests/nn/test_nn_conv_kernels.py::test_calls_from_many_threads_give_the_same_bits \
+  tests/nn/test_nn_conv_kernels.py::test_interpreter_end_with_threads_in_kernels_is_clean
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -137,8 +137,8 @@ def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
         ("executor/direct.cc", "  if (!found.empty() || mode_ != Mode::blocks) return found;",
          "  return found;", 2, "death", "does not name the dead rank"),
         # Claimed chunks: a rank copies its own one too early, claims one twice, and names its owner.
-        ("executor/direct.cc", "  if (all_share_ && board_.counters(rank).published",
-         "  if (false && board_.counters(rank).published", 2, "none", "race in memory"),
+        ("executor/direct.cc", "  if (all_share_ &&\n      board_.counters(rank).published",
+         "  if (false &&\n      board_.counters(rank).published", 2, "none", "race in memory"),
         ("executor/direct.cc", "if (seen >= claim_of(producing_.input_end, 0)) continue;",
          "if (seen >= claim_of(producing_.input_end, rank)) continue;",
          2, "none", "race in memory"),
