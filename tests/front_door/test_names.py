@@ -77,6 +77,18 @@ def test_functions_of_the_migration_tables_have_a_suggestion():
     assert {name for name in calls - mine if other_names.ours(name) is None} == WITHOUT
 
 
+def test_scripts_name_tests_that_exist():
+    top = pathlib.Path(__file__).parents[2]
+    scripts = [top / ".ci" / "run", *(top / "tests").rglob("*.sh")]
+    named = {name for path in scripts for name in re.findall(r"::(test_\w+)", path.read_text())}
+    exist = {
+        name
+        for path in (top / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 4 and named <= exist
+
+
 def test_getattr_of_probes_is_an_attribute_error():
     for name in ("__wrapped__", "_repr_html_", "Allreduce"):
         assert not hasattr(pc, name)
