@@ -208,5 +208,8 @@ class Work(dist.Work):  # type: ignore[misc]
             done.set_result(None)
 
         self._ended = ended
-        self._watcher.add(complete, self._in_order)
+        if self._end is None and work.done():  # the last rank to call waits for no other
+            complete()
+        else:
+            self._watcher.add(complete, self._in_order)
         return self._future
