@@ -138,7 +138,10 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
         if not has_port(address)
     ]
     if later:
-        print(f"the links are not tested, because {', '.join(later)} chooses a port when it begins")
+        names = ", ".join(later)
+        print(
+            f"the links are not tested, because tasks choose their ports when they begin: {names}"
+        )
         return 0
     return _test_links(member, timeout)
 

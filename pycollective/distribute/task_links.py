@@ -67,7 +67,7 @@ class Link:
         self._channel = channel
         self._answers = answers
         #: The seconds of silence after which `answers` is called.
-        self._silence = heartbeat_timeout()
+        self._silence = math.inf if answers is None else heartbeat_timeout()
         self.lock = threading.Lock()
         #: True if the connection has ended because the other side is stopped or cut off.
         self.silent = False

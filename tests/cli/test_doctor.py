@@ -397,7 +397,7 @@ def test_tasks_of_a_cluster_with_parameter_servers_test_their_links(tmp_path):
         (
             {"worker": ["127.0.0.1:0"], "ps": ["127.0.0.1:1"]},
             0,
-            "the links are not tested, because worker 0 chooses a port when it begins",
+            "the links are not tested, because tasks choose their ports when they begin: worker 0",
         ),
         ({"ps": ["127.0.0.1:1"]}, 1, "WRONG: There must be at least one worker."),
         (
