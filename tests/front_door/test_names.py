@@ -78,12 +78,12 @@ def test_functions_of_the_migration_tables_have_a_suggestion():
 
 
 def test_scripts_name_tests_that_exist():
-    top = pathlib.Path(__file__).parents[2]
-    scripts = [top / ".ci" / "run", *(top / "tests").rglob("*.sh")]
+    tests = pathlib.Path(__file__).parents[1]
+    scripts = tests.rglob("*.sh")
     named = {name for path in scripts for name in re.findall(r"::(test_\w+)", path.read_text())}
     exist = {
         name
-        for path in (top / "tests").rglob("test_*.py")
+        for path in tests.rglob("test_*.py")
         for name in re.findall(r"^ *def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     assert len(named) > 4 and named <= exist
