@@ -13,7 +13,8 @@ thread_local Scratch part_scratch, call_scratch;
 // With fewer products, waking other threads takes longer than it saves.
 constexpr Index kSmall = 1 << 18;
 
-// c [rows, columns] = a b. Threads divide the rows or the columns.
+// c [rows, columns] = a b. Threads divide the rows or the columns: each of them reads the whole
+// other factor, so that it should be the smaller one.
 void multiply(const Factor& a, const Factor& b, float* c, Index rows, Index columns, Index depth) {
   if (depth == 0) {
     std::fill(c, c + rows * columns, 0.0f);
@@ -22,7 +23,7 @@ void multiply(const Factor& a, const Factor& b, float* c, Index rows, Index colu
   const Products products = pick_products();
   const Index panels = products.count_panels(columns);
   const int most = rows * columns * depth < kSmall ? 1 : threads();
-  if (panels >= most) {
+  if (panels >= most && rows <= columns) {
     in_parallel(most, [&](int part) {
       products.multiply(a, b, c, rows, columns, depth, false, begin_of_part(panels, part, most),
                         begin_of_part(panels, part + 1, most), part_scratch);
@@ -60,10 +61,7 @@ void dense_gradient(const DenseGradient& a) {
   if (a.weight_gradient) {
     multiply({a.x, 1, a.inputs}, {dz, a.units, 1}, a.weight_gradient, a.inputs, a.units, a.rows);
   }
-  if (a.x_gradient && a.rows == 1) {
-    // The weights are the left factor. As the right factor they would be transposed and packed.
-    multiply({a.weights, a.units, 1}, {dz, 1, a.units}, a.x_gradient, a.inputs, 1, a.units);
-  } else if (a.x_gradient) {
+  if (a.x_gradient) {
     multiply({dz, a.units, 1}, {a.weights, 1, a.units}, a.x_gradient, a.rows, a.inputs, a.units);
   }
 }

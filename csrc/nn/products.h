@@ -7,7 +7,7 @@
 
 namespace pycollective::nn {
 
-// A matrix m(i, j) = data[i * row + j * step]; or a right factor that is packed already.
+// A matrix m(i, j) = data[i * row + j * step]; or a factor that is packed already.
 struct Factor {
   const float* data;
   Index row, step;

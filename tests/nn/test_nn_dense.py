@@ -46,8 +46,12 @@ def test_dense_is_the_composition(shape: Any, biased: bool, activation: Any, dty
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("width", [64, 32, 16])
 @pytest.mark.parametrize(
-    "shape", [(64, 300, 64), (7, 130, 200), (65, 257, 10), (1, 1, 129), (3, 0, 4), (90, 64, 70)]
-)
+    "shape",
+    [
+        (64, 300, 64), (7, 130, 200), (65, 257, 10), (1, 1, 129), (3, 0, 4), (90, 64, 70),
+        (300, 310, 300), (4, 300, 290),  # more than one block in each direction; few rows
+    ],
+)  # fmt: skip
 def test_dense_kernels_equal_the_definition(shape: Any, width: int, threads: int) -> None:
     n, inputs, units = shape
     rng = np.random.default_rng(2)
