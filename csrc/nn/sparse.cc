@@ -4,7 +4,8 @@
 //
 // For the weights, each filter has a list of its hits. The patches at the hits are added, weighted
 // by their gradients. For the images, the filters of each window are sorted by the position of
-// their maximum, and their weights are added around it.
+// their maximum, and their weights are added around it. With few channels, the vectors are of
+// filters instead: each filter selects its maximum's pixel.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -28,6 +29,8 @@ namespace {
 // cache.
 constexpr Index kGroup = 32;
 constexpr Index kSlack = 16;
+// With fewer channels, vectors of channels would be mostly empty.
+constexpr Index kFewChannels = 8;
 // Approximate bytes of the images whose hits are listed together.
 constexpr Index kListedBytes = 1 << 15;
 
@@ -50,12 +53,12 @@ struct Layout {
   bool usual;  // 3 x 3 taps with stride 1, and 2 x 2 pooling
   std::vector<std::int32_t> code_offsets, window_offsets;
 
-  Layout(const Window& w, const Window& pool, Index filters_, bool one_channel)
+  Layout(const Window& w, const Window& pool, Index filters_, bool by_channel)
       : height(std::max({w.height, w.height + w.pad_top,
                          (w.out_h - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1})),
         width(std::max({w.width, w.width + w.pad_left,
                         (w.out_w - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1})),
-        wide(one_channel ? 1 : round_up(w.channels, kWidest)),
+        wide(by_channel ? 1 : round_up(w.channels, kWidest)),
         pixel(wide),
         down(w.kernel_h),
         across(w.kernel_w),
@@ -115,9 +118,7 @@ struct Loops {
   decltype(&base::add_bias) add_bias;
   decltype(&base::sort_hits) sort_hits;
   decltype(&base::add_all_weights) add_all_weights;
-  // Null if there is no such kernel.
-  void (*add_one_channel)(const Layout& l, const float* x, const float* g,
-                          const std::uint8_t* codes, Index wide, float* sums, float* bias);
+  decltype(&base::add_quads) add_quads;
 };
 
 Loops pick_loops() {
@@ -125,14 +126,14 @@ Loops pick_loops() {
   switch (vector_bytes()) {
     case 64:
       return {avx512::list_hits, avx512::add_hits,        avx512::add_bias,
-              avx512::sort_hits, avx512::add_all_weights, avx512::add_one_channel};
+              avx512::sort_hits, avx512::add_all_weights, avx512::add_quads};
     case 32:
       return {avx2::list_hits, avx2::add_hits,        avx2::add_bias,
-              avx2::sort_hits, avx2::add_all_weights, nullptr};
+              avx2::sort_hits, avx2::add_all_weights, avx2::add_quads};
   }
 #endif
   return {base::list_hits, base::add_hits,        base::add_bias,
-          base::sort_hits, base::add_all_weights, nullptr};
+          base::sort_hits, base::add_all_weights, base::add_quads};
 }
 
 thread_local Scratch part_scratch, call_scratch;
@@ -175,16 +176,31 @@ void add_weight_gradient(const Call& call, Index first, Index last, float* sums)
   }
 }
 
-// The same for images with one channel: sums [taps, wide], bias [wide].
-void add_one_channel(const Call& call, const Layout& l, Index first, Index last, Index wide,
-                     float* sums, float* bias) {
-  part_scratch.reserve(l.size(), 1);
-  float* copy = part_scratch.take(l.size());
+// The same for few channels, with a layout of one channel: sums [channels, taps, wide] and bias
+// [wide].
+void add_few_channels(const Call& call, const Layout& l, Index first, Index last, Index wide,
+                      float* sums, float* bias) {
+  const Window& w = call.a.w;
+  const Index pixels = l.height * l.width;
+  part_scratch.reserve(5 * pixels + l.width + 1 + wide, 3);
+  float* plane = part_scratch.take(pixels + l.width + 1);
+  float* quads = part_scratch.take(4 * pixels);
+  float* unused = part_scratch.take(wide);
+  std::fill(plane, plane + pixels + l.width + 1, 0.0f);
   for (Index n = first; n < last; ++n) {
-    const float* x = call.a.x + n * call.in;
-    if (l.copied) copy_in(x, call.a.w, l, copy);
-    call.loops.add_one_channel(l, l.copied ? copy : x, call.a.g + n * call.out,
-                               call.a.codes + n * call.out, wide, sums, bias);
+    for (Index c = 0; c < w.channels; ++c) {
+      for (Index row = 0; row < w.height; ++row) {
+        const float* x = call.a.x + n * call.in + row * w.width * w.channels + c;
+        float* to = plane + (row + w.pad_top) * l.width + w.pad_left;
+        for (Index column = 0; column < w.width; ++column) to[column] = x[column * w.channels];
+      }
+      for (Index p = 0; p < pixels; ++p) {
+        const float quad[4] = {plane[p], plane[p + 1], plane[p + l.width], plane[p + l.width + 1]};
+        std::copy(quad, quad + 4, quads + 4 * p);
+      }
+      call.loops.add_quads(l, quads, call.a.g + n * call.out, call.a.codes + n * call.out, wide,
+                           sums + c * l.taps * wide, c == 0 ? bias : unused);
+    }
   }
 }
 
@@ -225,10 +241,10 @@ void sparse_gradient(const SparseGradient& a) {
   const Loops loops = pick_loops();
   const Layout l(a.w, a.pool, a.filters, false);
   const Layout flat(a.w, a.pool, a.filters, true);
-  const bool one_channel = a.w.channels == 1 && l.usual && loops.add_one_channel;
+  const bool few = a.w.channels < kFewChannels && l.usual;
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
-  const Index weights_size = l.filters * l.taps * l.wide;
   const Index bias_size = round_up(l.filters, kWidest);
+  const Index weights_size = l.taps * std::max(l.filters * l.wide, a.w.channels * bias_size);
   call_scratch.reserve((1 + parts) * weights_size + parts * bias_size, 1 + 2 * parts);
   float* weights = call_scratch.take(weights_size);
   float* sums = call_scratch.take(parts * weights_size);
@@ -247,7 +263,7 @@ void sparse_gradient(const SparseGradient& a) {
     const Index last = begin_of_part(a.images, part + 1, parts);
     float* bias_to = bias_sums + part * bias_size;
     std::fill(bias_to, bias_to + bias_size, 0.0f);
-    const bool joined = one_channel && a.weight_gradient;
+    const bool joined = few && a.weight_gradient;
     if (a.bias_gradient && !joined) {
       loops.add_bias(a.g + first * call.out, a.codes + first * call.out, (last - first) * l.windows,
                      l.filters, bias_to);
@@ -256,7 +272,7 @@ void sparse_gradient(const SparseGradient& a) {
       float* to = sums + part * weights_size;
       std::fill(to, to + weights_size, 0.0f);
       if (joined) {
-        add_one_channel(call, flat, first, last, bias_size, to, bias_to);
+        add_few_channels(call, flat, first, last, bias_size, to, bias_to);
       } else {
         add_weight_gradient(call, first, last, to);
       }
@@ -273,10 +289,10 @@ void sparse_gradient(const SparseGradient& a) {
   }
   if (a.bias_gradient) std::copy(bias_sums, bias_sums + l.filters, a.bias_gradient);
   if (!a.weight_gradient) return;
-  if (one_channel) {
-    for (Index tap = 0; tap < l.taps; ++tap) {
-      const float* from = sums + tap * bias_size;
-      std::copy(from, from + l.filters, a.weight_gradient + tap * l.filters);
+  if (few) {
+    for (Index k = 0; k < l.taps * channels; ++k) {
+      const float* from = sums + (k % channels * l.taps + k / channels) * bias_size;
+      std::copy(from, from + l.filters, a.weight_gradient + k * l.filters);
     }
     return;
   }

@@ -38,7 +38,7 @@ _WINOGRAD_CHANNELS = 8
 # With more numbers in the filters per output pixel, the transforms of the filters and of their
 # gradients cost more than the saved products.
 _FILTERS_PER_PIXEL, _GRADIENTS_PER_PIXEL = 1000, 100
-# With fewer channels, the vectors of channels in sums over single pixels would be mostly empty.
+# With fewer channels, sums over single pixels need the kernel for 3 x 3 filters and 2 x 2 pooling.
 _SPARSE_CHANNELS = 8
 
 
@@ -230,14 +230,12 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
 
 
 @functools.lru_cache(maxsize=256)
-def _sparse(plan: _Pooled, shape: tuple[int, ...], dtype: Any, vector_bytes: int) -> bool:
+def _sparse(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> bool:
     """Return True if sums over the pixels of the maxima are faster than products of matrices."""
     if dtype != np.float32 or not kernels.sparse_fits(plan.window, shape[3]):
         return False
-    if shape[2] >= _SPARSE_CHANNELS:
-        return True
-    # A separate kernel for one channel needs the widest registers.
-    return shape[2] == 1 and _direct(plan, shape, dtype) and vector_bytes == 64
+    usual = _three_by_three(shape, dtype, plan.window) and plan.size == (2, 2)
+    return usual or shape[2] >= _SPARSE_CHANNELS
 
 
 def _pooled_backward(
@@ -245,7 +243,7 @@ def _pooled_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     need_x, need_w, need_b = need[0], need[1], any(need[2:])
     db = np.zeros(w.shape[3], w.dtype) if need_b else None
-    if _sparse(plan, w.shape, w.dtype, kernels.vector_bytes()):
+    if _sparse(plan, w.shape, w.dtype):
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.sparse_gradient(x, w, g, codes, dx, dw, db, plan.window, plan.pool)
         return dx, dw, db
