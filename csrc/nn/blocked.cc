@@ -12,6 +12,8 @@ namespace {
 // Approximate size of a block's patches. Patches, products and filters stay in the second-level
 // cache.
 constexpr Index kBlockBytes = 1 << 18;
+// The fewest outputs of a block. Each block reads all filters, and adds to all of their gradients.
+constexpr Index kBlockOutputs = 256;
 
 thread_local Scratch part_scratch, product_scratch, call_scratch;
 
@@ -30,9 +32,21 @@ struct Blocks {
         pointwise(w.taps() == 1 && w.stride_h == 1 && w.stride_w == 1 && w.out_h == w.height &&
                   w.out_w == w.width) {
     const Index bytes = row * std::max(patch, filters) * static_cast<Index>(sizeof(float));
-    step = std::max<Index>(kBlockBytes / bytes / unit, 1) * unit;
+    const Index rows = std::max(kBlockBytes / bytes, (kBlockOutputs + row - 1) / row);
+    step = std::max<Index>(rows / unit, 1) * unit;
   }
 };
+
+// Copies the right factor of all blocks to `to`.
+Factor packed(const Products& products, const Factor& b, Index columns, Index depth, float* to) {
+  const Index panels = products.count_panels(columns);
+  const int parts = static_cast<int>(std::clamp<Index>(panels, 1, threads()));
+  in_parallel(parts, [&](int part) {
+    products.pack(b, columns, depth, begin_of_part(panels, part, parts),
+                  begin_of_part(panels, part + 1, parts), to);
+  });
+  return {to, 0, 0, true};
+}
 
 // Returns the window for one row of pooling windows.
 Window strip_of(const Window& pool) {
@@ -52,7 +66,7 @@ void blocked_forward(const ConvolutionForward& a) {
   const Index size = packed_size(a.filters, blocks.patch);
   call_scratch.reserve(size, 1);
   const Factor weights =
-      products.pack({a.weights, a.filters, 1}, a.filters, blocks.patch, call_scratch.take(size));
+      packed(products, {a.weights, a.filters, 1}, a.filters, blocks.patch, call_scratch.take(size));
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
   in_parallel(parts, [&](int part) {
     const Index last = begin_of_part(a.images, part + 1, parts) * w.out_h;
@@ -87,19 +101,22 @@ void blocked_gradient(const BlockedGradient& a) {
   const Blocks blocks(w, a.pool, a.filters);
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
   const Index size = blocks.patch * blocks.filters;
-  const Index packed = a.x_gradient ? packed_size(blocks.patch, blocks.filters) : 0;
-  call_scratch.reserve(parts * (size + blocks.filters) + packed, 3);
-  const Factor weights = a.x_gradient ? products.pack({a.weights, 1, blocks.filters}, blocks.patch,
-                                                      blocks.filters, call_scratch.take(packed))
+  const Index packed_numbers = a.x_gradient ? packed_size(blocks.patch, blocks.filters) : 0;
+  // The first part adds to the result itself.
+  const Index more = a.weight_gradient ? (parts - 1) * size : 0;
+  call_scratch.reserve(more + parts * blocks.filters + packed_numbers, 3);
+  float* copy = call_scratch.take(packed_numbers);
+  const Factor weights = a.x_gradient ? packed(products, {a.weights, 1, blocks.filters},
+                                               blocks.patch, blocks.filters, copy)
                                       : Factor{};
-  float* sums = call_scratch.take(parts * size);
+  float* sums = call_scratch.take(more);
   float* bias_sums = call_scratch.take(parts * blocks.filters);
-  std::fill(sums, sums + parts * size, 0.0f);
   std::fill(bias_sums, bias_sums + parts * blocks.filters, 0.0f);
   in_parallel(parts, [&](int part) {
     const Index last = begin_of_part(a.images, part + 1, parts) * w.out_h;
     Index first = begin_of_part(a.images, part, parts) * w.out_h;
-    float* part_sums = sums + part * size;
+    float* part_sums = part == 0 ? a.weight_gradient : sums + (part - 1) * size;
+    bool added = false;
     float* part_bias = a.bias_gradient ? bias_sums + part * blocks.filters : nullptr;
     part_scratch.reserve(blocks.step * blocks.row * (blocks.patch + blocks.filters), 2);
     float* cols = part_scratch.take(blocks.step * blocks.row * blocks.patch);
@@ -130,8 +147,9 @@ void blocked_gradient(const BlockedGradient& a) {
           patches = cols;
         }
         products.multiply({patches, 1, blocks.patch}, {dz, blocks.filters, 1}, part_sums,
-                          blocks.patch, blocks.filters, pixels, true, 0,
+                          blocks.patch, blocks.filters, pixels, added, 0,
                           products.count_panels(blocks.filters), product_scratch);
+        added = true;
       }
       if (!a.x_gradient) continue;
       float* to = blocks.pointwise ? a.x_gradient + first * blocks.row * blocks.patch : cols;
@@ -139,12 +157,18 @@ void blocked_gradient(const BlockedGradient& a) {
                         false, 0, products.count_panels(blocks.patch), product_scratch);
       if (!blocks.pointwise) col2im(cols, a.x_gradient, w, first, rows);
     }
+    if (a.weight_gradient && !added) std::fill(part_sums, part_sums + size, 0.0f);
+  });
+  in_parallel(more > 0 ? parts : 0, [&](int part) {
+    const Index first = begin_of_part(size, part, parts);
+    const Index last = begin_of_part(size, part + 1, parts);
+    for (const float* from = sums; from < sums + more; from += size) {
+      for (Index i = first; i < last; ++i) a.weight_gradient[i] += from[i];
+    }
   });
   for (int part = 1; part < parts; ++part) {
-    for (Index i = 0; i < size; ++i) sums[i] += sums[part * size + i];
     for (Index f = 0; f < blocks.filters; ++f) bias_sums[f] += bias_sums[part * blocks.filters + f];
   }
-  if (a.weight_gradient) std::copy(sums, sums + size, a.weight_gradient);
   if (a.bias_gradient) std::copy(bias_sums, bias_sums + blocks.filters, a.bias_gradient);
 }
 

@@ -12,7 +12,7 @@ namespace {
 // The sizes of the blocks that are processed together: rows of the left factor and columns of the
 // right one, if these are copied, and their common depth. Both copies stay in the second-level
 // cache, and a panel of the right one in the first-level cache.
-constexpr Index kBlockRows = 256, kBlockColumns = 256, kDepth = 256;
+constexpr Index kBlockRows = 240, kBlockColumns = 256, kDepth = 256;
 // The depth if the right factor is not copied: so many of its rows are read side by side.
 constexpr Index kDirectDepth = 16;
 

@@ -20,8 +20,9 @@ struct Products {
   void (*multiply)(const Factor& a, const Factor& b, float* c, Index rows, Index columns,
                    Index depth, bool add, Index first, Index last, Scratch& scratch);
   Index (*count_panels)(Index columns);
-  // Packs a right factor that several products use into packed_size(columns, depth) numbers.
-  Factor (*pack)(const Factor& b, Index columns, Index depth, float* to);
+  // Packs panels [first, last) of a right factor that several products use. All panels together
+  // have packed_size(columns, depth) numbers.
+  void (*pack)(const Factor& b, Index columns, Index depth, Index first, Index last, float* to);
 };
 
 inline Index packed_size(Index columns, Index depth) { return round_up(columns, kWidest) * depth; }

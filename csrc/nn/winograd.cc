@@ -22,6 +22,8 @@ namespace pycollective::nn {
 namespace {
 
 // Approximate bytes, and maximum number, of the tiles that are transformed and multiplied together.
+// Each block reads all transformed filters and adds to their gradients, so that it should not be
+// smaller than they are.
 constexpr Index kBlockBytes = 1 << 18;
 constexpr Index kMostTiles = 64;
 // Rows and columns of a block of a matrix (see winograd.inc). The number of tiles is rounded up to
@@ -69,7 +71,8 @@ struct Tiling {
         x_wide(round_up(channels, kWidest)),
         z_wide(round_up(filters, kWidest)) {
     const Index bytes = products() * (x_wide + z_wide) * static_cast<Index>(sizeof(float));
-    block = std::clamp(kBlockBytes / bytes / kGroup * kGroup, kGroup, kMostTiles);
+    const Index count = std::max(kBlockBytes / bytes, x_wide * z_wide / (x_wide + z_wide));
+    block = std::clamp(count / kGroup * kGroup, kGroup, kMostTiles);
     v_step = step_of(block, x_wide);
     z_step = step_of(block, z_wide);
   }

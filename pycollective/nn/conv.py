@@ -37,7 +37,7 @@ _DIRECT_CHANNELS = (1, 3)
 _WINOGRAD_CHANNELS = 8
 # With more numbers in the filters per output pixel, the transforms of the filters and of their
 # gradients cost more than the saved products.
-_FILTERS_PER_PIXEL, _GRADIENTS_PER_PIXEL = 1000, 100
+_FILTERS_PER_PIXEL = 150
 # With fewer channels, sums over single pixels need the kernel for 3 x 3 filters and 2 x 2 pooling.
 _SPARSE_CHANNELS = 8
 
@@ -99,20 +99,20 @@ def _three_by_three(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
     return bool(dtype == np.float32) and shape[:2] == (3, 3) and steps == (1, 1, 1, 1)
 
 
-def _winograd(images: int, w: Array, window: Window, most: int) -> bool:
+@functools.lru_cache(maxsize=512)
+def _winograd(images: int, shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
     """Return True for 3 x 3 filters at every pixel, if their number suits Winograd's kernels."""
     pixels = images * window.out_h * window.out_w
-    return _winograd_kind(w.shape, w.dtype, window) and w.shape[2] * w.shape[3] <= most * pixels
-
-
-@functools.lru_cache(maxsize=256)
-def _winograd_kind(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
-    return _three_by_three(shape, dtype, window) and min(shape[2:]) >= _WINOGRAD_CHANNELS
+    return (
+        _three_by_three(shape, dtype, window)
+        and min(shape[2:]) >= _WINOGRAD_CHANNELS
+        and shape[2] * shape[3] <= _FILTERS_PER_PIXEL * pixels
+    )
 
 
 def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
     y = workspace.empty((x.shape[0], window.out_h, window.out_w, w.shape[3]), x.dtype)
-    if _winograd(len(x), w, window, _FILTERS_PER_PIXEL):
+    if _winograd(len(x), w.shape, w.dtype, window):
         kernels.winograd_forward(x, w, b, y, None, window, None, relu)
         return y
     if x.dtype == FLOAT32:
@@ -141,7 +141,7 @@ def _compiled_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     need_x, need_w, need_b = need[0], need[1], any(need[2:])
     db = np.zeros(w.shape[3], w.dtype) if need_b else None
-    if _winograd(len(x), w, window, _GRADIENTS_PER_PIXEL):
+    if _winograd(len(x), w.shape, w.dtype, window):
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.winograd_gradient(x, w, g, y, dx, dw, db, window)
         return dx, dw, db
@@ -199,9 +199,9 @@ def _direct(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _pooled_kernel(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> Any:
+def _pooled_kernel(images: int, plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> Any:
     """Return the forward kernel for filters of this shape and dtype; None means BLAS."""
-    if plan.size == (2, 2) and _winograd_kind(shape, dtype, plan.window):
+    if plan.size == (2, 2) and _winograd(images, shape, dtype, plan.window):
         return kernels.winograd_forward
     if _direct(plan, shape, dtype):
         return kernels.direct_forward
@@ -213,7 +213,7 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
     shape = (x.shape[0], plan.out_h, plan.out_w, w.shape[3])
     y = workspace.empty(shape, x.dtype)
     codes = workspace.empty(shape, np.uint8)
-    kernel = _pooled_kernel(plan, w.shape, w.dtype)
+    kernel = _pooled_kernel(len(x), plan, w.shape, w.dtype)
     if kernel is not None:
         kernel(x, w, b, y, codes, plan.window, plan.pool, True)
         return y, codes
