@@ -9,11 +9,11 @@
 namespace pycollective::nn {
 namespace {
 
-// The sizes of the blocks that are processed together: rows of the left factor and columns of the
-// right one, if these are copied, and their common depth. Both copies stay in the second-level
-// cache, and a panel of the right one in the first-level cache.
+// The sizes of blocks: rows of a left factor that is copied, columns of a right factor that is
+// copied, and their common depth. Both copies stay in the second-level cache, and a panel of the
+// right one in the first-level cache.
 constexpr Index kBlockRows = 240, kBlockColumns = 256, kDepth = 256;
-// The depth if the right factor is not copied: so many of its rows are read side by side.
+// The depth of blocks if the right factor is not copied. Its rows are then read side by side.
 constexpr Index kDirectDepth = 16;
 
 #define PYCOLLECTIVE_LOOPS "nn/products.inc"
