@@ -119,8 +119,7 @@ std::shared_ptr<void> kept(PyObject* first, PyObject* second = nullptr);
 void run_prepared(Base& self, const PreparedCall& prepared, const void* input, void* output,
                   std::size_t bytes);
 
-// Returns the Work of a call. The call is done if `task` is nullptr or
-// has succeeded.
+// Returns the Work of a call. The call is done if `task` is nullptr or has succeeded.
 PyObject* new_work(const std::shared_ptr<Task>& task, PyObject* result);
 
 }  // namespace pycollective

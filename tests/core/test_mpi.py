@@ -91,7 +91,7 @@ own = member.addresses, os.environ["PYCOLLECTIVE_SECRET"]
 assert member.rank == r and len(own[1]) == 64
 import hashlib
 seen = comm.all_gather(np.frombuffer(hashlib.sha256(repr(own).encode()).digest(), np.uint8))
-assert (seen.reshape(n, -1) == seen[:32]).all()  # of all of them
+assert (seen.reshape(n, -1) == seen[:32]).all()  # equal on all ranks
 total = strategy.run(lambda: pc.distribute.get_replica_context().all_reduce("SUM", np.ones(3)))
 print(len(own[0]), float(np.asarray(total)[0]))
 strategy.close()
