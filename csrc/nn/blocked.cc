@@ -39,12 +39,8 @@ struct Blocks {
 
 // Copies the right factor of all blocks to `to`.
 Factor packed(const Products& products, const Factor& b, Index columns, Index depth, float* to) {
-  const Index panels = products.count_panels(columns);
-  const int parts = static_cast<int>(std::clamp<Index>(panels, 1, threads()));
-  in_parallel(parts, [&](int part) {
-    products.pack(b, columns, depth, begin_of_part(panels, part, parts),
-                  begin_of_part(panels, part + 1, parts), to);
-  });
+  in_parts(products.count_panels(columns),
+           [&](Index first, Index last) { products.pack(b, columns, depth, first, last, to); });
   return {to, 0, 0, true};
 }
 
@@ -159,9 +155,7 @@ void blocked_gradient(const BlockedGradient& a) {
     }
     if (a.weight_gradient && !added) std::fill(part_sums, part_sums + size, 0.0f);
   });
-  in_parallel(more > 0 ? parts : 0, [&](int part) {
-    const Index first = begin_of_part(size, part, parts);
-    const Index last = begin_of_part(size, part + 1, parts);
+  in_parts(more > 0 ? size : 0, [&](Index first, Index last) {
     for (const float* from = sums; from < sums + more; from += size) {
       for (Index i = first; i < last; ++i) a.weight_gradient[i] += from[i];
     }

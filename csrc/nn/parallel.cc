@@ -174,4 +174,11 @@ void in_parallel(int parts, const std::function<void(int)>& body) {
   for (int part = 0; part < parts; ++part) body(part);
 }
 
+void in_parts(Index count, const std::function<void(Index, Index)>& body) {
+  const int parts = static_cast<int>(std::min<Index>(threads(), count));
+  in_parallel(parts, [&](int part) {
+    body(begin_of_part(count, part, parts), begin_of_part(count, part + 1, parts));
+  });
+}
+
 }  // namespace pycollective::nn

@@ -20,4 +20,7 @@ void set_threads(int count);
 // Throws the first exception of `body`; later parts are then skipped.
 void in_parallel(int parts, const std::function<void(int)>& body);
 
+// Calls body(first, last) for each part of `count` pieces of work, with as many parts as threads.
+void in_parts(Index count, const std::function<void(Index, Index)>& body);
+
 }  // namespace pycollective::nn

@@ -146,7 +146,9 @@ void winograd_forward(const ConvolutionForward& a) {
   call_scratch.reserve(filters_size + t.z_wide, 2);
   float* u = call_scratch.take(filters_size);
   float* bias = call_scratch.take(t.z_wide);
-  loops.transform_filters(a.weights, t.channels, t.filters, t.z_wide, u);
+  in_parts(t.channels, [&](Index first, Index last) {
+    loops.transform_filters(a.weights, t.channels, t.filters, t.z_wide, first, last, u);
+  });
   std::fill(bias, bias + t.z_wide, 0.0f);
   if (a.bias) std::copy(a.bias, a.bias + t.filters, bias);
   const Index tiles = a.images * t.down * t.across;
@@ -174,7 +176,9 @@ void winograd_gradient(const WinogradGradient& a) {
       const Index from = tap * t.channels * t.filters;
       transpose(a.weights + from, t.channels, t.filters, t.filters, turned + from, t.channels);
     }
-    loops.transform_filters(turned, t.filters, t.channels, t.x_wide, u);
+    in_parts(t.filters, [&](Index first, Index last) {
+      loops.transform_filters(turned, t.filters, t.channels, t.x_wide, first, last, u);
+    });
   }
   // The sums of all parts, side by side.
   float* sums = call_scratch.take(parts * sums_size);
@@ -188,12 +192,17 @@ void winograd_gradient(const WinogradGradient& a) {
                          begin_of_part(a.images, part + 1, parts), part_scratch);
   });
   for (int part = 1; part < parts; ++part) {
-    for (Index i = 0; i < sums_size; ++i) sums[i] += sums[part * sums_size + i];
     for (Index f = 0; f < t.z_wide; ++f) bias_sums[f] += bias_sums[part * t.z_wide + f];
   }
-  if (a.weight_gradient) {
-    loops.transform_gradient(sums, t.x_wide, t.z_wide, a.weight_gradient, t.channels, t.filters);
-  }
+  in_parts(a.weight_gradient ? t.channels : 0, [&](Index first, Index last) {
+    for (Index k = t.products(); k < parts * t.products(); ++k) {
+      float* to = sums + k % t.products() * step_of(t.x_wide, t.z_wide);
+      const float* from = to + k / t.products() * sums_size;
+      for (Index i = first * t.z_wide; i < last * t.z_wide; ++i) to[i] += from[i];
+    }
+    loops.transform_gradient(sums, t.x_wide, t.z_wide, a.weight_gradient, t.channels, t.filters,
+                             first, last);
+  });
   if (a.bias_gradient) std::copy(bias_sums, bias_sums + t.filters, a.bias_gradient);
 }
 
