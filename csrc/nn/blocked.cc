@@ -9,8 +9,8 @@
 namespace pycollective::nn {
 namespace {
 
-// Approximate size of a block's patches. Patches, products and filters stay in the second-level
-// cache.
+// Approximate size of a block's patches. Patches, products and filters of most layers then stay in
+// the second-level cache.
 constexpr Index kBlockBytes = 1 << 18;
 // The fewest outputs of a block. Each block reads all filters, and adds to all of their gradients.
 constexpr Index kBlockOutputs = 256;
