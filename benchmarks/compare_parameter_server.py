@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 WINDOWS, CALLS, AT_ONCE = 7, 30, 20
+WARM_UP_SECONDS = 1.0  # workers may still start while the chief makes its first calls
 ROWS, WIDTH, BATCH, IMAGES = 1_000_000, 64, 256, 64
 UNITS = {
     "schedule": "µs", "pull": "µs", "push": "µs", "copy": "µs", "pull share": "%", "push share": "%",
@@ -137,8 +138,10 @@ def measure(tf: Any, strategy: Any) -> dict[str, float]:
 
 def windows(call: Callable[[], None], calls: int) -> float:
     """Return the median seconds of a call."""
-    for _ in range(calls):
-        call()
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < WARM_UP_SECONDS:
+        for _ in range(calls):
+            call()
     seconds = []
     for _ in range(WINDOWS):
         begin = time.perf_counter()
