@@ -1,4 +1,4 @@
-"""Saving or restoring on some workers only: an error at once on all of them, or no harm."""
+"""Saving or restoring on some workers only: all workers get an error at once, or nothing changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Linux"),
 ]
 
-# Each case has a strategy of its own: the errors end those before it.
+# Each case has a strategy of its own, because an error ends the strategy of its case.
 _CASES = """
 import shutil, time
 from pycollective import keras
@@ -31,7 +31,7 @@ def objects(strategy):
     return v, seen, model
 def fit(model, epochs, *own):
     return model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(own))
-DOINGS = {
+CHIEF_CALLS = {
     "save": lambda v, seen, model: tf.train.Checkpoint(v=v).save("d/ckpt"),
     "save aggregated": lambda v, seen, model: tf.train.Checkpoint(seen=seen).save("d/ckpt"),
     "write": lambda v, seen, model: tf.train.Checkpoint(v=v).write("d/ckpt"),
@@ -42,7 +42,7 @@ DOINGS = {
     "Model.save_weights": lambda v, seen, model: model.save_weights("d/m.weights.h5"),
     "Model.load_weights": lambda v, seen, model: model.load_weights("there/m.weights.h5"),
 }
-GOING_ON = {
+OTHER_CALLS = {
     "reduce": lambda s, v, seen, model: s.reduce("SUM", tf.constant(1.0), axis=None),
     "gather": lambda s, v, seen, model: s.gather(tf.constant([1]), axis=0),
     "read": lambda s, v, seen, model: float(seen),
@@ -79,16 +79,16 @@ v, seen, model = objects(strategy)
 tf.train.Checkpoint(v=v).write("there/ckpt")
 model.save_weights("there/m.weights.h5")
 strategy.close()
-for doing, do in DOINGS.items():
-    for going_on, go_on in GOING_ON.items():
-        # Each of these may be mistaken for the other where nothing is agreed; the rest is soon shown.
-        other = "save other" if doing == "restore" else "restore other"
-        if not doing.startswith("save") and going_on not in ("reduce", other):
+for call, do in CHIEF_CALLS.items():
+    for other_call, do_other in OTHER_CALLS.items():
+        # All pairs with a save; else one reduction, and the call with the most similar collectives.
+        other = "save other" if call == "restore" else "restore other"
+        if not call.startswith("save") and other_call not in ("reduce", other):
             continue
-        if (doing, going_on) == ("save aggregated", "save other"):
-            continue  # of the same kind, as if each had a path of its own
-        case(f"{doing}, {going_on}", lambda strategy, chief, made:
-             do(*made) if chief else go_on(strategy, *made))
+        if (call, other_call) == ("save aggregated", "save other"):
+            continue  # allowed: both save, each to a path of its own
+        case(f"{call}, {other_call}", lambda strategy, chief, made:
+             do(*made) if chief else do_other(strategy, *made))
 for name, own in CALLBACKS.items():
     case(f"fit, {name}", lambda strategy, chief, made:
          fit(made[2], 2, *([own()] if chief else [])))
@@ -112,11 +112,11 @@ def test_save_or_restore_by_the_chief_alone_raises_on_all_workers(tmp_path):
             assert kind == "MismatchError", (name, cases)
             assert "save/restore" in text or "make different calls: worker 0: " in text, name
             assert seconds < 30, (name, seconds)  # not a timeout
-        _, _, going_on = name.partition(", ")
-        assert (going_on.endswith("other") and "make different calls" in cases[0][1]) or (
+        _, _, other_call = name.partition(", ")
+        assert (other_call.endswith("other") and "make different calls" in cases[0][1]) or (
             "needs every worker" in cases[0][1]
         ), (name, cases)
-        # Nothing is written that not all had a part in.
+        # No file is written by a save that some worker did not join.
         assert not [file for *_, files in cases for file in files if "c" in file], (name, cases)
     text = found["save, step"][0][1]
     assert text.startswith(
@@ -145,7 +145,7 @@ def leaves(strategy, chief, made):
     if chief:
         tf.train.Checkpoint(seen=made[1]).save("d/ckpt")
 case("leaves", leaves)
-def own(strategy, chief, made):  # as TensorFlow's tutorial does it
+def own(strategy, chief, made):  # TensorFlow's tutorial does the same
     me = strategy.extended.input_pipeline[1]
     folder = "d" if chief else f"d/workertemp_{me}"
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=made[0], seen=made[1]), folder, 1)
@@ -157,12 +157,12 @@ def own(strategy, chief, made):  # as TensorFlow's tutorial does it
     strategy.extended.workers.barrier()
     tf.train.Checkpoint(v=made[0], seen=made[1]).restore(tf.train.latest_checkpoint("d"))
 case("own paths", own)
-def of_nobody(strategy, chief, made):  # nothing in it is shared, so the others are not needed
+def local(strategy, chief, made):  # no variable of a strategy, so the chief may save alone
     if chief:
         tf.train.Checkpoint(n=tf.Variable(3)).save("d/local")
     step(strategy)
     strategy.extended.workers.barrier()
-case("local", of_nobody)
+case("local", local)
 """
 
 
