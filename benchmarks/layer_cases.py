@@ -259,6 +259,12 @@ OPERATIONS: dict[str, list[Case]] = {
     **{n: [both(f"{_BATCH}; {_BATCH}", "", e)] for n, e in _TWO_INPUTS.items()},
     **{n: [both(_BATCH, "", e)] for n, e in _ONE_INPUT.items()},
     "add_n": [both(_TWO, "[x, y]", "x + y")],
+    "prelu": [
+        Case(
+            "N 56 56 64; 64", "", "F.prelu(x.permute(0, 3, 1, 2), y).permute(0, 2, 3, 1)",
+            "jnp.where(x < 0, x * y, x)", transposed=False,
+        )
+    ],
     "add_relu": [Case(_TWO, "", "F.relu(x + y)", "jax.nn.relu(x + y)")],
     "bias_add": [both("N 56 56 64; 64", "", "x + y")],
     "broadcast_to": [both("1 1 64", "x, (56, 56, 64)", "xp.broadcast_to(x, (56, 56, 64))")],

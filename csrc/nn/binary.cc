@@ -87,6 +87,14 @@ struct Mod {
   static PYCOLLECTIVE_INLINE T by_y(T g, T x, T y) { return -(g * std::floor(x / y)); }
 };
 
+// relu(x) - y relu(-x): negative x are multiplied by y.
+template <typename T>
+struct Prelu {
+  static PYCOLLECTIVE_INLINE T value(T x, T y) { return x < 0 ? x * y : x; }
+  static PYCOLLECTIVE_INLINE T by_x(T g, T x, T y) { return x > 0 ? g : x < 0 ? g * y : T(0); }
+  static PYCOLLECTIVE_INLINE T by_y(T g, T x, T) { return x < 0 ? g * x : T(0); }
+};
+
 template <typename Kind, typename T>
 PYCOLLECTIVE_INLINE void values_body(const T* __restrict x, const T* __restrict y, T* __restrict z,
                                      Index size) {
@@ -120,7 +128,7 @@ PYCOLLECTIVE_INLINE void values_body(const T* __restrict x, const T* __restrict 
 #define PYCOLLECTIVE_BINARIES(X) \
   X("add", Add) X("add_relu", AddRelu) X("subtract", Subtract) X("multiply", Multiply) \
   X("divide", Divide) X("maximum", Maximum) X("minimum", Minimum) \
-  X("squared_difference", SquaredDifference) X("mod", Mod)
+  X("squared_difference", SquaredDifference) X("mod", Mod) X("prelu", Prelu)
 // clang-format on
 
 #define X(name, Kind)                 \

@@ -130,6 +130,12 @@ enum class Reduction { kSum, kMaximum, kMinimum, kProduct };
 // NaN gives NaN.
 void reduce(Reduction kind, const float* x, float* y, Index outer, Index count, Index inner);
 void reduce(Reduction kind, const double* x, double* y, Index outer, Index count, Index inner);
+// dx = the gradient of the maxima or minima `top` [outer, inner] of x [outer, count, inner]. Equal
+// elements share it.
+void extremum_gradient(const float* x, const float* top, const float* g, float* dx, Index outer,
+                       Index count, Index inner);
+void extremum_gradient(const double* x, const double* top, const double* g, double* dx, Index outer,
+                       Index count, Index inner);
 
 // ---- copies (copies.cc) ------------------------------------------------------------------------
 // Sizes of the axes of an array, and the strides of two arrays in bytes.

@@ -202,12 +202,80 @@ void reduce_by(Fold<T> fold, const T* x, T* y, Index outer, Index count, Index i
   if (partial.size() <= kMostKept) kept = std::move(partial);
 }
 
+// dx [count, columns] = share where x is the extremum of its column, else 0, for rows that are `step`
+// apart. The share is g, divided by the number of such elements of the column.
+template <typename T>
+PYCOLLECTIVE_INLINE void share_columns(const T* __restrict x, const T* __restrict top,
+                                       const T* __restrict g, T* __restrict dx, Index count,
+                                       Index columns, Index step) {
+  T share[Tasks::kColumns];
+  std::fill(share, share + columns, T(0));
+  for (Index r = 0; r < count; ++r) {
+    for (Index c = 0; c < columns; ++c) share[c] += T(x[r * step + c] == top[c]);
+  }
+  for (Index c = 0; c < columns; ++c) share[c] = g[c] / share[c];
+  for (Index r = 0; r < count; ++r) {
+    for (Index c = 0; c < columns; ++c) {
+      dx[r * step + c] = T(x[r * step + c] == top[c]) * share[c];
+    }
+  }
+}
+
+// The same for one row.
+template <typename T>
+PYCOLLECTIVE_INLINE void share_row(const T* __restrict x, T top, T g, T* __restrict dx,
+                                   Index count) {
+  constexpr Index kLanes = 64 / sizeof(T);
+  T hits[kLanes] = {};
+  Index c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    for (Index l = 0; l < kLanes; ++l) hits[l] += T(x[c + l] == top);
+  }
+  for (Index l = 1; l < kLanes; ++l) hits[0] += hits[l];
+  for (; c < count; ++c) hits[0] += T(x[c] == top);
+  const T share = g / hits[0];
+  for (c = 0; c < count; ++c) dx[c] = T(x[c] == top) * share;
+}
+
+#define PYCOLLECTIVE_SHARE(T)                                                                    \
+  PYCOLLECTIVE_CLONES void share(const T* x, const T* top, const T* g, T* dx, Index count,       \
+                                 Index inner, Index blocks, Index first, Index last) {           \
+    for (Index task = first; task < last; ++task) {                                              \
+      const Index o = task / blocks, column = (task - o * blocks) * Tasks::kColumns;             \
+      const Index at = o * count * inner + column, to = o * inner + column;                      \
+      if (inner == 1) {                                                                          \
+        share_row(x + at, top[to], g[to], dx + at, count);                                       \
+      } else {                                                                                   \
+        const Index columns = std::min(inner - column, Tasks::kColumns);                         \
+        share_columns(x + at, top + to, g + to, dx + at, count, columns, inner);                 \
+      }                                                                                          \
+    }                                                                                            \
+  }
+PYCOLLECTIVE_SHARE(float)
+PYCOLLECTIVE_SHARE(double)
+
+template <typename T>
+void extremum_gradient_of(const T* x, const T* top, const T* g, T* dx, Index outer, Index count,
+                          Index inner) {
+  const Index blocks = (inner + Tasks::kColumns - 1) / Tasks::kColumns, tasks = outer * blocks;
+  const Index most = std::min<Index>(tasks, threads());
+  const int parts = static_cast<int>(std::clamp<Index>(outer * count * inner / kLeast, 1, most));
+  in_parallel(parts, [&](int part) {
+    share(x, top, g, dx, count, inner, blocks, begin_of_part(tasks, part, parts),
+          begin_of_part(tasks, part + 1, parts));
+  });
+}
+
 }  // namespace
 
 #define PYCOLLECTIVE_REDUCE(T)                                                           \
   void reduce(Reduction kind, const T* x, T* y, Index outer, Index count, Index inner) { \
     constexpr Fold<T> kFolds[] = {fold_Sum, fold_Maximum, fold_Minimum, fold_Product};   \
     reduce_by(kFolds[static_cast<int>(kind)], x, y, outer, count, inner);                \
+  }                                                                                      \
+  void extremum_gradient(const T* x, const T* top, const T* g, T* dx, Index outer,       \
+                         Index count, Index inner) {                                     \
+    extremum_gradient_of(x, top, g, dx, outer, count, inner);                            \
   }
 PYCOLLECTIVE_REDUCE(float)
 PYCOLLECTIVE_REDUCE(double)

@@ -33,18 +33,38 @@ PYCOLLECTIVE_INLINE T sum_of(Index classes, const Term& term) {
   return folded(sums);
 }
 
-// The maximum; NaN counts as less than every number, unless it is the first.
-template <typename T>
-PYCOLLECTIVE_INLINE T maximum_of(const T* __restrict x, Index classes) {
+// The sum of term(c) for all classes c, in blocks: sums of more numbers have larger errors.
+template <typename T, typename Term>
+PYCOLLECTIVE_INLINE double long_sum_of(Index classes, const Term& term) {
+  constexpr Index kBlock = 1 << 12;
+  double total = 0;
+  for (Index first = 0; first < classes; first += kBlock) {
+    total += static_cast<double>(sum_of<T>(std::min(kBlock, classes - first),
+                                           [&](Index c) { return term(first + c); }));
+  }
+  return total;
+}
+
+// The maximum of term(c); NaN counts as less than every number, unless it is the first.
+template <typename T, typename Term>
+PYCOLLECTIVE_INLINE T maximum_of(Index classes, const Term& term) {
   T top[kLanes];
-  for (Index l = 0; l < kLanes; ++l) top[l] = x[0];
+  for (Index l = 0; l < kLanes; ++l) top[l] = term(0);
   Index c = 0;
   for (; c + kLanes <= classes; c += kLanes) {
-    for (Index l = 0; l < kLanes; ++l) top[l] = x[c + l] > top[l] ? x[c + l] : top[l];
+    for (Index l = 0; l < kLanes; ++l) {
+      const T value = term(c + l);
+      top[l] = value > top[l] ? value : top[l];
+    }
   }
-  for (; c < classes; ++c) top[0] = x[c] > top[0] ? x[c] : top[0];
+  for (; c < classes; ++c) top[0] = term(c) > top[0] ? term(c) : top[0];
   for (Index l = 1; l < kLanes; ++l) top[0] = top[l] > top[0] ? top[l] : top[0];
   return top[0];
+}
+
+template <typename T>
+PYCOLLECTIVE_INLINE T maximum_of(const T* __restrict x, Index classes) {
+  return maximum_of<T>(classes, [&](Index c) { return x[c]; });
 }
 
 template <typename T>
@@ -136,8 +156,9 @@ PYCOLLECTIVE_INLINE void normalize_rows_gradient_body(
 }
 
 // A loss is a struct with value(t, p, c) and slope(t, p, c), its derivative by p. t is the target,
-// p the prediction, and c the loss's parameter. To add one, write it here, and name it once at the
-// end.
+// p the prediction, and c the loss's parameter. Instead of these, a loss may have
+// row(t, p, slopes, size, c), which returns the loss of a whole row, and writes its derivatives
+// unless `slopes` is null. To add one, write it here, and name it once at the end.
 // kMean: the loss of a row is a mean, not a sum. kLabels: c is 1 if all targets are 0 or 1, else 0.
 struct OfMeans {
   static constexpr bool kMean = true, kLabels = false;
@@ -259,23 +280,86 @@ struct BinaryCrossentropy : OfMeans {
   static PYCOLLECTIVE_INLINE T slope(T t, T p, T) { return sigmoid_of(p) - t; }
 };
 
+struct OfRows {
+  static constexpr bool kMean = false, kLabels = false;
+};
+
+// The cross-entropy of probabilities t and logits p.
+template <typename T>
+struct SoftmaxCrossentropy : OfRows {
+  static PYCOLLECTIVE_INLINE T row(const T* __restrict t, const T* __restrict p,
+                                   T* __restrict slopes, Index size, T) {
+    const T most = maximum_of(p, size);
+    const double sum = long_sum_of<T>(size, [&](Index c) {
+      const T e = exp_of(p[c] - most);
+      if (slopes) slopes[c] = e;
+      return e;
+    });
+    const double total = long_sum_of<T>(size, [&](Index c) { return t[c]; });
+    const double along = long_sum_of<T>(size, [&](Index c) { return t[c] * (p[c] - most); });
+    const T scale = static_cast<T>(total / sum);
+    for (Index c = 0; slopes && c < size; ++c) slopes[c] = slopes[c] * scale - t[c];
+    return static_cast<T>(total * std::log(sum) - along);
+  }
+};
+
+// The prediction of the right class, for which t is 1, must exceed all others by 1. The largest of
+// the others share their derivative.
+template <typename T>
+struct CategoricalHinge : OfRows {
+  static PYCOLLECTIVE_INLINE T row(const T* __restrict t, const T* __restrict p,
+                                   T* __restrict slopes, Index size, T) {
+    const auto of_other = [&](Index c) { return (T(1) - t[c]) * p[c]; };
+    const T right = static_cast<T>(long_sum_of<T>(size, [&](Index c) { return t[c] * p[c]; }));
+    const T other = maximum_of<T>(size, of_other);
+    const T below = other - right + T(1);
+    if (slopes) {
+      const double hits = long_sum_of<T>(size, [&](Index c) { return T(of_other(c) == other); });
+      const T g = below >= 0 ? T(1) : T(0), share = g / static_cast<T>(hits);
+      for (Index c = 0; c < size; ++c) {
+        slopes[c] = T(of_other(c) == other) * share * (T(1) - t[c]) - g * t[c];
+      }
+    }
+    return below < 0 ? T(0) : below;
+  }
+};
+
+// The negative cosine of the angle between t and p. c is the lower limit of their squared lengths.
+template <typename T>
+struct CosineSimilarity : OfRows {
+  static PYCOLLECTIVE_INLINE double inverse(double square, T c) {
+    return 1 / std::sqrt(square < static_cast<double>(c) ? static_cast<double>(c) : square);
+  }
+  static PYCOLLECTIVE_INLINE T row(const T* __restrict t, const T* __restrict p,
+                                   T* __restrict slopes, Index size, T c) {
+    const double square = long_sum_of<T>(size, [&](Index i) { return p[i] * p[i]; });
+    const double along = long_sum_of<T>(size, [&](Index i) { return t[i] * p[i]; });
+    const double of_p = inverse(square, c);
+    const double of_both =
+        of_p * inverse(long_sum_of<T>(size, [&](Index i) { return t[i] * t[i]; }), c);
+    const T by_t = static_cast<T>(-of_both);
+    const T by_p = square < static_cast<double>(c) ? T(0)
+                                                   : static_cast<T>(along * of_both * of_p * of_p);
+    for (Index i = 0; slopes && i < size; ++i) slopes[i] = by_t * t[i] + by_p * p[i];
+    return static_cast<T>(-along * of_both);
+  }
+};
+
 template <typename Kind, typename T>
 PYCOLLECTIVE_INLINE void losses_body(const T* __restrict t, const T* __restrict p,
                                      T* __restrict losses, T* __restrict slopes, Index rows,
                                      Index size, T c) {
-  constexpr Index kBlock = 1 << 12;  // sums of more numbers have larger errors
   const T share = T(1) / static_cast<T>(Kind::kMean ? size : 1);
   for (Index r = 0; r < rows; ++r, t += size, p += size) {
-    double total = 0;
-    for (Index first = 0; first < size; first += kBlock) {
-      total += static_cast<double>(sum_of<T>(std::min(kBlock, size - first), [&](Index i) {
-        return Kind::value(t[first + i], p[first + i], c);
-      }));
+    if constexpr (requires { Kind::row(t, p, slopes, size, c); }) {
+      losses[r] = Kind::row(t, p, slopes, size, c);
+    } else {
+      const double total =
+          long_sum_of<T>(size, [&](Index i) { return Kind::value(t[i], p[i], c); });
+      losses[r] = static_cast<T>(total * static_cast<double>(share));
+      for (Index i = 0; slopes && i < size; ++i) slopes[i] = share * Kind::slope(t[i], p[i], c);
     }
-    losses[r] = static_cast<T>(total * static_cast<double>(share));
-    if (!slopes) continue;
-    for (Index i = 0; i < size; ++i) slopes[i] = share * Kind::slope(t[i], p[i], c);
-    slopes += size;
+    if (slopes) slopes += size;
   }
 }
 
@@ -295,7 +379,9 @@ namespace losses {
   X("mean_absolute_percentage_error", PercentageError) \
   X("mean_squared_logarithmic_error", LogarithmicError) X("huber", Huber) X("log_cosh", LogCosh) \
   X("kl_divergence", Divergence) X("poisson", Poisson) X("hinge", Hinge) \
-  X("squared_hinge", SquaredHinge) X("binary_crossentropy", BinaryCrossentropy)
+  X("squared_hinge", SquaredHinge) X("binary_crossentropy", BinaryCrossentropy) \
+  X("softmax_cross_entropy", SoftmaxCrossentropy) X("categorical_hinge", CategoricalHinge) \
+  X("cosine_similarity", CosineSimilarity)
 // clang-format on
 
 #define X(name, Kind)               \

@@ -12,6 +12,7 @@ from ..array_backend import Array, array_module, native
 from ..tensor import compiled, random
 from ..tensor.ops import sigmoid, tanh
 from ..tensor.ops._define import (
+    binary,
     check_dtypes,
     differentiable,
     keep_dtype,
@@ -37,6 +38,7 @@ __all__ = [
     "leaky_relu",
     "log_softmax",
     "mish",
+    "prelu",
     "relu",
     "relu6",
     "selu",
@@ -94,6 +96,14 @@ def add_relu(x: Any, y: Any) -> Tensor:
     return record(z, terms, vjp)
 
 
+prelu = binary(
+    "prelu",
+    lambda x, y: np.where(x < 0, x * y, x),
+    lambda g, x, y, z: g * ((x > 0) + (x < 0) * y),
+    lambda g, x, y, z: g * (x < 0) * x,
+    "Return ``x`` if it is not negative, else ``x * y``; the gradient of ``x`` at 0 is 0.",
+    kernel=True,
+)
 softplus = unary(
     "softplus",
     softplus_of,

@@ -155,6 +155,10 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) 
     x, place = _classes("softmax_cross_entropy_with_logits", logits, axis)
     y = as_tensor(labels, like=x)
     _same_shape("softmax_cross_entropy_with_logits", y, x)
+    if place == x.array.ndim - 1:
+        found = losses_of_rows("softmax_cross_entropy", y, x, 0.0)
+        if found is not None:
+            return found
     target = y.array
     logs = log_softmax_of(x.array, place)
 

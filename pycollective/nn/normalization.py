@@ -48,11 +48,45 @@ def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tup
         The mean, and the mean of the squared distances from it.
     """
     values = as_tensor(x)
+    channels = _moments_of_channels(values, axes, keepdims)
+    if channels is not None:
+        return channels
     mean = ops.reduce_mean(values, axes, keepdims=True)
     # The sum of the distances from the mean is 0, so that no gradient flows through the mean.
     squares = ops.squared_difference(values, ops.stop_gradient(mean))
     variance = ops.reduce_mean(squares, axes, keepdims=keepdims)
     return (mean if keepdims else ops.reshape(mean, variance.shape)), variance
+
+
+def _moments_of_channels(x: Tensor, axes: Any, keepdims: bool) -> tuple[Tensor, Tensor] | None:
+    """Return mean and variance over all axes but the last, or None without a kernel."""
+    a = x.array
+    last = a.ndim - 1
+    if last < 1 or not a.size or sorted(axes_of(axes, a.ndim, "moments")) != list(range(last)):
+        return None
+    found = native(a)
+    if found is None:
+        return None
+    channels = a.shape[-1]
+    rows = found[0].reshape(-1, channels)
+    mean, variance = np.empty(channels, a.dtype), np.empty(channels, a.dtype)
+    kernels.batch_moments(rows, mean, variance)
+    shape = (1,) * last + (channels,) if keepdims else (channels,)
+    share = a.dtype.type(1 / len(rows))
+
+    def by_mean(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        return (np.broadcast_to(g.reshape(channels) * share, a.shape),)
+
+    def by_variance(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        dx: Array = workspace.empty(rows.shape, a.dtype)
+        factor = g.reshape(channels) * (share + share)
+        kernels.normalize_batch(rows, factor, None, mean, np.ones_like(mean), dx, 0.0)
+        return (dx.reshape(a.shape),)
+
+    return (
+        record(mean.reshape(shape), (x,), by_mean),
+        record(variance.reshape(shape), (x,), by_variance),
+    )
 
 
 @differentiable

@@ -199,3 +199,18 @@ def reduced(name: str, a: Array, axes: tuple[int, ...], keepdims: bool = False) 
         end = max(first - 1, 0)
     kept = a if keepdims else a.reshape([n for i, n in enumerate(shape) if i not in axes])
     return kept if kept.ndim else kept[()]
+
+
+def extremum_gradient(a: Array, top: Any, g: Any, axes: tuple[int, ...]) -> Array | None:
+    """Return the gradient of the maxima or minima ``top`` along axes, or None without a kernel."""
+    run = sorted(axes)
+    if not run or run[-1] - run[0] != len(run) - 1 or not _supported(a) or g.dtype != a.dtype:
+        return None
+    sizes = (
+        prod(a.shape[: run[0]]),
+        prod(a.shape[run[0] : run[-1] + 1]),
+        prod(a.shape[run[-1] + 1 :]),
+    )
+    dx: Array = workspace.empty(a.shape, a.dtype)
+    kernels.extremum_gradient(a, np.ascontiguousarray(top), np.ascontiguousarray(g), dx, *sizes)
+    return dx

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pycollective import _nn as kernels
+from pycollective.tensor import GradientTape, Variable, ops
 from pycollective.tensor.compiled import reduced
 
 
@@ -171,6 +172,10 @@ BINARIES = {
     "minimum": (np.minimum, lambda x, y: (x <= y, ~(x <= y))),
     "mod": (np.remainder, lambda x, y: (1, -np.floor(x / y))),
     "squared_difference": (lambda x, y: (x - y) ** 2, lambda x, y: (2 * (x - y), 2 * (y - x))),
+    "prelu": (
+        lambda x, y: np.where(x < 0, x * y, x),
+        lambda x, y: (np.where(x > 0, 1, np.where(x < 0, y, 0)), np.where(x < 0, x, 0)),
+    ),
 }
 
 
@@ -262,6 +267,42 @@ def test_reduction_of_any_axis_equals_the_reference(threads, sizes, dtype):
             np.testing.assert_array_equal(y, getattr(x, name)(axis=1))
     finally:
         kernels.set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sizes", REDUCED, ids=str)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_gradient_of_an_extremum_is_shared_by_equal_elements(threads, sizes, dtype):
+    rng = np.random.default_rng(9)
+    x = rng.integers(0, 4 * sizes[1], sizes).astype(dtype)  # with and without ties
+    g = rng.normal(1, 1, (sizes[0], sizes[2])).astype(dtype)
+    before = kernels.threads()
+    kernels.set_threads(threads)
+    try:
+        for special in (0, np.inf, np.nan):
+            x[-1, sizes[1] // 2, -1] = special
+            top, dx = x.max(axis=1), np.full_like(x, 7)
+            kernels.extremum_gradient(x, top, g, dx, *sizes)
+            hits = (x == top[:, None]).astype(dtype)
+            with np.errstate(all="ignore"):
+                expected = hits * (g / hits.sum(axis=1, dtype=dtype))[:, None]
+            np.testing.assert_array_equal(dx, expected)
+    finally:
+        kernels.set_threads(before)
+    with pytest.raises(ValueError, match="sizes must be at least 1"):
+        kernels.extremum_gradient(x, top, g, dx, sizes[0], 0, sizes[2])
+
+
+@pytest.mark.parametrize("axes", [(0,), (1, 2), (0, 2), (0, 1, 2), (2,)])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_gradient_of_an_extremum_over_several_axes_equals_numpy(axes, keepdims):
+    x = np.random.default_rng(10).integers(0, 50, (30, 41, 17)).astype(np.float32)
+    weight = Variable(x)
+    with GradientTape() as tape:
+        top = ops.reduce_min(weight, axis=axes, keepdims=keepdims)
+    hits = x == x.min(axis=axes, keepdims=True)
+    expected = hits / hits.sum(axis=axes, keepdims=True).astype(np.float32)
+    np.testing.assert_array_equal(tape.gradient(top, weight), expected)
 
 
 @pytest.mark.parametrize("sizes", REDUCED, ids=str)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pycollective import _nn as kernels
+from pycollective import nn
+from pycollective.tensor import GradientTape, Variable, ops
 
 SHAPES = [(4096, 16), (1000, 3), (7, 33), (1, 5), (0, 4), (3000, 300), (64, 1)]
 
@@ -143,3 +145,27 @@ def test_layer_normalization_of_nan_and_infinity_gives_nan_in_their_rows_alone()
     kernels.normalize_rows(x, ones, ones, y, *np.empty((2, 3), np.float32), 1e-3)
     assert np.isnan(y[:2]).all()
     np.testing.assert_array_equal(y[2], 1)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4, 1), (6, 40, 33), (2, 0, 3)])
+def test_moments_of_channels_and_their_gradients_equal_those_of_other_axes(shape, keepdims):
+    """The kernel reduces all axes but the last. With the channels first, operations do."""
+    axes = list(range(len(shape) - 1))
+    x = np.random.default_rng(3).normal(2, 3, shape)
+    by = np.random.default_rng(4).normal(0, 1, (2, shape[-1]))
+    found = []
+    for values, moved in ((x, axes), (np.moveaxis(x, -1, 0), [axis + 1 for axis in axes])):
+        weight = Variable(values)
+        with GradientTape() as tape, np.errstate(all="ignore"):
+            moments = nn.moments(weight, moved, keepdims=keepdims)
+            total = sum(
+                ops.reduce_sum(ops.reshape(moment, (-1,)) * factor)
+                for moment, factor in zip(moments, by, strict=True)
+            )
+        gradient = tape.gradient(total, weight).numpy()
+        found.append([*(np.ravel(m.numpy()) for m in moments), gradient, moments[0].shape])
+    assert tuple(found[0][3]) == ((1,) * len(axes) + shape[-1:] if keepdims else shape[-1:])
+    for one, other in zip(found[0][:2], found[1][:2], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+    np.testing.assert_allclose(found[0][2], np.moveaxis(found[1][2], 0, -1), rtol=1e-10, atol=1e-12)

@@ -56,6 +56,7 @@ LABELS = np.array([2, 0, 1, 2])
 CASES = {
     "add": pairs(tf.add),
     "add_relu": pairs(nn.add_relu),
+    "prelu": pairs(nn.prelu),
     "subtract": pairs(tf.subtract),
     "multiply": pairs(tf.multiply),
     "divide": pairs(tf.divide),

@@ -215,6 +215,20 @@ void reduce(const std::string& name, const Array& x, Array& y, Index outer, Inde
   });
 }
 
+void extremum_gradient(const Array& x, const Array& top, const Array& g, Array& dx, Index outer,
+                       Index count, Index inner) {
+  if (std::min({outer, count, inner}) < 1) throw py::value_error("sizes must be at least 1");
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", area(area(outer, count), inner));
+    const T* tops = in<T>(top, "top", outer * inner);
+    const T* upstream = in<T>(g, "g", outer * inner);
+    T* to = out<T>(dx, "dx", x.size());
+    InterpreterRelease release(x.size() <= kBrief);
+    nn::extremum_gradient(from, tops, upstream, to, outer, count, inner);
+  });
+}
+
 // Copies an array to one of the same shape. Returns false for types that the kernel does not copy.
 bool copy(const Array& source, Array& target) {
   const int axes = static_cast<int>(target.ndim());
@@ -358,6 +372,8 @@ void bind_pointwise(py::module_& m) {
   m.def("binary_gradient", &binary_gradient, "name"_a, "g"_a, "x"_a, "y"_a, "dx"_a, "dy"_a);
   m.def("select", &select, "mask"_a, "x"_a, "y"_a, "z"_a);
   m.def("reduce", &reduce, "name"_a, "x"_a, "y"_a, "outer"_a, "count"_a, "inner"_a);
+  m.def("extremum_gradient", &extremum_gradient, "x"_a, "top"_a, "g"_a, "dx"_a, "outer"_a,
+        "count"_a, "inner"_a);
   m.def("copy", &copy, "source"_a, "target"_a);
   m.def("add_rows", &add_rows, "rows"_a, "index"_a, "y"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);

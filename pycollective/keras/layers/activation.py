@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pycollective import nn
 from pycollective.keras import activations
 from pycollective.keras.layers.layer import SameShape
 from pycollective.keras.layers.shapes import Shape
@@ -99,7 +100,7 @@ class PReLU(SameShape):
             raise self._incompatible(
                 inputs.shape, f"examples that fit alpha of shape {self.alpha.shape}"
             )
-        return activations.relu(inputs) - self.alpha * activations.relu(-inputs)
+        return nn.prelu(inputs, self.alpha)
 
 
 class ELU(SameShape):

@@ -307,21 +307,26 @@ def categorical_hinge(y_true: Any, y_pred: Any) -> Tensor:
     ``right`` is the prediction of the right class, for which ``y_true`` is 1. ``other`` is the largest
     prediction of the other classes.
     """
-    true, predicted = matched(y_true, y_pred)
-    right = ops.reduce_sum(true * predicted, axis=-1)
-    other = ops.reduce_max((1.0 - true) * predicted, axis=-1)
-    return ops.maximum(other - right + 1.0, 0.0)
+
+    def composed(true: Tensor, predicted: Tensor) -> Tensor:
+        right = ops.reduce_sum(true * predicted, axis=-1)
+        other = ops.reduce_max((1.0 - true) * predicted, axis=-1)
+        return ops.maximum(other - right + 1.0, 0.0)
+
+    return _by_rows("categorical_hinge", y_true, y_pred, composed)
 
 
 def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
     """Return the negative cosine of the angle between vectors along an axis."""
-    true, predicted = (_unit(value, axis) for value in matched(y_true, y_pred))
-    return -ops.reduce_sum(true * predicted, axis=axis)
 
+    def unit(value: Tensor) -> Tensor:
+        square = ops.reduce_sum(ops.square(value), axis=-1, keepdims=True)
+        return value * ops.rsqrt(ops.maximum(square, epsilon() ** 2))
 
-def _unit(value: Tensor, axis: int) -> Tensor:
-    square = ops.reduce_sum(ops.square(value), axis=axis, keepdims=True)
-    return value * ops.rsqrt(ops.maximum(square, epsilon() ** 2))
+    def composed(true: Tensor, predicted: Tensor) -> Tensor:
+        return -ops.reduce_sum(unit(true) * unit(predicted), axis=-1)
+
+    return _by_rows("cosine_similarity", y_true, y_pred, composed, epsilon() ** 2, axis)
 
 
 def _by_rows(
@@ -330,9 +335,12 @@ def _by_rows(
     y_pred: Any,
     composed: Callable[[Tensor, Tensor], Tensor],
     number: float = 0.0,
+    axis: int = -1,
 ) -> Tensor:
     """Return a loss by the kernel of this name, or composed of operations if there is no kernel."""
     true, predicted = matched(y_true, y_pred)
+    if axis != -1:
+        true, predicted = _classes_last(true, axis), _classes_last(predicted, axis)
     found = losses_of_rows(kernel, true, predicted, number)
     return composed(true, predicted) if found is None else found
 

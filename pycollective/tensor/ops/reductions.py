@@ -13,7 +13,7 @@ import numpy as np
 from ...arguments import whole
 from ...array_backend import Array, array_module, asarray, filled, on_host
 from ...workspace import workspace
-from ..compiled import binary, is_half, narrowed, reduced
+from ..compiled import binary, extremum_gradient, is_half, narrowed, reduced
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import check_dtypes, differentiable, operands, sum_to_shape
@@ -167,15 +167,15 @@ def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
         result = reduced(method, a, axes, keepdims)
 
         def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+            found = extremum_gradient(a, result, g, axes)
+            if found is not None:
+                return (found,)
             if keepdims:
                 top, spread = result, g
             else:
                 top, spread = _with_axes(result, axes, a.ndim), _with_axes(g, axes, a.ndim)
-            if a.__class__ is not np.ndarray or a.dtype.kind != "f":
-                hits = (a == top).astype(a.dtype)
-                return (hits * (spread / reduced("sum", hits, axes, True)),)
-            hits = np.equal(a, top, out=workspace.empty(a.shape, a.dtype))
-            return (np.multiply(hits, spread / reduced("sum", hits, axes, True), out=hits),)
+            hits = (a == top).astype(a.dtype)
+            return (hits * (spread / reduced("sum", hits, axes, True)),)
 
         return record(result, (x,), vjp)
 
