@@ -16,9 +16,8 @@ from ..workspace import workspace
 from .activations import bias_add
 from .activations import relu as relu_of
 
-# The most elements of a factor for this package's kernels. Larger factors do not stay in caches. BLAS,
-# which divides products into blocks in both directions, is then faster.
-_LARGEST = 1 << 20
+# With more rows, and with a factor of more elements, BLAS is faster than this package's kernels.
+_MOST_ROWS, _LARGEST = 256, 1 << 20
 
 
 def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Tensor:
@@ -44,7 +43,8 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
         if bias is not None:
             y = bias_add(y, inputs[2])
         return relu_of(y) if relu else y
-    if xa.dtype == FLOAT32 and xa.size <= _LARGEST and wa.size <= _LARGEST:
+    fits = len(xa) <= _MOST_ROWS or max(xa.size, wa.size) <= _LARGEST
+    if xa.dtype == FLOAT32 and fits:
         return _own(inputs, *arrays, relu)
     return _blas(inputs, *arrays, relu)
 

@@ -16,7 +16,7 @@ from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("shape", [(5, 7, 3), (0, 4, 2), (1, 1, 1), (40, 33, 65)])
+@pytest.mark.parametrize("shape", [(5, 7, 3), (0, 4, 2), (1, 1, 1), (40, 33, 65), (300, 3600, 5)])
 def test_dense_is_the_composition(shape: Any, biased: bool, activation: Any, dtype: str) -> None:
     n, inputs, units = shape
     rng = np.random.default_rng(1)
