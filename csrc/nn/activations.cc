@@ -5,8 +5,8 @@
 #include "nn/kernels.h"
 #include "support/simd.h"
 
-// An activation is a struct with value(x), and slope(x), the derivative; or value(x, alpha) and
-// slope(x, alpha). To add one, write it here, and name it once at the end.
+// An activation is a struct with value(x), and slope(x), the derivative. Both may also take alpha,
+// or alpha and beta. To add one, write it here, and name it once at the end.
 namespace pycollective::nn {
 namespace activations {
 
@@ -244,32 +244,44 @@ struct Cos {
   static PYCOLLECTIVE_INLINE T slope(T x) { return sine_of(x, 2); }
 };
 
-template <typename Kind, typename T>
-PYCOLLECTIVE_INLINE T value_of(T x, [[maybe_unused]] T alpha) {
-  if constexpr (requires { Kind::value(x, alpha); }) {
-    return Kind::value(x, alpha);
-  } else {
-    return Kind::value(x);
+// Limits x to alpha and beta. NaN stays NaN.
+template <typename T>
+struct Clip {
+  static PYCOLLECTIVE_INLINE T value(T x, T alpha, T beta) {
+    const T above = x < alpha ? alpha : x;
+    return above > beta ? beta : above;
   }
-}
+  static PYCOLLECTIVE_INLINE T slope(T x, T alpha, T beta) {
+    return x >= alpha && x <= beta ? T(1) : T(0);
+  }
+};
 
 template <typename Kind, typename T>
-PYCOLLECTIVE_INLINE T slope_of(T x, [[maybe_unused]] T alpha) {
-  if constexpr (requires { Kind::slope(x, alpha); }) {
-    return Kind::slope(x, alpha);
-  } else {
-    return Kind::slope(x);
+PYCOLLECTIVE_INLINE void values_loop(const T* __restrict x, [[maybe_unused]] T alpha,
+                                     [[maybe_unused]] T beta, T* __restrict y, Index size) {
+  for (Index i = 0; i < size; ++i) {
+    if constexpr (requires { Kind::value(x[i], alpha, beta); }) {
+      y[i] = Kind::value(x[i], alpha, beta);
+    } else if constexpr (requires { Kind::value(x[i], alpha); }) {
+      y[i] = Kind::value(x[i], alpha);
+    } else {
+      y[i] = Kind::value(x[i]);
+    }
   }
 }
-
 template <typename Kind, typename T>
-PYCOLLECTIVE_INLINE void values_loop(const T* __restrict x, T alpha, T* __restrict y, Index size) {
-  for (Index i = 0; i < size; ++i) y[i] = value_of<Kind>(x[i], alpha);
-}
-template <typename Kind, typename T>
-PYCOLLECTIVE_INLINE void gradients_loop(const T* __restrict g, const T* __restrict x, T alpha,
+PYCOLLECTIVE_INLINE void gradients_loop(const T* __restrict g, const T* __restrict x,
+                                        [[maybe_unused]] T alpha, [[maybe_unused]] T beta,
                                         T* __restrict dx, Index size) {
-  for (Index i = 0; i < size; ++i) dx[i] = g[i] * slope_of<Kind>(x[i], alpha);
+  for (Index i = 0; i < size; ++i) {
+    if constexpr (requires { Kind::slope(x[i], alpha, beta); }) {
+      dx[i] = g[i] * Kind::slope(x[i], alpha, beta);
+    } else if constexpr (requires { Kind::slope(x[i], alpha); }) {
+      dx[i] = g[i] * Kind::slope(x[i], alpha);
+    } else {
+      dx[i] = g[i] * Kind::slope(x[i]);
+    }
+  }
 }
 
 // Calls loop(kind, first, size). A kind with Exact is called by blocks.
@@ -293,17 +305,17 @@ PYCOLLECTIVE_INLINE void by_blocks(const T* x, Index size, const Loop& loop) {
 }
 
 #define PYCOLLECTIVE_ACTIVATION_OF(Kind, T)                                                     \
-  PYCOLLECTIVE_CLONES void values_of_##Kind(const T* x, T alpha, T* y, Index size) {            \
+  PYCOLLECTIVE_CLONES void values_of_##Kind(const T* x, T alpha, T beta, T* y, Index size) {    \
     by_blocks<Kind<T>>(x, size,                                                                 \
                        [&](auto kind, Index first, Index some) __attribute__((always_inline)) { \
-                         values_loop<decltype(kind)>(x + first, alpha, y + first, some);        \
+                         values_loop<decltype(kind)>(x + first, alpha, beta, y + first, some);  \
                        });                                                                      \
   }                                                                                             \
-  PYCOLLECTIVE_CLONES void gradients_of_##Kind(const T* g, const T* x, T alpha, T* dx,          \
+  PYCOLLECTIVE_CLONES void gradients_of_##Kind(const T* g, const T* x, T alpha, T beta, T* dx,  \
                                                Index size) {                                    \
     by_blocks<Kind<T>>(                                                                         \
         x, size, [&](auto kind, Index first, Index some) __attribute__((always_inline)) {       \
-          gradients_loop<decltype(kind)>(g + first, x + first, alpha, dx + first, some);        \
+          gradients_loop<decltype(kind)>(g + first, x + first, alpha, beta, dx + first, some);  \
         });                                                                                     \
   }
 // clang-format off: it does not support lists without commas
@@ -313,7 +325,8 @@ PYCOLLECTIVE_INLINE void by_blocks(const T* x, Index size, const Loop& loop) {
   X("hard_sigmoid", HardSigmoid) X("hard_silu", HardSilu) X("erf", Erf) X("elu", Elu) \
   X("selu", Selu) X("leaky_relu", LeakyRelu) X("relu", Relu) X("exp", Exp) X("log", Log) \
   X("log1p", Log1p) X("sqrt", Sqrt) X("rsqrt", Rsqrt) X("reciprocal", Reciprocal) \
-  X("square", Square) X("abs", Abs) X("negative", Negative) X("sin", Sin) X("cos", Cos)
+  X("square", Square) X("abs", Abs) X("negative", Negative) X("sin", Sin) X("cos", Cos) \
+  X("clip", Clip)
 // clang-format on
 
 #define X(name, Kind)                     \

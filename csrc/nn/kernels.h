@@ -80,12 +80,12 @@ auto find(const Table& all, std::string_view name) -> decltype(&all[0]) {
 }
 
 // ---- activations (activations.cc) --------------------------------------------------------------
-// values: y = f(x). gradients: dx = g f'(x). elu and leaky_relu use alpha.
+// values: y = f(x). gradients: dx = g f'(x). elu and leaky_relu use alpha, clip also beta.
 template <typename T>
 struct Activation {
   std::string_view name;
-  void (*values)(const T* x, T alpha, T* y, Index size);
-  void (*gradients)(const T* g, const T* x, T alpha, T* dx, Index size);
+  void (*values)(const T* x, T alpha, T beta, T* y, Index size);
+  void (*gradients)(const T* g, const T* x, T alpha, T beta, T* dx, Index size);
 };
 
 // Returns null for an unknown name.

@@ -202,8 +202,8 @@ void reduce_by(Fold<T> fold, const T* x, T* y, Index outer, Index count, Index i
   if (partial.size() <= kMostKept) kept = std::move(partial);
 }
 
-// dx [count, columns] = share where x is the extremum of its column, else 0, for rows that are `step`
-// apart. The share is g, divided by the number of such elements of the column.
+// dx [count, columns] = share where x is the extremum of its column, else 0, for rows that are
+// `step` apart. The share is g, divided by the number of such elements of the column.
 template <typename T>
 PYCOLLECTIVE_INLINE void share_columns(const T* __restrict x, const T* __restrict top,
                                        const T* __restrict g, T* __restrict dx, Index count,
@@ -237,19 +237,19 @@ PYCOLLECTIVE_INLINE void share_row(const T* __restrict x, T top, T g, T* __restr
   for (c = 0; c < count; ++c) dx[c] = T(x[c] == top) * share;
 }
 
-#define PYCOLLECTIVE_SHARE(T)                                                                    \
-  PYCOLLECTIVE_CLONES void share(const T* x, const T* top, const T* g, T* dx, Index count,       \
-                                 Index inner, Index blocks, Index first, Index last) {           \
-    for (Index task = first; task < last; ++task) {                                              \
-      const Index o = task / blocks, column = (task - o * blocks) * Tasks::kColumns;             \
-      const Index at = o * count * inner + column, to = o * inner + column;                      \
-      if (inner == 1) {                                                                          \
-        share_row(x + at, top[to], g[to], dx + at, count);                                       \
-      } else {                                                                                   \
-        const Index columns = std::min(inner - column, Tasks::kColumns);                         \
-        share_columns(x + at, top + to, g + to, dx + at, count, columns, inner);                 \
-      }                                                                                          \
-    }                                                                                            \
+#define PYCOLLECTIVE_SHARE(T)                                                              \
+  PYCOLLECTIVE_CLONES void share(const T* x, const T* top, const T* g, T* dx, Index count, \
+                                 Index inner, Index blocks, Index first, Index last) {     \
+    for (Index task = first; task < last; ++task) {                                        \
+      const Index o = task / blocks, column = (task - o * blocks) * Tasks::kColumns;       \
+      const Index at = o * count * inner + column, to = o * inner + column;                \
+      if (inner == 1) {                                                                    \
+        share_row(x + at, top[to], g[to], dx + at, count);                                 \
+      } else {                                                                             \
+        const Index columns = std::min(inner - column, Tasks::kColumns);                   \
+        share_columns(x + at, top + to, g + to, dx + at, count, columns, inner);           \
+      }                                                                                    \
+    }                                                                                      \
   }
 PYCOLLECTIVE_SHARE(float)
 PYCOLLECTIVE_SHARE(double)
@@ -268,14 +268,14 @@ void extremum_gradient_of(const T* x, const T* top, const T* g, T* dx, Index out
 
 }  // namespace
 
-#define PYCOLLECTIVE_REDUCE(T)                                                           \
-  void reduce(Reduction kind, const T* x, T* y, Index outer, Index count, Index inner) { \
-    constexpr Fold<T> kFolds[] = {fold_Sum, fold_Maximum, fold_Minimum, fold_Product};   \
-    reduce_by(kFolds[static_cast<int>(kind)], x, y, outer, count, inner);                \
-  }                                                                                      \
-  void extremum_gradient(const T* x, const T* top, const T* g, T* dx, Index outer,       \
-                         Index count, Index inner) {                                     \
-    extremum_gradient_of(x, top, g, dx, outer, count, inner);                            \
+#define PYCOLLECTIVE_REDUCE(T)                                                                  \
+  void reduce(Reduction kind, const T* x, T* y, Index outer, Index count, Index inner) {        \
+    constexpr Fold<T> kFolds[] = {fold_Sum, fold_Maximum, fold_Minimum, fold_Product};          \
+    reduce_by(kFolds[static_cast<int>(kind)], x, y, outer, count, inner);                       \
+  }                                                                                             \
+  void extremum_gradient(const T* x, const T* top, const T* g, T* dx, Index outer, Index count, \
+                         Index inner) {                                                         \
+    extremum_gradient_of(x, top, g, dx, outer, count, inner);                                   \
   }
 PYCOLLECTIVE_REDUCE(float)
 PYCOLLECTIVE_REDUCE(double)

@@ -39,8 +39,8 @@ PYCOLLECTIVE_INLINE double long_sum_of(Index classes, const Term& term) {
   constexpr Index kBlock = 1 << 12;
   double total = 0;
   for (Index first = 0; first < classes; first += kBlock) {
-    total += static_cast<double>(sum_of<T>(std::min(kBlock, classes - first),
-                                           [&](Index c) { return term(first + c); }));
+    total += static_cast<double>(
+        sum_of<T>(std::min(kBlock, classes - first), [&](Index c) { return term(first + c); }));
   }
   return total;
 }
@@ -338,8 +338,8 @@ struct CosineSimilarity : OfRows {
     const double of_both =
         of_p * inverse(long_sum_of<T>(size, [&](Index i) { return t[i] * t[i]; }), c);
     const T by_t = static_cast<T>(-of_both);
-    const T by_p = square < static_cast<double>(c) ? T(0)
-                                                   : static_cast<T>(along * of_both * of_p * of_p);
+    const T by_p =
+        square < static_cast<double>(c) ? T(0) : static_cast<T>(along * of_both * of_p * of_p);
     for (Index i = 0; slopes && i < size; ++i) slopes[i] = by_t * t[i] + by_p * p[i];
     return static_cast<T>(-along * of_both);
   }

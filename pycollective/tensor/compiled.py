@@ -93,7 +93,7 @@ def unary(
     kernel: str,
     forward: Callable[[Any], Any],
     derivative: Callable[[Array, Any, Any], Any],
-    alpha: float = 1.0,
+    *parameters: float,
 ) -> tuple[Callable[[Any], Any], Callable[[Array, Any, Any], Any]]:
     """Return two functions that use a kernel for the arrays that kernels support."""
 
@@ -102,7 +102,7 @@ def unary(
         if found is None:
             return forward(x)
         y = workspace.empty(x.shape, x.dtype)
-        kernels.activation(kernel, *found, y, alpha)
+        kernels.activation(kernel, *found, y, *parameters)
         return y
 
     def gradient(g: Array, x: Array, y: Array) -> Any:
@@ -110,7 +110,7 @@ def unary(
         if found is None:
             return derivative(g, x, y)
         dx = workspace.empty(x.shape, x.dtype)
-        kernels.activation_gradient(kernel, *found, dx, alpha)
+        kernels.activation_gradient(kernel, *found, dx, *parameters)
         return dx
 
     return values, gradient

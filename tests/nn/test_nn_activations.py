@@ -389,3 +389,22 @@ def test_softmax_with_special_numbers_changes_their_rows_alone():
     np.testing.assert_array_equal(y[1], [0] * 39 + [1])
     np.testing.assert_array_equal(log[1], [-np.inf] * 39 + [0])
     np.testing.assert_allclose(y[2:], 1 / 40, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [(-0.5, 0.75), (0, 0), (1, -1), (-np.inf, 0.25), (0, np.nan)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("size", [12, 40_003])
+def test_clip_by_numbers_equals_clip_by_tensors_and_its_gradient(size, dtype, bounds):
+    """Numbers as bounds have a kernel. With tensors, the operation is a minimum of a maximum."""
+    x = np.random.default_rng(11).normal(0, 1, size).astype(dtype)
+    x[:7] = np.nan, np.inf, -np.inf, -0.5, 0.75, 0, -0.0
+    found = []
+    for low, high in (bounds, (ops.cast(b, dtype) for b in bounds)):
+        weight = Variable(x)
+        with GradientTape() as tape:
+            y = ops.clip_by_value(weight, low, high)
+        weights = np.arange(1, size + 1).astype(dtype)
+        found.append((y.numpy(), tape.gradient(y, weight, output_gradients=weights).numpy()))
+    assert found[0][0].dtype == found[0][1].dtype == dtype
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -89,7 +89,10 @@ CASES = {
         (lambda x, y: tf.where(MASK, x, y), (numbers(3), numbers(2, 1, seed=1))),
         (lambda x: tf.where(MASK, x, 0.0), (numbers(2, 3),)),
     ],
-    "clip_by_value": singles(lambda x: tf.clip_by_value(x, -0.9, 0.8)),
+    "clip_by_value": [
+        *singles(lambda x: tf.clip_by_value(x, -0.9, 0.8)),
+        *singles(lambda x: tf.clip_by_value(x, tf.stop_gradient(0 * x - 0.9), 0.8)),
+    ],
     "reduce_sum": reductions(tf.reduce_sum),
     "reduce_mean": reductions(tf.reduce_mean),
     "sum_over": [

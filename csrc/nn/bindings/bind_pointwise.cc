@@ -77,7 +77,7 @@ const nn::Activation<T>& activation_of(const std::string& name) {
   return *found;
 }
 
-void activation(const std::string& name, const Array& x, Array& y, double alpha) {
+void activation(const std::string& name, const Array& x, Array& y, double alpha, double beta) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const auto values = activation_of<T>(name).values;
@@ -87,14 +87,14 @@ void activation(const std::string& name, const Array& x, Array& y, double alpha)
       const T* numbers = at(from);
       T* results = at(to);
       by_parts(size, [&](Index first, Index last) {
-        values(numbers + first, T(alpha), results + first, last - first);
+        values(numbers + first, T(alpha), T(beta), results + first, last - first);
       });
     });
   });
 }
 
 void activation_gradient(const std::string& name, const Array& g, const Array& x, Array& dx,
-                         double alpha) {
+                         double alpha, double beta) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const auto gradients = activation_of<T>(name).gradients;
@@ -105,7 +105,7 @@ void activation_gradient(const std::string& name, const Array& g, const Array& x
       const T *above = at(upstream), *numbers = at(from);
       T* results = at(to);
       by_parts(size, [&](Index first, Index last) {
-        gradients(above + first, numbers + first, T(alpha), results + first, last - first);
+        gradients(above + first, numbers + first, T(alpha), T(beta), results + first, last - first);
       });
     });
   });
@@ -377,9 +377,9 @@ void bind_pointwise(py::module_& m) {
   m.def("copy", &copy, "source"_a, "target"_a);
   m.def("add_rows", &add_rows, "rows"_a, "index"_a, "y"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
-  m.def("activation", &activation, "name"_a, "x"_a, "y"_a, "alpha"_a = 1.0);
+  m.def("activation", &activation, "name"_a, "x"_a, "y"_a, "alpha"_a = 1.0, "beta"_a = 0.0);
   m.def("activation_gradient", &activation_gradient, "name"_a, "g"_a, "x"_a, "dx"_a,
-        "alpha"_a = 1.0);
+        "alpha"_a = 1.0, "beta"_a = 0.0);
   m.def("softmax", &softmax, "x"_a, "y"_a, "logarithm"_a);
   m.def("softmax_gradient", &softmax_gradient, "g"_a, "y"_a, "dx"_a, "logarithm"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,

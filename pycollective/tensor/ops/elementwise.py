@@ -15,6 +15,7 @@ from ._define import (
     binary,
     check_dtypes,
     differentiable,
+    keep_dtype,
     operands,
     plain,
     sum_to_shape,
@@ -349,4 +350,17 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
 @differentiable
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Tensor:
     """Return ``t`` with elements outside of the two bounds replaced by the nearer bound."""
-    return minimum(maximum(t, clip_value_min), clip_value_max)
+    x = as_tensor(t)
+    bounds = clip_value_min, clip_value_max
+    ordered = all(isinstance(b, (int, float)) for b in bounds) and bounds[0] <= bounds[1]
+    if x.dtype.kind != "f" or not ordered:
+        return minimum(maximum(x, clip_value_min), clip_value_max)
+    a = x.array
+    low, high = map(a.dtype.type, bounds)
+    values, gradient = unary_kernel(
+        "clip",
+        lambda a: np.minimum(np.maximum(a, low), high),
+        lambda g, a, _y: g * ((a >= low) & (a <= high)),
+        *map(float, bounds),
+    )
+    return record(keep_dtype(values(a), a.dtype), (x,), lambda g, _need: (gradient(g, a, None),))
