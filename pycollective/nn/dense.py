@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import FLOAT32, Array, in_c_order, native
+from ..array_backend import Array, in_c_order, native
 from ..tensor import ops
+from ..tensor.compiled import has_product
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .activations import bias_add
 from .activations import relu as relu_of
-
-# With more rows, and with a factor of more elements, BLAS is faster than this package's kernels.
-_MOST_ROWS, _LARGEST = 256, 1 << 20
 
 
 def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Tensor:
@@ -43,8 +41,7 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
         if bias is not None:
             y = bias_add(y, inputs[2])
         return relu_of(y) if relu else y
-    fits = len(xa) <= _MOST_ROWS or max(xa.size, wa.size) <= _LARGEST
-    if xa.dtype == FLOAT32 and fits:
+    if has_product(xa, wa):
         return _own(inputs, *arrays, relu)
     return _blas(inputs, *arrays, relu)
 

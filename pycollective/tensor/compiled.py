@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module, copy, native
+from ..array_backend import FLOAT32, Array, array_module, copy, in_c_order, native
 from ..workspace import SMALLEST_RESULT, workspace
+
+# With more rows, and with a factor of more elements, BLAS is faster than this package's kernels.
+_MOST_ROWS, _LARGEST = 256, 1 << 20
+
+
+def _in_order(array: Array) -> bool:
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned and array.dtype.isnative
 
 
 def _supported(array: Any) -> bool:
@@ -24,9 +32,7 @@ def _supported(array: Any) -> bool:
         and array.nbytes >= SMALLEST_RESULT
         and array.dtype.kind == "f"
         and array.itemsize in (4, 8)
-        and array.dtype.isnative
-        and array.flags.c_contiguous
-        and array.flags.aligned
+        and _in_order(array)
     )
 
 
@@ -114,6 +120,36 @@ def unary(
         return dx
 
     return values, gradient
+
+
+def has_product(x: Array, w: Array) -> bool:
+    """Return True if kernels compute the product of two matrices on the host, faster than BLAS."""
+    few = len(x) <= _MOST_ROWS or max(x.size, w.size) <= _LARGEST
+    return few and x.dtype == w.dtype == FLOAT32
+
+
+def matrix_product(x: Array, w: Array) -> tuple[Array, Callable[..., list[Array | None]]] | None:
+    """Return the product of two matrices, and a function that computes its gradients.
+
+    The function takes the gradient of the product, and two bools: True for a factor that needs its
+    gradient. The result is None if this package has no kernel for the matrices, or BLAS is faster.
+    """
+    if x.__class__ is not np.ndarray or x.ndim != 2 or w.ndim != 2 or not has_product(x, w):
+        return None
+    if not (x.size and w.size and _in_order(x) and _in_order(w)):
+        return None
+    y: Array = workspace.empty((len(x), w.shape[1]), x.dtype)
+    kernels.dense_forward(x, w, None, y, False)
+
+    def gradients(g: Array, need: Sequence[bool]) -> list[Array | None]:
+        parts = [
+            workspace.empty(factor.shape, factor.dtype) if needed else None
+            for factor, needed in zip((x, w), need, strict=True)
+        ]
+        kernels.dense_gradient(x, w, in_c_order(g), None, *parts, None)
+        return parts
+
+    return y, gradients
 
 
 def _repeats(a: Any, b: Any) -> bool:

@@ -161,3 +161,28 @@ def test_slope_of_selu_at_0_is_that_of_positive_numbers(dtype):
     with tf.GradientTape() as tape:
         y = nn.selu(x)
     np.testing.assert_allclose(tape.gradient(y, x).numpy(), 1.0507009873554805, rtol=1e-3)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (5, 7, 3), (0, 4, 2), (3, 0, 2), (3, 4, 0), (300, 3600, 5), (40, 33, 65)]
+)
+def test_matmul_in_float32_and_its_gradients_equal_those_in_float64(sizes, order):
+    """Matrices in C order have kernels, but not those with many rows and elements."""
+    rows, inner, columns = sizes
+    rng = np.random.default_rng(6)
+    factors = [rng.normal(size=shape) for shape in ((rows, inner), (inner, columns))]
+    upstream = rng.normal(size=(rows, columns))
+    tensors = [tf.constant(np.asarray(factor, np.float32, order=order)) for factor in factors]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(tensors)
+        y = tf.matmul(*tensors)
+    np.testing.assert_allclose(y.numpy(), factors[0] @ factors[1], rtol=1e-4, atol=1e-3)
+    expected = [upstream @ factors[1].T, factors[0].T @ upstream]
+    g = tf.constant(upstream.astype(np.float32))
+    for tensor, exact in zip(tensors, expected, strict=True):
+        alone = tape.gradient(y, tensor, output_gradients=g)
+        np.testing.assert_allclose(alone.numpy(), exact, rtol=1e-4, atol=1e-3)
+    for found, exact in zip(tape.gradient(y, tensors, g), expected, strict=True):
+        assert found.shape == exact.shape
+        np.testing.assert_allclose(found.numpy(), exact, rtol=1e-4, atol=1e-3)
