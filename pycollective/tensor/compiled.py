@@ -146,7 +146,7 @@ def matrix_product(x: Array, w: Array) -> tuple[Array, Callable[..., list[Array 
             workspace.empty(factor.shape, factor.dtype) if needed else None
             for factor, needed in zip((x, w), need, strict=True)
         ]
-        kernels.dense_gradient(x, w, in_c_order(g), None, *parts, None)
+        kernels.dense_gradient(x, w, in_c_order(g), None, parts[0], parts[1], None)
         return parts
 
     return y, gradients

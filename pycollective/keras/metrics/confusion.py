@@ -88,8 +88,9 @@ def counts(
         )
         for k in range(values.shape[1])
     ]
-    found = [np.stack(case, axis=-1).astype(dtype) for case in zip(*columns, strict=True)]
-    return found if by_label else [case[:, 0] for case in found]
+    if not by_label:
+        return [case.astype(dtype) for case in columns[0]]
+    return [np.stack(case, axis=-1).astype(dtype) for case in zip(*columns, strict=True)]
 
 
 def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array | None:
