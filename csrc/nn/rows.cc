@@ -156,10 +156,10 @@ PYCOLLECTIVE_INLINE void normalize_rows_gradient_body(
 }
 
 // A loss is a struct with value(t, p, c) and slope(t, p, c), its derivative by p. t is the target,
-// p the prediction, and c the loss's parameter. Instead of these, a loss may have
-// row(t, p, slopes, size, c), which returns the loss of a whole row, and writes its derivatives
-// unless `slopes` is null. To add one, write it here, and name it once at the end.
-// kMean: the loss of a row is a mean, not a sum. kLabels: c is 1 if all targets are 0 or 1, else 0.
+// p the prediction, and c the loss's parameter. A loss of a whole row has row(t, p, slopes, size,
+// c) instead. It returns the loss, and writes the derivatives unless `slopes` is null. To add a
+// loss, write it here, and name it once at the end. kMean: the loss of a row is a mean, not a sum.
+// kLabels: c is 1 if all targets are 0 or 1, else 0.
 struct OfMeans {
   static constexpr bool kMean = true, kLabels = false;
 };

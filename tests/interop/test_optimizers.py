@@ -100,7 +100,7 @@ def test_steps_and_state_equal_those_of_keras(name, settings):
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda v: str(v))
-def test_description_goes_both_ways(name, settings):
+def test_config_loads_in_keras_and_returns_unchanged(name, settings):
     ours = getattr(optimizers, name)(**settings)
     other = getattr(theirs.optimizers, name)(**settings)
     mine, reference = optimizers.serialize(ours), theirs.optimizers.serialize(other)
