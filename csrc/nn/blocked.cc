@@ -15,6 +15,9 @@ constexpr Index kBlockBytes = 1 << 18;
 // The fewest outputs of a block. Each block reads all filters, and adds to all of their gradients.
 constexpr Index kBlockOutputs = 256;
 
+// The fewest outputs of a part of an image in gradients.
+constexpr Index kLeastRows = 128;
+
 thread_local Scratch part_scratch, product_scratch, call_scratch;
 
 // The sizes that all blocks of a call share.
@@ -52,6 +55,18 @@ Window strip_of(const Window& pool) {
   return strip;
 }
 
+// Returns the number of parts into which a gradient is divided. Each needs sums of its own for all
+// filters, so that parts with few products would take longer.
+int count_gradient_parts(const BlockedGradient& a, const Blocks& blocks) {
+  if (a.images >= threads()) return threads();
+  constexpr Index kMostCopied = 1 << 24;  // numbers in the copies of images
+  const Index rows = a.images * a.w.out_h / blocks.unit;
+  const Index most =
+      std::min({Index{threads()}, rows, kMostCopied / std::max<Index>(a.w.image(), 1),
+                rows * blocks.unit * blocks.row / kLeastRows});
+  return static_cast<int>(std::max({most, a.images, Index{1}}));
+}
+
 }  // namespace
 
 void blocked_forward(const ConvolutionForward& a) {
@@ -63,14 +78,13 @@ void blocked_forward(const ConvolutionForward& a) {
   call_scratch.reserve(size, 1);
   const Factor weights =
       packed(products, {a.weights, a.filters, 1}, a.filters, blocks.patch, call_scratch.take(size));
-  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
-  in_parallel(parts, [&](int part) {
-    const Index last = begin_of_part(a.images, part + 1, parts) * w.out_h;
+  const Index outputs = a.images * w.out_h * w.out_w;
+  in_parts(a.images * w.out_h / blocks.unit, outputs * size, [&](Index begin, Index end) {
+    const Index last = end * blocks.unit;
     part_scratch.reserve(blocks.step * blocks.row * (blocks.patch + blocks.filters), 2);
     float* cols = part_scratch.take(blocks.step * blocks.row * blocks.patch);
     float* z = part_scratch.take(blocks.step * blocks.row * blocks.filters);
-    for (Index first = begin_of_part(a.images, part, parts) * w.out_h; first < last;
-         first += blocks.step) {
+    for (Index first = begin * blocks.unit; first < last; first += blocks.step) {
       const Index rows = std::min(blocks.step, last - first);
       const Index pixels = rows * blocks.row;
       const float* patches = a.x + first * blocks.row * blocks.patch;
@@ -95,31 +109,45 @@ void blocked_gradient(const BlockedGradient& a) {
   const Window& w = a.w;
   const Products products = pick_products();
   const Blocks blocks(w, a.pool, a.filters);
-  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
+  const int parts = count_gradient_parts(a, blocks);
+  // Parts that share an image add to copies of its gradient, which are summed at the end. A part
+  // has rows of one or two images then.
+  const bool shares = a.images < parts && a.x_gradient && !blocks.pointwise;
+  const auto begin_of = [&](int part) {
+    if (a.images >= parts) return begin_of_part(a.images, part, parts) * w.out_h;
+    return begin_of_part(a.images * w.out_h / blocks.unit, part, parts) * blocks.unit;
+  };
   const Index size = blocks.patch * blocks.filters;
   const Index packed_numbers = a.x_gradient ? packed_size(blocks.patch, blocks.filters) : 0;
   // The first part adds to the result itself.
   const Index more = a.weight_gradient ? (parts - 1) * size : 0;
-  call_scratch.reserve(more + parts * blocks.filters + packed_numbers, 3);
+  const Index copied = shares ? 2 * w.image() : 0;
+  call_scratch.reserve(more + parts * (blocks.filters + copied) + packed_numbers, 4);
   float* copy = call_scratch.take(packed_numbers);
   const Factor weights = a.x_gradient ? packed(products, {a.weights, 1, blocks.filters},
                                                blocks.patch, blocks.filters, copy)
                                       : Factor{};
   float* sums = call_scratch.take(more);
   float* bias_sums = call_scratch.take(parts * blocks.filters);
+  float* copies = call_scratch.take(parts * copied);
   std::fill(bias_sums, bias_sums + parts * blocks.filters, 0.0f);
   in_parallel(parts, [&](int part) {
-    const Index last = begin_of_part(a.images, part + 1, parts) * w.out_h;
-    Index first = begin_of_part(a.images, part, parts) * w.out_h;
+    const Index last = begin_of(part + 1);
+    Index first = begin_of(part);
+    const Index first_image = first / w.out_h;
+    float* part_images = shares ? copies + part * copied : a.x_gradient;
+    const Index row_of_images = shares ? first_image * w.out_h : 0;
     float* part_sums = part == 0 ? a.weight_gradient : sums + (part - 1) * size;
     bool added = false;
     float* part_bias = a.bias_gradient ? bias_sums + part * blocks.filters : nullptr;
     part_scratch.reserve(blocks.step * blocks.row * (blocks.patch + blocks.filters), 2);
     float* cols = part_scratch.take(blocks.step * blocks.row * blocks.patch);
     float* masked = part_scratch.take(blocks.step * blocks.row * blocks.filters);
-    if (a.x_gradient && !blocks.pointwise) {
-      std::fill(a.x_gradient + first / w.out_h * w.image(),
-                a.x_gradient + last / w.out_h * w.image(), 0.0f);
+    if (shares) {
+      std::fill(part_images, part_images + copied, 0.0f);
+    } else if (a.x_gradient && !blocks.pointwise) {
+      std::fill(a.x_gradient + first_image * w.image(), a.x_gradient + last / w.out_h * w.image(),
+                0.0f);
     }
     for (; first < last; first += blocks.step) {
       const Index rows = std::min(blocks.step, last - first);
@@ -151,9 +179,18 @@ void blocked_gradient(const BlockedGradient& a) {
       float* to = blocks.pointwise ? a.x_gradient + first * blocks.row * blocks.patch : cols;
       products.multiply({dz, blocks.filters, 1}, weights, to, pixels, blocks.patch, blocks.filters,
                         false, 0, products.count_panels(blocks.patch), product_scratch);
-      if (!blocks.pointwise) col2im(cols, a.x_gradient, w, first, rows);
+      if (!blocks.pointwise) col2im(cols, part_images, w, first - row_of_images, rows);
     }
     if (a.weight_gradient && !added) std::fill(part_sums, part_sums + size, 0.0f);
+  });
+  in_parts(shares ? a.images * w.image() : 0, [&](Index first, Index last) {
+    std::fill(a.x_gradient + first, a.x_gradient + last, 0.0f);
+    for (int part = 0; part < parts; ++part) {
+      const Index start = begin_of(part) / w.out_h * w.image();
+      const Index end = std::min({last, start + copied, a.images * w.image()});
+      const float* from = copies + part * copied;
+      for (Index i = std::max(first, start); i < end; ++i) a.x_gradient[i] += from[i - start];
+    }
   });
   in_parts(more > 0 ? size : 0, [&](Index first, Index last) {
     for (const float* from = sums; from < sums + more; from += size) {

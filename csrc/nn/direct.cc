@@ -50,23 +50,20 @@ void direct_forward(const ConvolutionForward& a) {
   const bool padded = height != w.height || width != w.width;
   const Index line = width * w.channels, row_size = pool.out_w * a.filters;
   const auto run = pick_pooled_row(w.channels);
-  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
-  in_parallel(parts, [&](int part) {
+  const Index products = a.images * w.out_h * w.out_w * w.patch() * a.filters;
+  in_parts(a.images * pool.out_h, products, [&](Index first, Index last) {
     part_scratch.reserve(padded ? height * line : 0, 1);
     float* copy = part_scratch.take(0);
     if (padded) std::fill(copy, copy + height * line, 0.0f);
-    const Index last = begin_of_part(a.images, part + 1, parts);
-    for (Index n = begin_of_part(a.images, part, parts); n < last; ++n) {
-      const float* x = a.x + n * w.image();
-      for (Index row = 0; padded && row < w.height; ++row) {
-        std::copy_n(x + row * w.width * w.channels, w.width * w.channels,
-                    copy + (row + w.pad_top) * line + w.pad_left * w.channels);
+    for (Index row = first; row < last; ++row) {
+      const float* x = a.x + row / pool.out_h * w.image();
+      const bool begins = row == first || row % pool.out_h == 0;
+      for (Index y = 0; padded && begins && y < w.height; ++y) {
+        std::copy_n(x + y * w.width * w.channels, w.width * w.channels,
+                    copy + (y + w.pad_top) * line + w.pad_left * w.channels);
       }
-      for (Index row = 0; row < pool.out_h; ++row) {
-        const Index at = (n * pool.out_h + row) * row_size;
-        run((padded ? copy : x) + 2 * row * line, line, weights, wide, pool.out_w, a.filters,
-            a.y + at, a.codes + at);
-      }
+      run((padded ? copy : x) + 2 * (row % pool.out_h) * line, line, weights, wide, pool.out_w,
+          a.filters, a.y + row * row_size, a.codes + row * row_size);
     }
   });
 }

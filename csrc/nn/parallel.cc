@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -175,7 +176,13 @@ void in_parallel(int parts, const std::function<void(int)>& body) {
 }
 
 void in_parts(Index count, const std::function<void(Index, Index)>& body) {
-  const int parts = static_cast<int>(std::min<Index>(threads(), count));
+  in_parts(count, std::numeric_limits<Index>::max(), body);
+}
+
+void in_parts(Index count, Index products, const std::function<void(Index, Index)>& body) {
+  constexpr Index kFewProducts = 1 << 20;
+  const Index useful = std::max<Index>(products / kFewProducts, 1);
+  const int parts = static_cast<int>(std::min({Index{threads()}, count, useful}));
   in_parallel(parts, [&](int part) {
     body(begin_of_part(count, part, parts), begin_of_part(count, part + 1, parts));
   });

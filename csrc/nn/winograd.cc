@@ -152,12 +152,10 @@ void winograd_forward(const ConvolutionForward& a) {
   std::fill(bias, bias + t.z_wide, 0.0f);
   if (a.bias) std::copy(a.bias, a.bias + t.filters, bias);
   const Index tiles = a.images * t.down * t.across;
-  const Index blocks = (tiles + t.block - 1) / t.block;
-  const int parts = static_cast<int>(std::min<Index>(threads(), blocks));
-  in_parallel(parts, [&](int part) {
-    const Index last = begin_of_part(blocks, part + 1, parts) * t.block;
-    loops.forward_tiles(a, t, u, bias, begin_of_part(blocks, part, parts) * t.block,
-                        std::min(last, tiles), part_scratch);
+  const Index products = tiles * t.products() * t.channels * t.filters;
+  in_parts((tiles + kGroup - 1) / kGroup, products, [&](Index first, Index last) {
+    loops.forward_tiles(a, t, u, bias, first * kGroup, std::min(last * kGroup, tiles),
+                        part_scratch);
   });
 }
 

@@ -254,7 +254,15 @@ def test_sparse_gradient_equals_the_definition(case: Any, width: int, threads: i
 # Blocks ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", SPARSE, ids=str)
+# Fewer images than threads, so that parts have rows of one or two images.
+FEW_IMAGES = [
+    ((1, 40, 41, 8), (5, 5, 8, 16), (1, 1), "SAME", (1, 1), (2, 2)),
+    ((2, 61, 24, 9), (3, 2, 9, 20), (2, 1), "VALID", (1, 2), (3, 2)),
+    ((2, 26, 26, 40), (1, 1, 40, 33), (1, 1), "VALID", (1, 1), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("case", SPARSE + FEW_IMAGES, ids=str)
 def test_blocked_kernels_equal_the_definition(case: Any, width: int, threads: int) -> None:
     shape, filters, strides, padding, dilations, size = case
     x, w, b = normal(shape, filters, filters[3:])
@@ -287,6 +295,32 @@ def test_blocked_kernels_equal_the_definition(case: Any, width: int, threads: in
     theirs = conv_module._generic_backward(*wide(dz, x, w, None), plan.window, need)
     for a, e in zip(results, theirs, strict=True):
         assert_close(a, e, max(z[..., 0].size, 9 * filters[3]))
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("kernel", ["direct", "winograd", "blocked"])
+def test_forward_of_few_images_has_the_same_bits_with_any_number_of_threads(
+    kernel: str, images: int
+) -> None:
+    channels = 3 if kernel == "direct" else 24
+    x, w, b = normal((images, 61, 60, channels), (3, 3, channels, 32), (32,))
+    window = make_window((61, 60, channels), (3, 3), (1, 1), (1, 1), True)
+    plan = conv_module._pooled(window, 32, (2, 2))
+    run = getattr(kernels, f"{kernel}_forward")
+    before, found = kernels.threads(), []
+    try:
+        for count in (1, 2, 5):
+            kernels.set_threads(count)
+            y = np.full((images, plan.out_h, plan.out_w, 32), np.nan, np.float32)
+            codes = np.zeros(y.shape, np.uint8)
+            run(x, w, b, y, codes, plan.window, plan.pool, True)
+            found.append((y, codes))
+    finally:
+        kernels.set_threads(before)
+    for y, codes in found:
+        assert np.isfinite(y).all()
+        np.testing.assert_array_equal(y, found[0][0])
+        np.testing.assert_array_equal(codes, found[0][1])
 
 
 # Routes ------------------------------------------------------------------------------------------
