@@ -22,8 +22,8 @@ void in_parallel(int parts, const std::function<void(int)>& body);
 
 // Calls body(first, last) for each part of `count` pieces of work, with as many parts as threads.
 void in_parts(Index count, const std::function<void(Index, Index)>& body);
-// The same for work of this number of multiplications, with fewer parts if they are few: waking a
-// thread takes about as long as a million of them.
+// The same for work of this number of multiplications, with at most one part for each million:
+// waking a thread takes about as long.
 void in_parts(Index count, Index products, const std::function<void(Index, Index)>& body);
 
 }  // namespace pycollective::nn
