@@ -27,7 +27,7 @@ class CommunicationOptions:
     Parameters
     ----------
     bytes_per_pack : int
-        Arrays of one call are joined until a pack is larger than this; 0: one pack.
+        The size above which a bucket of one call's arrays takes no further array; 0: one bucket.
     timeout_seconds : float, optional
         The deadline of each collective.
     implementation : CommunicationImplementation or str

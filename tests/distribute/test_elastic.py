@@ -162,7 +162,7 @@ def test_worker_that_dies_at_each_restart_does_not_stop_the_others(tmp_path, alo
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", ["die", "stop"])
 def test_processes_that_join_and_go_no_further_leave_the_others_training(tmp_path, alone, fate):
-    """They die again and again when they have heard who the members are; or one of them is stopped."""
+    """They die again and again after they have got the table of members; or one of them is stopped."""
     ports = free_ports(3)
     cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     more = {"LEAST": "2", "PATIENCE": "1" if fate == "die" else "5", "ALL": "3"}
@@ -174,8 +174,8 @@ def test_processes_that_join_and_go_no_further_leave_the_others_training(tmp_pat
         )
     assert processes[2].wait(60) == -9
     processes.pop().communicate()
-    over, heard = threading.Event(), []
-    joins = threading.Thread(target=_join, args=(ports, fate == "stop", over, heard))
+    over, tables = threading.Event(), []
+    joins = threading.Thread(target=_join, args=(ports, fate == "stop", over, tables))
     joins.start()
     try:
         said = ended(processes, 100).said
@@ -184,11 +184,11 @@ def test_processes_that_join_and_go_no_further_leave_the_others_training(tmp_pat
         joins.join(30)
     assert said[0] == said[1]
     check(said[0], alone, 2, begun=said[0]["begun"])
-    assert sum(2 in table["ranks"] for table in heard) >= (1 if fate == "stop" else 2)
+    assert sum(2 in table["ranks"] for table in tables) >= (1 if fate == "stop" else 2)
 
 
-def _join(ports, stops, over, heard):
-    """Join as worker 2 does; go no further when rank 0 has said who the members are."""
+def _join(ports, stops, over, tables):
+    """Join as worker 2 does; stop after rank 0 has sent the table of members."""
     key = handshake.key_of(secret.of_user())
     with socket.create_server(("127.0.0.1", ports[2])):  # accepts connections, and answers none
         while not over.wait(0.05):
@@ -199,7 +199,7 @@ def _join(ports, stops, over, heard):
                     store = Client(handshake.introduce(sock, key, hello, soon))
                     if store.get("all/table") is not None:
                         continue
-                    process = f"process {len(heard)}"
+                    process = f"process {len(tables)}"
                     place = {
                         "host": "127.0.0.1",
                         "port": ports[2],
@@ -209,8 +209,8 @@ def _join(ports, stops, over, heard):
                     store.set("join/2", {**place, "process": process})
                     while store.get("all/table") is None:
                         store.wait(1.0)
-                    heard.append(store.get("all/table"))
-                    if stops and 2 in heard[-1]["ranks"]:
+                    tables.append(store.get("all/table"))
+                    if stops and 2 in tables[-1]["ranks"]:
                         over.wait(90)
                         return
 
@@ -290,7 +290,7 @@ def survivors():
     return multi_worker._rendezvous(member, 1, 0.1, Admissions(3))
 
 
-def test_survivors_first_rank_lost_look_for_the_first_address_again(monkeypatch):
+def test_survivors_first_rank_lost_try_the_first_address_again(monkeypatch):
     nobody, lost = RendezvousError("nobody is there"), FirstRankLostError("it is gone")
     places = scripted_rendezvous(monkeypatch, iter([nobody, lost, nobody, nobody, "the group"]))
     assert survivors() == "the group"
@@ -298,7 +298,7 @@ def test_survivors_first_rank_lost_look_for_the_first_address_again(monkeypatch)
 
 
 @pytest.mark.parametrize(("error", "tries"), [(RendezvousError, 3), (FirstRankLostError, 13)])
-def test_survivors_that_never_meet_raise(monkeypatch, error, tries):
+def test_survivors_without_a_rendezvous_raise(monkeypatch, error, tries):
     places = scripted_rendezvous(monkeypatch, itertools.repeat(error("in vain")))
     with pytest.raises(RendezvousError, match="in vain"):
         survivors()
