@@ -81,12 +81,12 @@ def test_simulate_halving_doubling_is_the_sum_by_hand():
 @pytest.mark.parametrize("n", [2, 3, 8, 65, 300])
 @pytest.mark.parametrize("copies", [False, True])
 def test_simulate_ring_is_the_alpha_beta_gamma_formula(n, copies):
-    """2(n-1) turns of latency, two overheads and a chunk's transfer; n-1 reductions."""
+    """2(n-1) rounds of latency, two overheads and a chunk's transfer; n-1 reductions."""
     link = Link(3e-6, 2e9, 0.5e-6, sender_copies=copies, receiver_copies=copies)
     cluster = Cluster.flat(n, link, reduce_rate=8e9, copy_rate=5e9)
     cluster = replace(cluster, call_overhead=1e-5)
-    turn = 3e-6 + 2 * 0.5e-6 + CHUNK / 2e9
-    want = 1e-5 + 2 * (n - 1) * turn + (n - 1) * CHUNK / 8e9
+    one = 3e-6 + 2 * 0.5e-6 + CHUNK / 2e9
+    want = 1e-5 + 2 * (n - 1) * one + (n - 1) * CHUNK / 8e9
     if copies:  # the sender always, the receiver unless it reduces
         want += 3 * (n - 1) * CHUNK / 5e9
     result = simulate("ring", cluster, n * CHUNK)
@@ -128,7 +128,7 @@ def test_simulate_reads_scratch_before_the_next_block():
 
 def test_simulate_short_arrays_send_fewer_bytes():
     cluster = Cluster.flat(8, Link(1e-6))
-    assert simulate("ring", cluster, 64).messages == 14  # one chunk has something in it
+    assert simulate("ring", cluster, 64).messages == 14  # one chunk has bytes
     assert simulate("ring", cluster, 0).seconds == 0
     assert simulate("direct", cluster, 0, "all_to_all").seconds == 0
 
@@ -224,7 +224,7 @@ def test_ring_over_hosts_waits_for_the_slowest_link():
     messages = simulate("ring", spread, 16 * CHUNK).link_messages
     assert messages == (2 * 15 * 12, 2 * 15 * 4)
     assert time_of("ring", spread, 16 * CHUNK) < time_of("ring", slow, 16 * CHUNK)
-    # One of 16 turns of each chunk begins after a slow link; all chunks pass all of them.
+    # Each chunk passes each of the slow links.
     assert time_of("ring", spread, 16 * CHUNK) > time_of(
         "ring", Cluster.flat(16, within), 16 * CHUNK
     )
