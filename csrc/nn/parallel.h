@@ -10,7 +10,7 @@ namespace pycollective::nn {
 // Returns the first of `count` items that belongs to part `part`.
 inline Index begin_of_part(Index count, Index part, Index parts) { return count * part / parts; }
 
-// The number of threads of a kernel, and of the parts into which it divides its images. The default
+// The number of threads of a kernel, and of the parts into which it divides its work. The default
 // is the number of usable cores.
 int threads();
 void set_threads(int count);

@@ -50,8 +50,8 @@ class Watcher:
         """Call a function, which may wait, in the thread.
 
         Collectives end in their order, so that one thread can wait for them. A message may end after
-        later calls, and gets a thread of its own. So does a call whose future a callback asks for: it
-        may wait for it in the thread.
+        later calls, and gets a thread of its own. So does a call whose future a callback asks for,
+        because the callback may wait in the thread.
         """
         if not in_order or threading.current_thread() is self._thread:
             threading.Thread(target=complete, name="pycollective", daemon=True).start()

@@ -272,10 +272,10 @@ def test_schedules_of_parts_move_the_fewest_bytes(collective, algorithm, size):
 
 
 @pytest.mark.parametrize("size", range(2, 33))
-def test_halving_and_doubling_take_few_turns(size):
+def test_halving_and_doubling_take_few_rounds(size):
     """A message in each round, to another rank."""
     rounds = (size - 1).bit_length()
-    turns = Cluster(size, places=[], links=[Link(latency=1.0)])
+    cluster = Cluster(size, places=[], links=[Link(latency=1.0)])
     for collective, algorithm in (("reduce_scatter", "halving"), ("all_gather", "doubling")):
         for rank, steps in enumerate(algorithms.schedule(algorithm, size, collective).steps):
             to = [(s.peer - rank) % size for s in steps if s.verb == Verb.send]
@@ -284,7 +284,7 @@ def test_halving_and_doubling_take_few_turns(size):
                 assert to == distances[::-1]
             else:
                 assert to == [-d % size for d in distances]
-        assert algorithms.simulate(algorithm, turns, 1000, collective).seconds == rounds
+        assert algorithms.simulate(algorithm, cluster, 1000, collective).seconds == rounds
         picture = algorithms.rounds(algorithm, size, collective).splitlines()
         assert len(picture) == 2 + rounds
 
