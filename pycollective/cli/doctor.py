@@ -51,7 +51,7 @@ _BULK = 4 << 20
 _BULKS = 5
 _PART_SECONDS = 1.0
 """Seconds of each part of a measurement, unless a single message takes longer."""
-_MEETING_SECONDS = 10.0
+_RENDEZVOUS_SECONDS = 10.0
 
 
 def add_parser(commands: Any) -> None:
@@ -172,7 +172,7 @@ def _test_links(member: Membership, seconds: float) -> int:
                 return 1
             print(f"each of the {member.size * (member.size - 1) // 2} links can be connected")
         left = seconds - (time.monotonic() - begin)
-        communicator = join_workers(member, max(left, min(seconds, _MEETING_SECONDS)))
+        communicator = join_workers(member, max(left, min(seconds, _RENDEZVOUS_SECONDS)))
     except RendezvousError as error:
         print(f"WRONG: {error}")
         return 1

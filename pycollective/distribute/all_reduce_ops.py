@@ -89,13 +89,13 @@ class ReductionToOneDevice(CrossDeviceOps):
         pairs = value_destination_pairs
         own = type(self).reduce_implementation is not ReductionToOneDevice.reduce_implementation
         results: list[Any] = [None] * len(pairs)
-        packs: defaultdict[tuple[Device, ...], list[int]] = defaultdict(list)
+        by_devices: defaultdict[tuple[Device, ...], list[int]] = defaultdict(list)
         for i, (value, destinations) in enumerate(pairs):
             if not own and self._goes_between_gpus(value, destinations):
-                packs[devices_of(value)].append(i)
+                by_devices[devices_of(value)].append(i)
             else:
                 results[i] = self.reduce_implementation(reduce_op, value, destinations, options)
-        for places in packs.values():
+        for places in by_devices.values():
             reduced = self._reduced_between_gpus(reduce_op, [pairs[i] for i in places], options)
             for i, result in zip(places, reduced, strict=True):
                 results[i] = result
@@ -135,7 +135,7 @@ class CollectiveAllReduce(ScheduledOps):
     """The core's all-reduce by the fastest algorithm for the size: the default on CPUs.
 
     TensorFlow calls it the RING implementation. With `CommunicationOptions.bytes_per_pack`, gradients
-    are joined in packs of that size, from the last to the first. With ``implementation="RING"`` the
+    are joined in buckets of that size, from the last to the first. With ``implementation="RING"`` the
     algorithm is a ring.
     """
 
@@ -184,7 +184,7 @@ class RingAllReduce(ScheduledOps):
     Parameters
     ----------
     num_packs : int
-        The number of packs of the arrays of one call; 0: arrays are not joined.
+        The number of buckets of the arrays of one call; 0: arrays are not joined.
 
     Raises
     ------
@@ -258,7 +258,7 @@ class NcclAllReduce(_OfDevices):
     Parameters
     ----------
     num_packs : int
-        The number of packs of the arrays of one call; 0: arrays are not joined. With 1, the options'
+        The number of buckets of the arrays of one call; 0: arrays are not joined. With 1, the options'
         ``bytes_per_pack`` is used if it is set. `Optimizer.minimize` sets it, so that reductions
         overlap with the computation of other gradients.
 
