@@ -186,6 +186,7 @@ def test_commands_mpi_yields_only_with_more_ranks_than_cores(compare, monkeypatc
     assert env["OMPI_MCA_btl"] == "tcp,self"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "why"),
     [("import time; time.sleep(60)", "did not end within 1 s"),
@@ -202,6 +203,7 @@ def test_launch_contestant_that_fails_returns_the_reason(
     assert compare.launch("jax-replicas", sys.executable, part, "all_reduce", [8], args) == why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["", "time.sleep(60)"])
 def test_launch_wrong_result_is_raised_also_if_other_ranks_hang(
     compare, tmp_path, monkeypatch, after

@@ -59,6 +59,7 @@ def test_own_contestants_have_rates_and_losses(compare, name):
     assert np.isfinite(found["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "vgg16", "unet", "mobilenet_v2", "resnet50"])
 def test_check_of_a_whole_model_finds_decreasing_losses(compare, model):
     parameters, losses = compare.checked("own", model)

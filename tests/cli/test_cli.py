@@ -155,6 +155,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch
     assert said == f"pycollective: [Errno 28] No space left on device: '{report}'\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["bench -n 2 -e 8 -i 1", "--version", "bench --help", "doctor"])
 def test_output_closed_by_its_reader_gives_status_0(words, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

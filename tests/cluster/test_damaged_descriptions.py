@@ -184,6 +184,7 @@ WRONG = ["", "x", "-1", "1.5", "1e3", "²", "１", "9" * 5000, str(10**17), "[" 
          "n[1-99999999999]", "n[9-1]", "1(x99999999999)", "65536"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", NUMBERS)
 def test_launchers_variables_of_anything_raise_only_the_named_error(monkeypatch, source):
     assert source in [one.name for one in SOURCES]

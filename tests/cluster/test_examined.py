@@ -251,6 +251,7 @@ def test_examine_large_cluster_each_worker_resolves_some_names(names):
     assert sorted(names) == ["w0.test", "w7.test"]
 
 
+@pytest.mark.slow
 def test_names_are_looked_up_at_the_same_time(monkeypatch):
     """A name server that does not answer costs one bounded timeout."""
     together = threading.Barrier(3, timeout=10)

@@ -385,6 +385,7 @@ def test_worker_of_ray_that_is_alone_says_so():
     assert (one["PYCOLLECTIVE_RANK"], one["PYCOLLECTIVE_SIZE"]) == ("0", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_worker_started_again_after_the_job_has_ended_ends_with_an_error(environ, rank):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]

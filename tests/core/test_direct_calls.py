@@ -45,6 +45,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["threads", "shm"])
 def test_every_call_of_a_random_program_gives_what_numpy_does(on_ranks, kind, ranks):

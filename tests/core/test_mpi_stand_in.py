@@ -45,6 +45,7 @@ def chosen_by_mpi(which):
     return list(pairwise(factors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["reductions", "moves"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_mpi_collectives_give_the_results_of_the_core(on_mpi, ranks, which):

@@ -286,6 +286,7 @@ def test_error_in_a_with_block_aborts_the_other_ranks_at_once(on_ranks):
     assert isinstance(own, KeyError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_timeout_of_two_receiving_ranks_names_both(on_ranks, kind):
     both = threading.Barrier(2)
@@ -299,6 +300,7 @@ def test_timeout_of_two_receiving_ranks_names_both(on_ranks, kind):
             assert f"rank {rank} waits in recv (int8[3], tag 5) from rank {1 - rank}" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_timeout_does_not_name_a_message_that_has_arrived(on_ranks, kind):
     def work(comm):
@@ -318,6 +320,7 @@ def test_timeout_does_not_name_a_message_that_has_arrived(on_ranks, kind):
         assert "waits in" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_timeout_names_the_rank_that_did_not_join(on_ranks, kind):
     both = threading.Barrier(2)

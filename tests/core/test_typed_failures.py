@@ -57,6 +57,7 @@ def test_lost_rank_is_in_ranks_with_its_host_and_the_call_under_way(kind, call):
         assert "float64[3]" in error.call
 
 
+@pytest.mark.slow
 @every_kind
 def test_late_rank_is_in_ranks_of_the_timeout(kind):
     both = threading.Barrier(2)

@@ -87,6 +87,7 @@ def test_verify_many_finds_faults(collective, name, size):
             assert found(broken), f"rank {rank} step {k}: {steps[k]} -> {change}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 70])
 def test_verify_many_rejects_only_what_the_exact_verifier_rejects(size):
     """Two steps of a rank change places; where ``verify_many`` rejects this, so does `prove`."""

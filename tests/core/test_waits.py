@@ -52,6 +52,7 @@ def arrays_of(comms, on_ranks, bytes, dtype):
     return on_ranks(comms, lambda c: c.empty(bytes // np.dtype(dtype).itemsize, dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), MOVING)
 def test_reduce_keeps_its_deadline_while_bytes_move(kind, dtype, on_ranks):
     for size in SIZES:
@@ -69,6 +70,7 @@ def test_reduce_keeps_its_deadline_while_bytes_move(kind, dtype, on_ranks):
     pytest.fail("no call was given up at its deadline")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), MOVING)
 def test_reduce_handles_signals_while_bytes_move(kind, dtype, on_ranks):
     over = False
@@ -106,6 +108,7 @@ def test_reduce_handles_signals_while_bytes_move(kind, dtype, on_ranks):
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 def test_describe_rank_in_another_process_gives_the_call_of_that_number():
     group = _core.ShmGroup.create(1)

@@ -38,6 +38,7 @@ WAITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WAITS)
 def test_a_replica_that_never_returns_is_named(what, never):
     three = mirrored(3)

@@ -325,6 +325,7 @@ class Stop(tf.keras.callbacks.Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])

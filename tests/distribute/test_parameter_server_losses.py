@@ -80,6 +80,7 @@ for call in (coordinator.join, coordinator.done, schedule):
     assert out.count("THEN UnavailableError: /job:ps/task:") == 3, (out, errors)
 
 
+@pytest.mark.slow
 def test_worker_without_a_port_begins_later_and_again_at_another_port(tmp_path):
     """Worker 1 chooses its port and tells it to server 0, which the chief asks."""
     path = tmp_path / "script.py"
@@ -203,6 +204,7 @@ while True:
         assert (server.returncode, again.returncode) == (1, 1)
 
 
+@pytest.mark.slow
 def test_interrupted_fetch_cancels_the_function_and_later_results_are_their_own(
     tmp_path, transport
 ):
@@ -285,6 +287,7 @@ while not os.path.exists("stop"):
         assert [task.returncode for task in tasks[:3]] == [0, 0, 0], ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
 def test_evaluator_of_a_cluster_evaluates_checkpoints_and_delays_no_task(tmp_path, named):
     """The cluster may name the evaluator's address, at which nobody needs to listen."""
@@ -830,6 +833,7 @@ print(all(b + 30 < float(t) < b + 51 for b, t in zip(before, totals)), len(befor
     assert errors.count("is back") == 2, errors
 
 
+@pytest.mark.slow
 def test_two_servers_lost_at_once_raise_unavailable_error_from_every_call(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(

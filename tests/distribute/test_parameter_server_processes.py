@@ -41,6 +41,7 @@ report(
     assert "workers: 2 other processes" in found["text"]
 
 
+@pytest.mark.slow
 def test_timeline_of_the_environment_has_the_updates_of_servers(tmp_path, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "timeline.json"))
     results(
@@ -161,6 +162,7 @@ report(
     assert found["index"] == 0
 
 
+@pytest.mark.slow
 def test_datasets_after_the_first_schedule_are_read_by_the_chief(tmp_path, transport):
     found, _ = results(
         tmp_path,
@@ -214,6 +216,7 @@ report(
     assert found["sums"] == 3 + 4 + 5
 
 
+@pytest.mark.slow
 def test_per_worker_values_are_replaced_by_the_values_of_worker_processes(tmp_path):
     found, _ = results(
         tmp_path,
@@ -231,6 +234,7 @@ report(got=[[int(i), int(np.squeeze(v))] for i, v in coordinator.fetch(got)])
     assert sorted(map(tuple, set(map(tuple, found["got"])))) == [(0, 10), (1, 11)]
 
 
+@pytest.mark.slow
 def test_balanced_places_the_variables_of_all_tasks_by_their_bytes(tmp_path, transport):
     begin = BEGIN.replace("()", "(variable_partitioner='balanced')", 1)
     found, _ = results(
@@ -284,6 +288,7 @@ creator = tf.keras.utils.experimental.DatasetCreator(pairs)
 """
 
 
+@pytest.mark.slow
 def test_fit_with_a_dataset_creator_trains_on_worker_processes(tmp_path, transport):
     found, _ = results(
         tmp_path,
@@ -310,6 +315,7 @@ report(
     assert abs(found["evaluated"] - found["error"]) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["X, Y", "iter(list(batches()))"])
 def test_fit_with_one_worker_process_equals_fit_without_a_strategy(tmp_path, source, transport):
     found, _ = results(
@@ -332,6 +338,7 @@ report(loss=history["loss"], batch=batch, weights=[w.numpy().tolist() for w in m
         np.testing.assert_allclose(one, other.numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["function", "helper", "global"])
 def test_worker_of_another_program_version_raises(tmp_path, where):
     found, _ = results(
@@ -392,6 +399,7 @@ report(got=[*got, coordinator.schedule(first).fetch(), coordinator.schedule(seco
     assert found["got"] == [0, 0, 10]
 
 
+@pytest.mark.slow
 def test_per_worker_values_cached_reads_and_steps_per_call(tmp_path, transport):
     found, _ = results(
         tmp_path,
@@ -424,6 +432,7 @@ report(
     assert found["cached"] == [0, 2, 2]
 
 
+@pytest.mark.slow
 def test_variables_that_the_chief_drops_leave_their_servers(tmp_path, transport):
     found, _ = results(
         tmp_path,
@@ -511,6 +520,7 @@ def step():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -569,6 +579,7 @@ report(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["SGD(9.0)", "Adagrad(0.5)"])
 def test_lookups_and_their_gradients_move_only_rows(tmp_path, transport, optimizer):
     optimizer = f"tf.keras.optimizers.{optimizer}"
@@ -640,6 +651,7 @@ def test_server_of_a_wrong_task_raises(job, number, text):
         tf.distribute.Server(cluster, job, number)
 
 
+@pytest.mark.slow
 def test_hogwild_without_shared_memory_raises(tmp_path, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
     script = """
@@ -652,6 +664,7 @@ with strategy.scope():
     assert status == 1 and "NotAvailableError: consistency='hogwild' needs the memory" in errors
 
 
+@pytest.mark.slow
 def test_values_that_cannot_travel_are_errors_and_end_no_worker(tmp_path, transport):
     found, errors = results(
         tmp_path,
@@ -721,6 +734,7 @@ report(cached=reads(True), plain=reads(False))
     assert found == {"cached": [1, 1], "plain": [1, 2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_ranks_of_a_launcher_are_the_tasks_of_a_cluster(tmp_path, transport):
     path = tmp_path / "script.py"

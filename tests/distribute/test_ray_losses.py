@@ -324,6 +324,7 @@ def test_peer_lost_errors_alone_the_first_is_raised(ray_of, monkeypatch):
 # Clusters with parameter servers: task 0 is the chief, then come the servers, then the workers.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "error"), [(1, RayActorError), (2, RayActorError), (2, UnavailableError("a server"))]
 )
@@ -355,6 +356,7 @@ def test_server_or_worker_is_replaced_at_its_address(ray_of, lost, error):
     assert {tuple(workers) for _, workers in workers_of(ray.calls)} == {("c:1", "d:1")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lost", "node"), [(0, "a"), (1, "new")])
 def test_all_tasks_begin_again_with_a_new_chief_or_a_server_that_moved(ray_of, lost, node):
     nodes = [["a"] * 2, ["b"] * 2, ["c"] * 2, ["d"] * 2]
@@ -383,6 +385,7 @@ def test_all_tasks_begin_again_with_a_new_chief_or_a_server_that_moved(ray_of, l
     assert [cluster["ps"] for _, cluster in ray.calls[4:]] == [servers] * 4
 
 
+@pytest.mark.slow
 def test_worker_that_moved_begins_alone(ray_of):
     """The chief asks server 0 for the worker's new address."""
     ray = ray_of(["a"], ["b"], ["c", "new"], ["d"])
@@ -434,6 +437,7 @@ def test_cluster_with_servers_without_resources_raises(ray_of):
     assert ray.groups == []
 
 
+@pytest.mark.slow
 def test_lost_server_without_a_replacement_raises(ray_of):
     ray_of(["a"], ["b"], ["c"], ["d"])
 

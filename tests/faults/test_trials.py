@@ -51,6 +51,7 @@ def test_trials_of_each_fault_have_no_problems(fault):
     assert not problems(trials.run_trials(range(3), fault=fault, jobs=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", some_fast(_PLANTED, _FAST_PLANTED))
 def test_a_planted_fault_is_found(planted):
     fault, begins = _PLANTED[planted]

@@ -10,6 +10,7 @@ from processes import fast_on
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 
+@pytest.mark.slow
 def test_works_with_blocking_calls_among_them_are_right(run_on):
     body = """
 n, r = comm.size, comm.rank

@@ -120,6 +120,7 @@ def spend(monkeypatch, rank, left=0.0):
     monkeypatch.setattr(Joining, "_join", joins)
 
 
+@pytest.mark.slow
 def test_rendezvous_rank_that_never_joins_is_named_when_another_times_out(on_ranks, monkeypatch):
     step = Leader.step
 
@@ -146,6 +147,7 @@ def test_rendezvous_members_out_of_time_when_the_last_joins_still_connect(
     assert on_ranks([Rank(r, addresses) for r in range(3)], call) == [(r, 3, 6.0) for r in range(3)]
 
 
+@pytest.mark.slow
 def test_rendezvous_rank_stopped_after_joining_is_named_when_another_times_out(
     on_ranks, monkeypatch
 ):
@@ -157,6 +159,7 @@ def test_rendezvous_rank_stopped_after_joining_is_named_when_another_times_out(
         assert "for rank 2 of 3 to connect" in error
 
 
+@pytest.mark.slow
 def test_rendezvous_rank_stopped_between_two_peers_is_named_by_the_waiting_peer(
     on_ranks, monkeypatch
 ):
@@ -168,6 +171,7 @@ def test_rendezvous_rank_stopped_between_two_peers_is_named_by_the_waiting_peer(
         assert "for rank 2 of 3 to connect" in error
 
 
+@pytest.mark.slow
 def test_rendezvous_rank_stopped_before_it_shares_memory_is_named_by_rank_0(on_ranks, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
     spend(monkeypatch, rank=0, left=0.8)
@@ -177,6 +181,7 @@ def test_rendezvous_rank_stopped_before_it_shares_memory_is_named_by_rank_0(on_r
         assert "for rank 2 to connect" in error
 
 
+@pytest.mark.slow
 def test_rendezvous_rank_that_joins_too_late_for_the_rest_is_named(on_ranks, monkeypatch):
     monkeypatch.setattr(leader, "_CONNECT_SECONDS", 0.1)
     spend(monkeypatch, rank=0, left=1.0)

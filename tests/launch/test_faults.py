@@ -83,6 +83,7 @@ _EARLY_FAST = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "transport"), some_fast(_EARLY, _EARLY_FAST))
 def test_call_rank_leaves_early_others_raise_peer_lost_error(tmp_path, end, transport):
     body = f"""
@@ -204,6 +205,7 @@ EXPECTED = {  # of the rank itself, and of the others
 _FAST_CALLS = ["large", "send"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("calls", "transport"),
     some_fast([("some", "shm"), *(("all", t) for t in TRANSPORTS)], [("some", "shm")]),
@@ -263,6 +265,7 @@ print(until_error(comm.barrier), flush=True)
         assert "\nPeerLostError rank 1 " in done.outputs[rank], done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["mixed"]))
 def test_forked_children_end_regardless_of_other_threads(tmp_path, transport):
     """A thread that makes asynchronous calls may hold any mutex when its process forks."""
@@ -310,6 +313,7 @@ for x in arrays:
 # A rank that is stopped in the middle of its work ---------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
 def test_rank_stopped_in_the_middle_of_a_sum_writes_nothing_when_it_resumes(tmp_path, transport):
     """Rank 0 times out and reuses its array; the resumed rank must not write to that array."""
@@ -417,6 +421,7 @@ for turn in range(300):
     assert done.outputs == ["[1]\n" if transport == "shm" else "mixed\n"] * 3, done
 
 
+@pytest.mark.slow
 @knows_numbers
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_ordinary_arrays_are_read_only_if_all_ranks_may_read_their_peers(tmp_path, is_refused):
@@ -471,6 +476,7 @@ print(comm._group.all_read_remotely)
     assert done.outputs == [f"{not is_refused}\n"] * 3, done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_to_all_of_a_rank_that_stages_and_reads_its_peers_ends(tmp_path, ranks):
     """A rank with an ordinary array ends its trials before ranks whose arrays are mapped."""
@@ -490,6 +496,7 @@ print("done")
     assert done.outputs == ["done\n"] * ranks, done
 
 
+@pytest.mark.slow
 @knows_numbers
 @pytest.mark.parametrize("call", ["all_to_all", "recv"])
 def test_rank_that_can_no_longer_read_its_peer_names_the_peer_and_its_call(tmp_path, call):
@@ -564,6 +571,7 @@ for turn in range(34):  # 32 of them fill the memory
     assert done.outputs == ["False\nTrue\n"] * 2, done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["comm.all_to_all(x)", "comm.send(x, 1 - comm.rank)"])
 def test_rank_that_is_killed_while_a_peer_reads_its_array_is_named(tmp_path, call):
     """Rank 0 either cannot read the memory, or learns before that rank 1 has ended."""
@@ -594,6 +602,7 @@ except pc.PeerLostError as error:
     assert done.outputs[0] == "(1,)\n", done
 
 
+@pytest.mark.slow
 @knows_numbers
 @pytest.mark.parametrize("transport", ["shm", "mixed"])
 def test_rank_that_sleeps_passes_the_heavy_barrier(tmp_path, transport):
@@ -747,6 +756,7 @@ print("again")
     assert all(output.endswith("again\n") for output in done.outputs), done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", some_fast([0, 1, 2, 4], [1]))
 def test_split_without_descriptors_leaves_none_open(tmp_path, left):
     """Rank 0, which listens for the new group, has `left` free descriptors."""
@@ -768,6 +778,7 @@ assert comm.split(0).all_reduce(np.ones(3))[0] == 2
     assert all(output == "True\n" for output in done.outputs), done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", some_fast(["shm", "mixed"], ["shm"]))
 def test_empty_asks_no_other_rank_and_needs_no_address_space(tmp_path, transport):
     body = """
@@ -789,6 +800,7 @@ for a in (x, y, z):
     assert set(done.codes) == {0}, done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "mixed"]))
 def test_group_without_memory_raises_memory_error_and_still_works(tmp_path, transport):
     body = """

@@ -157,6 +157,7 @@ def test_join_refused_by_a_squatter_joins_once_rank_0_listens(on_ranks, caplog):
         comm.close()
 
 
+@pytest.mark.slow
 def test_join_refused_until_the_deadline_names_the_address_and_the_reason():
     port, stop = free_port(), threading.Event()
     server = socket.create_server(("127.0.0.1", port))

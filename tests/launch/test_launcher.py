@@ -163,6 +163,7 @@ def test_standard_input_goes_to_rank_0(tmp_path):
     assert sorted(out.splitlines()) == ["0 'hello'", "1 ''"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_run_with_closed_standard_streams_starts_the_ranks(tmp_path, closed):
     """A service may start so. The group's memory must not get descriptors 0 to 2."""
@@ -229,6 +230,7 @@ def test_run_starts_a_module_or_a_program(tmp_path):
         assert done.stdout.splitlines() == [line] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
 def test_unhandled_signal_is_the_exit_status(tmp_path, number):
     process = start(tmp_path, 2, "print('ready', flush=True); time.sleep(60)")
@@ -278,6 +280,7 @@ def test_third_interrupt_kills_the_ranks(tmp_path):
     assert "interrupted three times" in err
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_end_are_killed(tmp_path):
     body = """
 print(os.getpid(), flush=True)
@@ -374,6 +377,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "who"),
     some_fast(

@@ -60,6 +60,7 @@ def test_more_ranks_than_cores_have_no_shares():
     assert shares(3, {0, 5}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "ranks", "options", "bound"),
     [

@@ -288,6 +288,7 @@ def test_rendezvous_elastic_join_request_under_way_at_the_choice_comes_later(on_
     assert found == ([0, 1], True, True)
 
 
+@pytest.mark.slow
 def test_rendezvous_elastic_first_address_has_a_group_waits_for_it(on_ranks):
     """A rank that was left out does not make a group alone while the others answer."""
     addresses = at(free_ports(2))

@@ -141,6 +141,7 @@ def test_mismatch_between_threads_names_both_calls(on_ranks, case):
         check(case, 1, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "tcp"]))
 def test_mismatched_messages_raise_on_all_ranks(tmp_path, transport):
     body = """
@@ -172,6 +173,7 @@ _LAST = [(t, end) for t in TRANSPORTS for end in ("close", "exit")]
 _LAST_FAST = [("shm", "close"), ("host", "exit"), ("tcp", "exit"), ("mixed", "close")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "end"), some_fast(_LAST, _LAST_FAST))
 def test_calls_that_differ_last_of_all_end_the_job_in_failure(tmp_path, transport, end):
     body = "comm.broadcast(np.ones(4), comm.rank)\n" + ("comm.close()\n" if end == "close" else "")

@@ -211,6 +211,7 @@ def test_memory_socket_without_the_key_gives_nothing(monkeypatch, on_ranks):
     close(comms)
 
 
+@pytest.mark.slow
 def test_rank_that_one_peer_waits_for_is_named_by_all(monkeypatch):
     """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
     real, real_drop = peers.Peers.until_reached, peers.Peers.drop

@@ -39,6 +39,7 @@ def warnings_of(text):
 _PLAIN, _RING = "all_reduce(np.ones(9))", "all_reduce(np.ones(9), algorithm='ring')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run_on", "call"),
     some_fast(
@@ -75,6 +76,7 @@ def test_slow_rank_in_a_mixed_group_is_named(tmp_path):
         assert " for rank 1 to enter this call: rank 1 " in warning, warning
 
 
+@pytest.mark.slow
 @fast_on("shm")
 def test_rank_stopped_within_the_call_is_named(run_on, monkeypatch):
     """All ranks have entered the call; one is stopped."""

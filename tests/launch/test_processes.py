@@ -93,6 +93,7 @@ print(hashlib.sha256(comm.all_reduce(x).tobytes()).hexdigest())
     assert out.split() == want
 
 
+@pytest.mark.slow
 def test_output_stays_in_lines_and_gets_a_prefix(tmp_path):
     body = """
 for i in range(200):
@@ -135,6 +136,7 @@ except pc.PeerLostError as error:
     assert all("rank 1" in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_passed_on(tmp_path, number):
     body = """
@@ -216,6 +218,7 @@ def test_silent_returns_the_ranks_without_heartbeat():
     assert silent_beside_b() == []
 
 
+@pytest.mark.slow
 def test_groups_leave_nothing_behind(on_ranks):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))

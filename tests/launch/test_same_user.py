@@ -173,6 +173,7 @@ def test_init_without_a_secret_processes_of_one_user_join(runtime, transport):
     assert (runtime / KEY_FILE).exists()
 
 
+@pytest.mark.slow
 def test_init_without_a_secret_process_with_another_key_is_refused(runtime, tmp_path):
     """A process of another user or in another container has another key."""
     theirs = tmp_path / "theirs"

@@ -21,6 +21,7 @@ comm.barrier()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["tcp"])
 def test_split_of_a_rank_without_descriptors_names_that_rank_to_all(tmp_path, transport):
     done = run(tmp_path, transport, 3, BODY)

@@ -11,6 +11,7 @@ from processes import fast_on
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 
+@pytest.mark.slow
 def test_split_into_rows_columns_and_nested_groups_works(run_on):
     body = """
 r, n = comm.rank, comm.size
@@ -64,6 +65,7 @@ sys.exit(0)
     assert out == "True True\n" * 4
 
 
+@pytest.mark.slow
 @fast_on("shm")
 def test_a_process_that_ends_without_leaving_is_lost_to_its_parts_alone(run_on):
     """os._exit(0) runs no exit functions and reports success."""

@@ -248,6 +248,7 @@ def test_a_wrong_secret_is_refused(on_ranks, monkeypatch):
     assert "the secrets differ" in str(second)
 
 
+@pytest.mark.slow
 def test_secret_in_a_file_works_like_the_variable(on_ranks, monkeypatch, tmp_path):
     """A secret in a file works like the variable, which takes precedence; its newline is ignored."""
     file = tmp_path / "secret"

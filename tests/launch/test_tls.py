@@ -331,6 +331,7 @@ def until(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sends", [False, True], ids=["silent", "sends on"])
 def test_accept_refused_peer_that_stays_is_disconnected(refusing, certificates, sends):
     """The peer has a second to read the reason; thread and connection end then."""

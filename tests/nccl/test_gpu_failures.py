@@ -127,6 +127,7 @@ def test_failed_device_ends_waits_and_close(gpus, on_gpus):
     assert seconds < 60
 
 
+@pytest.mark.slow
 def test_missing_rank_raises_peer_lost_error(gpus, on_gpus):
     """The error names the rank, and the aborted call has no result."""
 
@@ -191,6 +192,7 @@ def test_heartbeats_ignore_timeouts_of_calls(gpus, on_gpus):
     assert on_gpus(local_group(2, timeout=20), work) == [None, None]
 
 
+@pytest.mark.slow
 def test_hanging_devices_raise_timeout_error(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
