@@ -5,15 +5,15 @@
 `embedded` has servers and workers as threads of the program, which only pycollective has. `processes`
 has one server, two workers and the chief as processes of this host.
 
-The numbers are medians of all windows of all rounds, on the chief. `schedule`, `pull` and `push`
-are the µs from schedule() to fetch(). The functions do nothing, sum a variable of 4 MiB, and add a
-tensor of 4 MiB to it. The tensor is made before, as TensorFlow does with a constant of a function. The
-number `copy` is the time of a copy of 4 MiB in the chief's memory. The numbers `pull
-share` and `push share` are the speeds of 4 MiB, without the time of `schedule`, in percent of that of
-the copy. The numbers `embedding` and `cnn` count functions per second, 20 at a time. An embedding
-function trains a model with a table of 1,000,000 x 64. It looks up 256 rows of the table, and sends
-the gradient of these rows. A CNN function trains the tutorial's network by a batch of 64 images of
-28 x 28.
+The numbers are medians of all windows of all rounds, on the chief. Each function is first called
+for a second. `schedule`, `pull` and `push` are the µs from schedule() to fetch(). The functions do
+nothing, sum a variable of 4 MiB, and add a tensor of 4 MiB to it. The tensor is made before, as
+TensorFlow does with a constant of a function. The number `copy` is the time of a copy of 4 MiB in
+the chief's memory. The numbers `pull share` and `push share` are the speeds of 4 MiB, without the
+time of `schedule`, in percent of that of the copy. The numbers `embedding` and `cnn` count
+functions per second, 20 at a time. An embedding function trains a model with a table of 1,000,000
+rows and 64 columns. The function looks up 256 rows of the table, and sends the gradient of these
+rows. A CNN function trains the tutorial's network by a batch of 64 images of 28 x 28.
 
 `--accuracy` compares the accuracy after asynchronous training by two workers, which are threads, with
 that after synchronous training by two replicas, for three seeds.

@@ -62,7 +62,7 @@ int count_gradient_parts(const BlockedGradient& a, const Blocks& blocks) {
   constexpr Index kMostCopied = 1 << 24;  // numbers in the copies of images
   const Index rows = a.images * a.w.out_h / blocks.unit;
   const Index most =
-      std::min({Index{threads()}, rows, kMostCopied / std::max<Index>(a.w.image(), 1),
+      std::min({Index{threads()}, rows, kMostCopied / std::max<Index>(2 * a.w.image(), 1),
                 rows * blocks.unit * blocks.row / kLeastRows});
   return static_cast<int>(std::max({most, a.images, Index{1}}));
 }

@@ -134,9 +134,10 @@ def matrix_product(x: Array, w: Array) -> tuple[Array, Callable[..., list[Array 
     The function takes the gradient of the product, and two bools: True for a factor that needs its
     gradient. The result is None if this package has no kernel for the matrices, or BLAS is faster.
     """
-    if x.__class__ is not np.ndarray or x.ndim != 2 or w.ndim != 2 or not has_product(x, w):
+    on_host = x.__class__ is np.ndarray is w.__class__
+    if not (on_host and x.ndim == w.ndim == 2 and x.size and w.size and has_product(x, w)):
         return None
-    if not (x.size and w.size and _in_order(x) and _in_order(w)):
+    if not (_in_order(x) and _in_order(w)):
         return None
     y: Array = workspace.empty((len(x), w.shape[1]), x.dtype)
     kernels.dense_forward(x, w, None, y, False)
