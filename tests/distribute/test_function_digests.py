@@ -138,7 +138,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES, ids=[before for before, _ in CHANGES])
-def test_digest_of_another_program_is_another(step_of, before, after):
+def test_digests_of_different_programs_differ(step_of, before, after):
     program, helpers = (text.replace(before, after) for text in (PROGRAM, HELPERS))
     assert (program, helpers) != (PROGRAM, HELPERS)
     assert digest_of(step_of(program, helpers)) != digest_of(step_of())

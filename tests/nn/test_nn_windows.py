@@ -28,7 +28,7 @@ def gradients(function: Any, arrays: Any, g: Any) -> Any:
 
 
 def check_gradients(function: Any, arrays: Any) -> Any:
-    """Compare with finite differences along random directions; all functions are linear in each."""
+    """Compare with finite differences along random directions. ``function`` is linear in each array."""
     y = function(*arrays).numpy()
     g = numbers(*y.shape)
     for k, gradient in enumerate(gradients(function, arrays, g)):
@@ -290,8 +290,8 @@ def test_wrong_arguments_raise(call: Any, text: str) -> None:
         call()
 
 
-def test_averages_of_many_blocks_are_those_of_one() -> None:
-    # More rows than one block holds; the sums of blocks add up.
+def test_batch_normalization_of_several_blocks_of_rows_equals_float64() -> None:
+    # More rows than a kernel sums in one block.
     x = RANDOM.standard_normal((40_000, 3)).astype(np.float32) + np.float32(100)
     y, mean, variance = nn.normalize_batch(x, np.full(3, 2.0), np.ones(3), 0.0)
     wide = x.astype(np.float64)

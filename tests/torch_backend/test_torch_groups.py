@@ -21,7 +21,6 @@ from pycollective.torch import ProcessGroup, backend  # noqa: E402
 pytestmark = pytest.mark.slow  # CI has PyTorch only there
 
 SIZE = 3
-BACK = dist.AllreduceOptions().timeout  # PyTorch's value for the group's timeout
 
 
 def in_ranks(work, size=SIZE, seconds=hangs.SECONDS):
