@@ -11,7 +11,6 @@ from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb, p
 from pycollective.algorithms import Cluster, Link
 
 ALL = [(c, a) for c in Collective.__members__ for a in algorithms.names(c)]
-ALL_REDUCE = algorithms.names("all_reduce")
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), ALL)

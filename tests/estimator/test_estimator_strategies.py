@@ -65,10 +65,6 @@ def strategy(request):
     return STRATEGIES[request.param]()
 
 
-def replicas_of(strategy):
-    return 1 if strategy is None else strategy.num_replicas_in_sync
-
-
 def test_train_evaluate_predict_work_under_every_strategy(tmp_path, strategy):
     estimator = make(tmp_path, strategy, save_checkpoints_steps=20)
     before = estimator.evaluate(lambda: batches(10))

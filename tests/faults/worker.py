@@ -28,7 +28,6 @@ from plan import Trial
 import pycollective as pc
 
 _SENTINEL = 0xA5
-_COMPARED_BYTES = 1 << 20
 _JOIN_SECONDS = 30.0
 _JOIN_IN_VAIN_SECONDS = 4.0
 """Seconds of a rendezvous that the victim never joins."""

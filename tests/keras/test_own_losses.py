@@ -13,7 +13,6 @@ from pycollective.tensor import ops
 SOME = ["default", "mirrored 2", "mirrored 3"]
 RANDOM = np.random.default_rng(11)
 Y = RANDOM.standard_normal((21, 2))
-LABELS = RANDOM.integers(0, 3, 21)
 KERNEL = RANDOM.standard_normal((3, 2))
 #: The predictions of a `Dense` layer with these weights.
 PREDICTED = X @ KERNEL
